@@ -7,7 +7,8 @@ beside the lines that the commit itself changed: a person reads it and says whet
     python benchmarks/histories.py REPOSITORY RANGE -o DIRECTORY -- train.py --steps 3
 
 `RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`. Words after `--` are those of
-`introspect capture`. Code of other people runs: use a container. Runs are kept in the directory, so that what was captured is not again.
+`introspect capture`. Code of other people runs: use a container. Runs are kept in the directory, so that what was
+captured is not captured again.
 """
 
 from __future__ import annotations

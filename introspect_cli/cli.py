@@ -235,7 +235,9 @@ def _mistake(error: Exception) -> int:
     import traceback
 
     traceback.print_exc()
-    return _tell("this is a mistake in introspect itself: please report it with `introspect --version`", UNDECIDED)
+    return _tell(
+        "this is a bug in introspect: please report it with the lines above and `introspect --version`", UNDECIDED
+    )
 
 
 def _sentence(error: click.ClickException) -> str:

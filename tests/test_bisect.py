@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from introspect_cli.compare.reasons.settings import arguments
+from introspect_cli.compare.command_line import arguments
 from introspect_cli.rerun.ddmin import ddmin
 from introspect_cli.rerun.minimise import Difference, command_line
 

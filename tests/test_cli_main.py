@@ -134,7 +134,7 @@ def test_a_mistake_of_ours_is_never_taken_for_an_answer():
     done = pretend("1 / 0")
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("introspect: this is a mistake in introspect itself")
+    assert done.stderr.splitlines()[-1].startswith("introspect: this is a bug in introspect")
 
 
 @pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "raise click.Abort", "return raiser"])

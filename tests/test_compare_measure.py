@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from synthetic import row, sketch, write_run
 
+from introspect_cli.compare.command_line import command_options
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.items import proportion
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
-from introspect_cli.compare.reasons.settings import command_options, describe, setting_changes
+from introspect_cli.compare.reasons.settings import describe, setting_changes
 from introspect_cli.compare.reasons.words import amount
 from introspect_cli.store.reader import open_run
 
@@ -79,7 +80,7 @@ def test_rounding_is_counted_in_units_people_know():
     assert (pytest.approx(k), unit) == (0.7, "bfloat16")
     assert rounding(0.3, "float32", "float32") is None
     assert rounding(0.3, "int64", "int64") is None
-    assert "about 2 x the rounding of float32" in amount(2 * 2.0**-24 + 1e-9, "float32", "float32")
+    assert "about 2 float32 rounding units" in amount(2 * 2.0**-24 + 1e-9, "float32", "float32")
     assert amount(1e-9, "float64", "float64").startswith("less than")
     assert amount(0.25, "float32", "float32") == "relative L2 0.25"
 

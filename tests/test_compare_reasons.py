@@ -162,7 +162,7 @@ FAULTS = [
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
     ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "The cause is inside this module"]),
-    ("rounding", 1, "forward", "output", "Net.a", "module", ["the rounding of float32", "kernel"]),
+    ("rounding", 1, "forward", "output", "Net.a", "module", ["float32 rounding units", "kernel"]),
     ("half", 1, "forward", "output", "Net.a", "module", ["float32 against float16", "precision"]),
     (
         "between",

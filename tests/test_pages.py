@@ -44,7 +44,7 @@ def run_page(tmp_path, introspect):
 
 
 def test_links_between_pages_lead_somewhere():
-    for path in (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
+    for path in (*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
         for target, _, anchor in (
             link.partition("#") for link in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text())
         ):
@@ -52,6 +52,15 @@ def test_links_between_pages_lead_somewhere():
             assert page.exists(), (path.name, target)
             heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if anchor else []
             assert not anchor or anchor in {re.sub(r"[^a-z0-9 -]", "", own.lower()).replace(" ", "-") for own in heads}
+
+
+def test_the_readme_describes_every_extra():
+    project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = re.findall(r"^(\w+) = \[$", section, re.MULTILINE)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Extras")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == extras
 
 
 def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
@@ -72,7 +81,7 @@ def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
 
 def test_the_page_on_lightning(run_page):
     pytest.importorskip("lightning.pytorch")
-    place = run_page("lightning.md")
+    place = run_page("guides/lightning.md")
     same = introspect_cli.diff(place / "runA", place / "runB")
     assert same.same, same.sentence
     assert same.sentence.endswith("up to and including step 7 (epoch 1, batch 3).")
@@ -85,7 +94,7 @@ def test_the_page_on_lightning(run_page):
 def test_the_page_on_transformers(run_page, introspect):
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    place = run_page("transformers.md")
+    place = run_page("guides/transformers.md")
     apart = introspect_cli.diff(place / "runA", place / "runB")
     assert not apart.same
     assert apart.first.step_words == "step 0 (epoch 0, batches 0-1)"
@@ -96,7 +105,7 @@ def test_the_page_on_transformers(run_page, introspect):
 
 def test_the_page_on_accelerate(run_page):
     pytest.importorskip("accelerate")
-    place = run_page("accelerate.md")
+    place = run_page("guides/accelerate.md")
     with introspect_cli.open_run(place / "runA") as run:
         labels = run.run.rank(0).labels
         assert [own["epoch"] for own in labels.values()] == [0] * 4 + [1] * 4

@@ -252,8 +252,17 @@ def test_a_loss_that_is_not_divided_by_the_number_of_batches_is_no_layout(runs):
     result = compared(runs, "single", "undivided")
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.kind is Kind.GRAD
-    told = "a sum where a mean was expected (world size 2 or 2 microbatches or accumulated batches)"
-    assert f"b is 2 x a: {told}" in result.sentence
+    assert "gradients of b are 2 x those of a, " in result.sentence
+    assert "in b the losses of the 2 microbatches of a step are added up, not averaged" in result.sentence
+
+
+@pytest.mark.parametrize(("a", "b"), [("ddp", "accumulated"), ("ddp", "ddp-no-sync"), ("accumulated", "ddp-no-sync")])
+def test_ranks_and_microbatches_share_out_a_batch_alike(runs, a, b):
+    """2 ranks x 4, 1 x 4 x 2 and 2 ranks x 2 x 2 are one batch of 8."""
+    for name in {a, b} - {"ddp"}:
+        capture_now(runs, name)
+    result = compared(runs, a, b)
+    assert result.verdict is Verdict.SAME, result.sentence
 
 
 def test_a_compiled_model_is_said_to_be_unseen_beside_one_that_is_not(runs):

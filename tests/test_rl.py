@@ -1,4 +1,4 @@
-"""The recipe of docs/rl.md: a policy's log-probabilities under its trainer and under its generation engine."""
+"""The guide docs/guides/trainer-and-engine.md: a policy's log-probabilities under trainer and generation engine."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def exported(path):
 WITH_WIDTH = """
 import sys
 from introspect_cli import records
-records.DERIVED_STATS = (*records.DERIVED_STATS, "width")
+records.DERIVED_STATS["width"] = "max - min"
 from introspect_cli.store import batch
 batch.FORMULAS["width"] = lambda c: c["max"] - c["min"]
 from introspect_cli.cli import main

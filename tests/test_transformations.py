@@ -1,4 +1,4 @@
-"""Every way a model is run by what is recorded of it: each line of the list in `docs/transformations.md`."""
+"""Every way a model is run by what is recorded of it: each line of the list in `docs/reference/transformations.md`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "Net"
-DOCS = Path(introspect_cli.__file__).parent.parent / "docs" / "transformations.md"
+DOCS = Path(introspect_cli.__file__).parent.parent / "docs" / "reference" / "transformations.md"
 
 
 class Part(nn.Module):

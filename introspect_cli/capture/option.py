@@ -38,8 +38,9 @@ LAYOUT_STATS = frozenset({"shape", "dtype"})
 """Statistics that are kept whatever was asked for, since a layout is no measurement."""
 
 
-RUN, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
+RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
     "The run",
+    "Compared with another run while it goes on",
     "What is recorded",
     "When it is recorded",
     "How the script runs",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.option import (
+    AGAINST,
     CHILDREN,
     COMPILE_MODES,
     DEFAULT_KINDS,
@@ -71,6 +72,42 @@ class CaptureOptions:
         in_manifest=False,
     )
     quiet: bool = option(False, RUN, "Print errors only.", "-q", "--quiet", in_manifest=False)
+    against: str | None = option(
+        None,
+        AGAINST,
+        "A run, pack, URL or golden run to compare with, step by step: the first divergence is told when it happens.",
+        "--against",
+        metavar="RUN",
+        in_manifest=False,
+    )
+    rtol: float = option(
+        0.0, AGAINST, "Tolerated relative RMS difference, as for diff.", "--rtol", metavar="X", in_manifest=False
+    )
+    noise: tuple[str, ...] = option(
+        (),
+        AGAINST,
+        "A repeated run of the one to compare with; differences as small as its own pass.",
+        "--noise",
+        metavar="RUN",
+        repeated=True,
+        commas=False,
+        in_manifest=False,
+    )
+    stop: bool = option(
+        False,
+        AGAINST,
+        "End the script when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not tell).",
+        "--stop",
+        in_manifest=False,
+    )
+    on_divergence: str | None = option(
+        None,
+        AGAINST,
+        "Shell command to run at the first divergence, with INTROSPECT_RUN and INTROSPECT_STEP in its environment.",
+        "--on-divergence",
+        metavar="COMMAND",
+        in_manifest=False,
+    )
     record: frozenset[Kind] = option(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
         WHAT,

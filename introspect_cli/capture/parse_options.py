@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.against import located
 from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.errors import UsageError, did_you_mean
@@ -54,6 +55,9 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     if stats:
         values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
     options = CaptureOptions(**values)
+    options = replace(options, **located(options))
+    if options.against is None and (options.rtol or options.noise or options.stop or options.on_divergence):
+        raise UsageError("--rtol, --noise, --stop and --on-divergence say how to compare: name a run with --against")
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     check_pairs((*options.vjp, *options.jacobian_norm))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 from introspect_cli.sums import samples_key
 from introspect_cli.tensors.cpu import sum_of_samples
 from introspect_cli.tensors.places import Placed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from introspect_cli.records import Site
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
@@ -36,6 +37,9 @@ KINDS = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GR
 
 MOST = 1024
 """Samples of a tensor, at most."""
+
+MOST_ELEMENTS = 1 << 18
+"""Elements of a model's input of which the samples are looked at in each step, at most."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,12 @@ class StepSamples:
 class SampleKeeper:
     """Decides what is kept of samples, and holds it for the current step.
 
-    Of batches their sum always. Of activations in the first step: after that, ranks have added up gradients in another
-    order, and no sample of a layer's output has the same bits. On request, each sample by itself.
+    Of batches their sum always, and of what goes into the model: a loader may be asked for batches of later steps. Of
+    activations in the first step: after that, ranks have added up gradients in another order, and no sample of a
+    layer's output has the same bits. On request, each sample by itself.
 
     Attributes:
-        batches: numbers of the sites of batches.
+        batches: numbers of the sites of batches, and of the model's inputs.
         activations: those of activations, in the first step.
         first: whether this is the first step.
         step: what is kept of the current step so far.
@@ -120,13 +125,21 @@ class SampleKeeper:
         self.batches: set[int] = set()
         self.activations: set[int] = set()
         self.first = True
+        self._model = ""
 
-    def known(self, site: int, kind: Kind) -> None:
-        """Hear of a site."""
-        if kind is Kind.BATCH:
-            self.batches.add(site)
-        elif self.first and kind in KINDS:
-            self.activations.add(site)
+    def known(self, number: int, site: Site) -> None:
+        """Hear of a site and its number."""
+        if site.kind is Kind.BATCH or self._goes_into_the_model(site):
+            self.batches.add(number)
+        elif self.first and site.kind in KINDS:
+            self.activations.add(number)
+
+    def _goes_into_the_model(self, site: Site) -> bool:
+        """Whether it is an input of the model that ran first."""
+        if site.kind is not Kind.INPUT or site.phase is not Phase.FORWARD or "." in site.fqn:
+            return False
+        self._model = self._model or site.fqn
+        return site.fqn == self._model
 
     def first_is_over(self) -> None:
         """From the next step on, batches alone count."""
@@ -141,7 +154,7 @@ class SampleKeeper:
         """Keep what is to be kept of a tensor that has been recorded."""
         if kind not in KINDS:
             return
-        if (self.first or site in self.batches) and not isinstance(value, Placed):
+        if (self.first or site in self.batches) and not isinstance(value, Placed) and self._is_short(kind, value):
             total = sum_of_samples(value)
             if total is not None:
                 self.step.sums[slot] = total
@@ -149,6 +162,10 @@ class SampleKeeper:
             found = sampled(self._summarizer, slot, value.local if isinstance(value, Placed) else value)
             if found is not None:
                 self.step.each.append(found)
+
+    def _is_short(self, kind: Kind, value: torch.Tensor) -> bool:
+        """Whether it costs nothing to read a tensor once more: a model's input that is as large as images is not."""
+        return self.first or kind is Kind.BATCH or value.numel() <= MOST_ELEMENTS
 
     def forget_step(self) -> None:
         """Hold nothing of the current step any more; what was handed on stays as it is."""

@@ -14,6 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.against import Against
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
@@ -24,6 +25,7 @@ from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.terminal import Terminal, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
+from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending, Held, leave
@@ -62,7 +64,7 @@ def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path],
         ready(session.path)
     ending = run(target, started=session.start, ended=session.finish)
     session.last_word()
-    leave(ending.exit_code)
+    leave(session.exit_code(ending))
 
 
 class Session:
@@ -88,6 +90,7 @@ class Session:
         self._terminal = Terminal(self.launch, quiet=options.quiet, progress=options.progress)
         self._guard = Guard(self._terminal.say)
         self._settings = self._guard.around("settings", "settings are")
+        self._comparing = self._guard.around("comparing", "the comparison is")
         self.probes: Probes | None = None
         """What watches; None before torch is there."""
         self._closed = False
@@ -95,6 +98,7 @@ class Session:
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
         self._words: list[str] = []
+        self._stops = False
         self._documents = Documents(target, options, self._store, self._guard, self.launch)
         self._start = Start(
             self._torch_imported,
@@ -109,6 +113,10 @@ class Session:
             self._store.write_manifest(self._manifest)
         self._publishing: list[Publishing] = []
         self._publish([place for place in options.publish if place != LOGGER])
+        self._against: Against | None = None
+        if options.against is not None and not self.rank:  # of several ranks, the first compares all of them
+            with self._comparing:
+                self._against = Against(self.path, options)
 
     def _publish(self, places: list[str]) -> None:
         """Begin to publish; of several ranks, the first does."""
@@ -205,6 +213,7 @@ class Session:
                     self._terminal.say(
                         "--publish logger: neither Lightning nor transformers' Trainer logs to anything known"
                     )
+        self._look_at_reference(probes)
         if probes.keeping.nan_at is not None:
             self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
@@ -212,6 +221,29 @@ class Session:
         if last is not None and probes.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
+
+    def _look_at_reference(self, probes: Probes) -> None:
+        """Say what a comparison has found, and end the script where that was asked for."""
+        against = self._against
+        if against is None:
+            return
+        with self._comparing:
+            for sentence in against.look():
+                self._terminal.say(sentence)
+        if against.diverged and self.options.stop and not self._stops:
+            self._stops = True
+            if self.launch is not None and self.launch.world_size > 1:
+                self._terminal.say("--stop ends one process, and this run has several: it goes on")
+                return
+            self._terminal.say(f"the script is ended after step {probes.recorder.step - 1} (--stop)")
+            raise SystemExit(DIVERGED)
+
+    def exit_code(self, ending: Ending) -> int | None:
+        """What the process exits with: the script's code; with `--stop`, `diff`'s where the script's is 0."""
+        against = self._against
+        if against is None or not self.options.stop or ending.exit_code:
+            return ending.exit_code
+        return UNDECIDED if against.code is None else against.code
 
     def _tell_of_others(self) -> None:
         """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
@@ -281,6 +313,9 @@ class Session:
         self._words.append(self._summary())
         with self._guard.around("publishing", "the end of the run is"):
             self._words += [sentence for publishing in self._publishing for sentence in publishing.finish()]
+        if self._against is not None:
+            with self._comparing:
+                self._words += self._against.finish()
 
     def _summary(self) -> str:
         probes = self.probes
@@ -303,6 +338,9 @@ class Session:
         self._words = []
         for publishing in self._publishing:
             publishing.abandon()
+        if self._against is not None:
+            self._against.abandon()
+            self._against = None
         if self._files is not None:
             self._files.remove()
         if self.probes is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment.redact import is_secret_path
-from introspect_cli.records import Kind, Site, SiteInfo
+from introspect_cli.records import Site, SiteInfo
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Sites:
     """
 
     def __init__(
-        self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...], met: Callable[[int, Kind], None]
+        self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...], met: Callable[[int, Site], None]
     ) -> None:
         """Start with none.
 
@@ -36,7 +36,7 @@ class Sites:
             rank: the writer that knows them, too.
             lock: the recorder's.
             save_tensors: globs over FQNs of values that are stored whole.
-            met: told of each new number, and its kind.
+            met: told of each new number, and its site.
         """
         self.of: dict[int, Site] = {}
         self.whole: set[int] = set()
@@ -62,7 +62,7 @@ class Sites:
             self._numbers[site] = number  # the last: whatever ends this early, no number has another's name
             if site.path and is_secret_path(site.path):
                 self.secret.add(number)
-            self._met(number, site.kind)
+            self._met(number, site)
             return number
 
     def changed(self, number: int, **changes: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import answer, formats, tell
+from introspect_cli.commands.shared import RunType, answer, formats, tell
 from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 
 _EPILOG = """\b
@@ -28,11 +28,16 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 @click.option("--good", metavar="REV", help="A revision whose run is right.")
 @click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later revision whose run is wrong.")
 @click.option(
-    "--settings", nargs=2, metavar="RUN_A RUN_B", help="Bisect over the settings that differ between two runs."
+    "--settings",
+    nargs=2,
+    type=RunType(),
+    metavar="RUN_A RUN_B",
+    help="Bisect over the settings that differ between two runs.",
 )
 @click.option(
     "--changes",
     nargs=2,
+    type=RunType(),
     metavar="RUN_A RUN_B",
     help="Prove which changed statements, files and settings make two runs diverge; no script is named.",
 )

@@ -30,6 +30,7 @@ Examples:
   introspect capture -o runA train.py --lr 3e-4
   introspect capture --steps 0:10,100::100 --record input,output,grad train.py
   introspect capture --last 100 --until-nan train.py
+  introspect capture --against runA --stop train.py
   introspect capture --first 10 --every-seconds 600 --publish mlflow train.py
   introspect capture --seed 0 --deterministic -m project.train --epochs 2
   introspect capture --config capture.yaml train.py""",
@@ -49,7 +50,8 @@ def capture(
 ) -> Callable[[], int]:
     """Run a training script, unmodified, and record what it computes.
 
-    Options of ours come before the script; all that follows it is the script's, and so is the exit code.
+    Put introspect's options before SCRIPT. Everything after it belongs to the script, and the exit code is the
+    script's, too.
     """
     if not words:
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")

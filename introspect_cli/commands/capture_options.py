@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from introspect_cli.capture.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
 from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.commands.shared import RunType
 from introspect_cli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -103,8 +104,12 @@ def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable
 def from_field(name: str, option: Option, default: object) -> Callable[[Any], Any]:
     """One field of `CaptureOptions` as an option of the command line."""
     settings: dict[str, Any] = {"metavar": option.metavar}
+    if option.metavar == "RUN":
+        settings |= {"type": RunType()}
     if option.repeated:
         settings |= {"multiple": True}
+    elif isinstance(default, float):
+        settings |= {"type": click.FloatRange(min=0), "default": default}
     elif option.choices is not None:
         settings |= {"type": click.Choice(option.choices), "default": default}
     elif option.least is not None:

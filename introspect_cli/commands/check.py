@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from introspect_cli.commands.shared import answer, formats
+from introspect_cli.commands.shared import RunType, answer, formats, last_runs
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 _WIDEST = 80  # of the list of rules, which is read as help is
@@ -22,7 +22,7 @@ Examples:
   introspect check --ignore raw-inputs --fail-on error runA
   introspect check --rule 'loss-*' --format json runA""",
 )
-@click.argument("run", type=click.Path(), required=False)
+@click.argument("run", type=RunType(), required=False)
 @click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Leave these rules out; may be repeated.")
 @click.option(
@@ -37,10 +37,10 @@ Examples:
 def check(
     run: str | None, rules: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, format_: str, *, listed: bool
 ) -> int:
-    """Look for what usually goes wrong in training, in RUN.
+    """Look for what usually goes wrong in training, in RUN, or in the last run.
 
-    Each finding has the step it began, where, the numbers that show it, and what usually causes it. What a run does
-    not hold is never called healthy: rules that could not be asked are listed.
+    Each finding has the step it began, where, the numbers that show it, and what usually causes it. Rules that lack
+    data are listed as not checked.
     """
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run
@@ -57,9 +57,7 @@ def check(
             lambda screen: rules_blocks(chosen, min(screen.width, _WIDEST)),
         )
         return SAME
-    if run is None:
-        raise click.UsageError("name a run to check")
-    with open_any(run) as opened:
+    with open_any(run or last_runs(1)[0]) as opened:
         result = check_run(opened, chosen)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.reaches(Level(fail_on)):

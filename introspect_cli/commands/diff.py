@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import answer, atol, exit_code, formats, rtol, selecting, selection_of
+from introspect_cli.commands.shared import (
+    RunType,
+    answer,
+    atol,
+    exit_code,
+    formats,
+    pair_of,
+    rtol,
+    selecting,
+    selection_of,
+)
 from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 
 if TYPE_CHECKING:
@@ -18,6 +28,7 @@ if TYPE_CHECKING:
     short_help="Find where two runs first diverge, and why.",
     epilog="""\b
 Examples:
+  introspect diff                               (the last two runs below introspect-runs/)
   introspect diff runA runB
   introspect diff runA runB --noise runA2 --map
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
@@ -26,9 +37,9 @@ Examples:
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
-@click.argument("more", type=click.Path(), nargs=-1)
+@click.argument("a", type=RunType(), required=False)
+@click.argument("b", type=RunType(), required=False)
+@click.argument("more", type=RunType(), nargs=-1)
 @formats("yaml")
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
 @click.option(
@@ -42,19 +53,17 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @selecting("steps", "kinds", "modules", "ranks")
 @rtol
 @atol
-@click.option(
-    "--noise", multiple=True, type=click.Path(), help="A repeated run of A; differences as small as its own pass."
-)
+@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass.")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression.")
 @click.option(
     "--match",
     type=click.Choice(["name", "value"]),
     default="value",
     show_default=True,
-    help="value: know modules under other names by what they hold.",
+    help="value: recognise modules with other names by the values they hold.",
 )
-@click.option("--strict", is_flag=True, help="Let structure and random states count, too.")
-@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected where possible.")
+@click.option("--strict", is_flag=True, help="Count differences in structure and random states as divergences, too.")
+@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected for resumed runs.")
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
@@ -66,9 +75,15 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
-@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` wants it.")
-def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, zoom: bool, **asked: Any) -> int:
-    """Find where runs A and B first diverge, and why; of more runs, which agree with which."""
+@click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
+def diff(
+    a: str | None, b: str | None, more: tuple[str, ...], format_: str, *, bisect: bool, zoom: bool, **asked: Any
+) -> int:
+    """Find where runs A and B first diverge, and why; of more runs, which agree with which.
+
+    Without runs, the last two below introspect-runs/ are compared. A run is a path, @1 for the last one, @2 for the one
+    before it, or a label.
+    """
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
@@ -79,9 +94,10 @@ def diff(a: str, b: str, more: tuple[str, ...], format_: str, *, bisect: bool, z
         raise UsageError("-o draws operators: give --level op with it.")
     if zoom and (format_ != "table" or more):
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
-    if zoom and any(map(is_checkpoint, (a, b))):
+    if zoom and any(map(is_checkpoint, filter(None, (a, b)))):
         raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     try:
+        a, b = pair_of(a, b)
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
         if bisect:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, say, selecting, selection_of
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.exit_codes import SAME
 
@@ -24,7 +24,7 @@ Examples:
   introspect export runA --format csv --modules 'blocks.*.attn' -o attention
   introspect export runA --format json-tree --steps 0 --prune-layers -o trees""",
 )
-@click.argument("run", type=click.Path())
+@click.argument("run", type=RunType())
 @click.option("--format", "format_", type=click.Choice(list(FORMATS)), required=True, help="What to write; see below.")
 @click.option("-o", "--output", type=click.Path(), required=True, help="Directory to write to; new or empty.")
 @selecting("steps", "kinds", "modules", "ranks")

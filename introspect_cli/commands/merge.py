@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import say
+from introspect_cli.commands.shared import RunType, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -17,7 +17,7 @@ Examples:
   introspect merge node0/run node1/run -o run
   introspect merge node*.introspect.zip -o run""",
 )
-@click.argument("runs", nargs=-1, required=True, type=click.Path())
+@click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
 @click.option("--sources/--no-sources", default=True, help="Also the text of source files [default: yes].")
 def merge(runs: tuple[str, ...], output: str, *, sources: bool) -> int:

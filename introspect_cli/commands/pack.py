@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import say
+from introspect_cli.commands.shared import RunType, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -19,7 +19,7 @@ Examples:
   introspect pack introspect-runs/a -o s3://bucket/a.zip
   introspect diff reference.zip https://example.org/b.zip""",
 )
-@click.argument("run", type=click.Path())
+@click.argument("run", type=RunType())
 @click.option("-o", "--output", metavar="FILE", help="File or URL to write [default: RUN.introspect.zip].")
 @click.option(
     "--sources/--no-sources",

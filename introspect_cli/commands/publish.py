@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, say, selecting, selection_of
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import SAME, UNDECIDED
 
@@ -27,7 +27,7 @@ Examples:
   introspect publish runA tensorboard:logs --kinds grad --stats l2,absmax
   introspect capture --publish mlflow -o runA train.py""",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunType(path_type=Path))
 @click.argument("places", nargs=-1, required=True, metavar="PLACE...")
 @selecting("kinds", "modules")
 @click.option("--stats", metavar="NAMES", default="mean,std,l2", help="Of what is selected [default: mean,std,l2].")

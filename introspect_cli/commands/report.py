@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, last_runs, say, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -25,21 +27,31 @@ if TYPE_CHECKING:
     short_help="Write a page about one run, or about two.",
     epilog="""\b
 Examples:
+  introspect report --open                      (the last run, in the browser)
   introspect report runA -o report.html
   introspect report runA runB --noise runA2 -o report.html
   introspect report runA runB --modules 'blocks.*' -o blocks.html""",
 )
-@click.argument("run", type=click.Path())
-@click.argument("run_b", type=click.Path(), required=False)
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
-@click.option("--noise", multiple=True, type=click.Path(), help="A run that should equal RUN; drawn as a band.")
+@click.argument("run", type=RunType(), required=False)
+@click.argument("run_b", type=RunType(), required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
+@click.option("--noise", multiple=True, type=RunType(), help="A run that should equal RUN; drawn as a band.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @selecting("steps", "kinds", "modules", "ranks")
 def report(
-    run: str, run_b: str | None, output: Path, *, noise: tuple[str, ...], rtol: float, force: bool, **asked: Any
+    run: str | None,
+    run_b: str | None,
+    output: Path | None,
+    *,
+    browse: bool,
+    noise: tuple[str, ...],
+    rtol: float,
+    force: bool,
+    **asked: Any,
 ) -> int:
-    """Make a page about RUN, or about RUN and RUN_B.
+    """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
     The page is one file that needs no network: the answer of `diff`, the losses, every module's distance over the
     steps, the divergence map, histories, scales along the depth, and the findings of `check`. What is selected narrows
@@ -53,21 +65,27 @@ def report(
     from introspect_cli.render.html import page_html
     from introspect_cli.render.text import size, write_whole
 
-    if output.exists() and not force:
+    if output is None and not browse:
+        raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")
+    if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists: choose another name with -o, or --force to replace it")
     selection = selection_of(asked)
     if selection.narrowed and run_b is None:
         raise UsageError("--steps, --kinds, --modules and --ranks narrow a comparison: name two runs with them")
     with ExitStack() as stack:
-        named = [run, *([run_b] if run_b else [])]
+        named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
         opened = [stack.enter_context(open_any(path)) for path in named]
         others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
+    if output is None:
+        output = Path(tempfile.mkdtemp(prefix="introspect-")) / "report.html"
     try:
         write_whole(output, text)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
     say(f"wrote {output} ({size(len(text.encode()))})")
+    if browse and not webbrowser.open(output.resolve().as_uri()):
+        say(f"no browser could be opened here: open {output} in one", err=True)
     return SAME
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import answer, formats, say
+from introspect_cli.commands.shared import RunType, answer, formats, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -51,7 +51,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 
 
 @runs.command("label")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=RunType(path_type=Path, file_okay=False))
 @click.argument("text")
 def label(run: Path, text: str) -> int:
     """Write TEXT beside RUN, to be shown in the list; an empty TEXT removes it."""

@@ -40,6 +40,44 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class RunType(click.Path):
+    """A run: its path, or `@1` for the last run, `@2` for the one before it, or a label."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path of the run."""
+        from introspect_cli.inspect.chosen import chosen
+
+        return super().convert(chosen(value), param, ctx)
+
+
+def last_runs(count: int) -> list[str]:
+    """The last runs, the oldest of them first, where none was named; says which they are.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    from introspect_cli.inspect.chosen import latest
+
+    paths = [str(path) for path in reversed(latest(count))]
+    tell(f"introspect: the last run is {paths[0]}" if count == 1 else f"introspect: a is {paths[0]}, b is {paths[1]}")
+    return paths
+
+
+def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
+    """The two runs to compare: those named, or the last two.
+
+    Raises:
+        UsageError: only one is named, or there are not two.
+    """
+    from introspect_cli.errors import UsageError
+
+    if a is None:
+        a, b = last_runs(2)
+    if b is None:
+        raise UsageError(f"name a second run to compare {a} with, or none at all for the last two.")
+    return a, b
+
+
 rtol = click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
 atol = click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
 

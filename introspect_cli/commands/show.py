@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import answer, formats, selecting, selection_of
+from introspect_cli.commands.shared import RunType, answer, formats, last_runs, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 
@@ -21,8 +21,8 @@ Examples:
   introspect show --history 'blocks.*.attn' --kinds grad --stat l2 runA runB
   introspect show runA --values blocks.0.mlp --step 3""",
 )
-@click.argument("run", type=click.Path())
-@click.argument("run_b", type=click.Path(), required=False)
+@click.argument("run", type=RunType(), required=False)
+@click.argument("run_b", type=RunType(), required=False)
 @click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, nested values.")
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
 @click.option("--depth", type=click.IntRange(min=0), help="With --tree: levels below the root, of modules and values.")
@@ -42,8 +42,11 @@ Examples:
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
 @formats()
-def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
-    """Tell what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B."""
+def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
+    """Tell what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B.
+
+    Without RUN, it is the last one below introspect-runs/.
+    """
     from contextlib import ExitStack
 
     from introspect_cli.errors import UsageError
@@ -52,7 +55,7 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
     if run_b is not None and not asked["history"]:
         raise UsageError("two runs are shown side by side with --history alone; `introspect diff` compares them.")
     if asked["graph"]:
-        return _graph(run, format_, asked)
+        return _graph(run or last_runs(1)[0], format_, asked)
     if asked["output"] or asked["target"] or not asked["prune"]:
         raise UsageError("-o, --target and --no-prune belong to --graph; give it with them.")
     if asked["depth"] is not None and not asked["tree"]:
@@ -68,6 +71,7 @@ def show(run: str, run_b: str | None, format_: str, **asked: Any) -> int:
         if name in given and view not in takers:
             raise UsageError(f"--{name} narrows --{' and --'.join(takers)}: give one of these with it.")
     with ExitStack() as stack:
+        run = run or last_runs(1)[0]
         opened = [stack.enter_context(open_any(path)) for path in (run, run_b) if path is not None]
         document, blocks = _two(opened, asked) if len(opened) > 1 else _view(opened[0], view, asked)
     answer(format_, document, blocks)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from introspect_cli.commands.shared import RunType
 from introspect_cli.exit_codes import DIVERGED, SAME
 from introspect_cli.records import count
 from introspect_cli.store.reader import RunState
@@ -16,7 +17,7 @@ from introspect_cli.store.verify import VerifyReport, verify_run
     epilog="""\b
 Exit codes: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunType(path_type=Path))
 def verify(run: Path) -> int:
     """Check that a run on disk is whole.
 

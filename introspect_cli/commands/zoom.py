@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import atol, exit_code, rtol, selecting, selection_of, tell
+from introspect_cli.commands.shared import RunType, atol, exit_code, pair_of, rtol, selecting, selection_of, tell
 
 
 @click.command(
@@ -20,25 +20,35 @@ Examples:
 
 Exit status: as of `introspect diff`: 0 the same, 1 diverged, 2 could not tell.""",
 )
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=RunType(), required=False)
+@click.argument("b", type=RunType(), required=False)
 @selecting("steps", "kinds", "modules", "ranks")
 @rtol
 @atol
-@click.option("--noise", multiple=True, type=click.Path(path_type=Path), help="A repeated run of A, as for diff.")
+@click.option("--noise", multiple=True, type=RunType(path_type=Path), help="A repeated run of A, as for diff.")
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a commit's files need.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the new captures are kept.")
-def zoom(a: Path, b: Path, output: Path | None, links: tuple[str, ...], noise: tuple[Path, ...], **asked: Any) -> int:
+def zoom(
+    a: str | None,
+    b: str | None,
+    output: Path | None,
+    links: tuple[str, ...],
+    noise: tuple[Path, ...],
+    **asked: Any,
+) -> int:
     """Run what A and B recorded again, up to their first divergence, and show which elements differ there.
+
+    Without runs, the last two below introspect-runs/ are taken.
 
     The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
     unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
-    divergence. A run that does not repeat its numbers is said to, and the stores are shown as they are.
+    divergence. zoom warns when a run does not reproduce its numbers, and then shows what the stores hold.
     """
     from introspect_cli.compare.options import DiffOptions
 
     options = DiffOptions(**vars(selection_of(asked)), **asked)
-    return show_zoom(a, b, options, output, links, noise)
+    one, two = map(Path, pair_of(a, b))
+    return show_zoom(one, two, options, output, links, noise)
 
 
 def show_zoom(

@@ -53,7 +53,9 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     best = first_of(outcomes)
     results = same_results(a, b, options, outcomes)
     if best is None or best.first is None or results:
-        verdict, text = undiverged(options, counts, outcomes, results=results)
+        split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
+        subject = "Over the samples of each step, the runs are" if split else "The runs are"
+        verdict, text = undiverged(options, counts, outcomes, subject, results=results)
         if verdict is Verdict.SAME:
             verdict, text = doubted(a, b) or (verdict, text)
         if verdict is Verdict.UNDECIDED:
@@ -92,8 +94,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     told = told_separately(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     told = leaves_words(reach, best.first) + told if reach is not None else told
-    opening, later = at_the_end(scene)
-    told = f"{opening} {told}" if opening else told
+    told, later = at_the_end(scene, told)
     notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()

@@ -87,6 +87,8 @@ class Comparison:
         mask = alignment.mask(frozenset(), ())
         if self.gathered is not None:
             mask = mask & (alignment.kind != kind_code(Kind.RNG))
+            if self.sides.splits is not None and self.sides.splits.folded:  # operators are numbered through all calls
+                mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
         return np.asarray(mask & ~draws_apart(alignment, self.sides.manifest_a, self.sides.manifest_b))
 
     @cached_property

@@ -11,6 +11,7 @@ from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, 
 from introspect_cli.compare.element.closeup import samples_told
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
+from introspect_cli.compare.join.split import splits_of
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
 from introspect_cli.compare.join.wholes import told as layouts_differ
@@ -31,11 +32,11 @@ from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
-from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
@@ -82,8 +83,11 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []
     outcomes: list[RankOutcome] = []
-    if a.ranks and b.ranks and not options.ranks and not same_layout(a, b):
-        return _as_wholes(a, b, options, noise)
+    if a.ranks and b.ranks and not options.ranks:
+        alike = same_layout(a, b)
+        splits = splits_of(a, b, alike=alike)
+        if not alike or (splits.apart and not options.strict):
+            return _as_wholes(a, b, options, noise, splits)
     for rank in ranks:
         left = replace(options, later=options.later - sum(outcome.later for outcome in outcomes))
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), left, noise)
@@ -115,13 +119,12 @@ def _all_same(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> bool:
     return answer.verdict is Verdict.SAME and all(outcome.first is None for outcome in outcomes)
 
 
-def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:
-    """Compare two layouts: all ranks of each run put together."""
-    readers = wholes(a, b)
+def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], splits: Splits) -> DiffResult:
+    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
+    readers = wholes(a, b, splits)
     options = tolerances(options, readers)
-    outcome, told = _rank(a, b, readers, options, ())
-    folded = any(isinstance(reader, WholeReader) and reader.fold_calls for reader in readers)
-    notes = [layouts_differ(a, b, options, fold_calls=folded), *stages_apart(readers), *told]
+    outcome, told = _rank(a, b, readers, options, (), splits)
+    notes = [layouts_differ(a, b, options, splits), *stages_apart(readers), *told]
     if outcome.first is not None:
         notes = [*copies_told(outcome.first, (a, b)), *notes]
     if noise:
@@ -148,7 +151,12 @@ def _read(run: Run, rank: int) -> frozenset[str]:
 
 
 def _rank(
-    a: Run, b: Run, readers: tuple[Reader, Reader], options: DiffOptions, noise: Sequence[Run]
+    a: Run,
+    b: Run,
+    readers: tuple[Reader, Reader],
+    options: DiffOptions,
+    noise: Sequence[Run],
+    splits: Splits | None = None,
 ) -> tuple[RankOutcome, list[str]]:
     """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
     one, two = readers
@@ -163,6 +171,7 @@ def _rank(
         manifest_b=b.manifest,
         tensors=Tensors(a, b),
         rename=match.rename,
+        splits=splits,
         read=(_read(a, one.rank), _read(b, two.rank)),
     )
     offset, note = options.offset, ""

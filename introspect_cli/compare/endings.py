@@ -98,22 +98,28 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
     )
 
 
-def at_the_end(scene: Scene) -> tuple[str, str]:
-    """A sentence to begin with, and a note, on a run that ended by an exception; "" each where there is nothing to say.
+def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
+    """The answer where a run ended by an exception, and a note of that; "" where there is no note.
 
-    The first where the first divergence is in the step that the exception cut off.
+    The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
+    run did not come to any more, the exception is the whole answer.
+
+    Args:
+        scene: the first divergence.
+        answer: what is known of it else.
     """
     found = one_raised(scene.run_a, scene.run_b)
     if found is None:
-        return "", ""
+        return answer, ""
     first = scene.first
     run = scene.run_b if found.side == "b" else scene.run_a
-    cut = (first.b if found.side == "b" else first.a) is None or run.manifest.get("remainder") is True
+    missing = (first.b if found.side == "b" else first.a) is None
+    cut = missing or run.manifest.get("remainder") is True
     reader = scene.step.sides.b if found.side == "b" else scene.step.sides.a
     step = first.step_b if found.side == "b" else first.step
     other = "a" if found.side == "b" else "b"
     if not cut or reader.last_step != step:
-        return "", f"Run {found.side} ended by an exception, after the first divergence: {found.words}."
+        return answer, f"Run {found.side} ended by an exception, after the first divergence: {found.words}."
     agreed = _last_agreed(scene)
     until = (
         f" The last record that agrees is {agreed}."
@@ -123,7 +129,7 @@ def at_the_end(scene: Scene) -> tuple[str, str]:
     text = (
         f"Run {found.side} ended by an exception in {first.step_words} where run {other} goes on: {found.words}.{until}"
     )
-    return text, ""
+    return text if missing else f"{text} {answer}", ""
 
 
 def _last_agreed(scene: Scene) -> str:

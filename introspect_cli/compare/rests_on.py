@@ -279,6 +279,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
     "buffer": (value_before,),
+    "split": (random_at_start,),
 }
 """By the word of a reason, what the records that it is about rest on.
 

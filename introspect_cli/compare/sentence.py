@@ -9,6 +9,7 @@ from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often
 from introspect_cli.records import Phase, count
@@ -28,7 +29,7 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
     told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
-    if cause.grown and not reduced:
+    if cause.grown and not reduced and cause.reason != Split.word:
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
     text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()

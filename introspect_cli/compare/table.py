@@ -71,6 +71,10 @@ class Because(IntEnum):
     """Another dtype or shape, or given by one run alone, where what comes of it agrees or is rounded otherwise."""
     NOT_SAVED = 16
     """The other run saves no such file in the step."""
+    AHEAD = 17
+    """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
+    PADDED = 18
+    """Samples that are padded to another length, where the runs cut a batch differently."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.carried import is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.listed import lists
-from introspect_cli.compare.join.sites import columns, evaluating, selected
+from introspect_cli.compare.join.sites import columns, evaluating, kind_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, known_tails, pair_steps
 from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.overview import Heat
@@ -45,7 +45,7 @@ from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because
 from introspect_cli.compare.watched import options_of
-from introspect_cli.records import Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -154,8 +154,11 @@ class Walk:
     def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        of_a = (table.row_b < 0) & (table.state == ABSENT)  # compared with nothing, so not equal
-        of_a |= (table.row_a >= 0) & (table.because == Because.READ_ON)
+        alone = (table.row_b < 0) | np.isin(table.because, (Because.AHEAD, Because.PADDED))
+        operators = table.alignment.kind[table.site] == kind_code(Kind.OP_OUTPUT)
+        of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
+        of_a |= table.because == Because.READ_ON
+        of_a &= table.row_a >= 0  # compared with nothing, so not equal
         self._count(apart=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
             self._count(records=int(comparison.chosen[table.left].sum()))

@@ -20,6 +20,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
 from introspect_cli.exchange.checkpoint_state import sites_below, state_of
 from introspect_cli.exchange.incoming import Incoming, value, write_run
+from introspect_cli.inspect.chosen import chosen
 from introspect_cli.records import SiteInfo
 from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import is_pack, is_remote
@@ -53,11 +54,13 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def open_any(path: str | Path) -> Run:
-    """Open a run, or a checkpoint as one.
+    """Open a run, or a checkpoint as one: by its path, or `@1` for the last run, or a label.
 
     Raises:
         StoreError: there is neither, or it cannot be read.
+        UsageError: it stands for no run, or for several.
     """
+    path = chosen(path)
     return _opened(Path(path)) if is_checkpoint(path) else open_run(path)
 
 

@@ -118,7 +118,7 @@ def roundings(first: Divergence) -> str:
     if unit is None or first.b.layout.dtype != dtype or not first.rel_l2 > 0:
         return ""
     k = first.rel_l2 / unit
-    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} x the rounding of {dtype}"
+    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units"
 
 
 def _how_much(result: DiffResult, first: Divergence) -> str:

@@ -18,7 +18,7 @@ _LONGEST, _LINES = 200, 40
 
 def code_html(code: CodeChanges | None) -> str:
     """The likely changes, and all others folded; nothing where no source file differs."""
-    if code is None or not (code.ranked or code.in_comments):
+    if code is None or not (code.ranked or code.in_comments or code.in_names):
         return ""
     shown = code.likely[:_SHOWN]
     parts = [_figure(one) for one in shown]
@@ -31,6 +31,9 @@ def code_html(code: CodeChanges | None) -> str:
     if code.in_comments:
         names = ", ".join(code.in_comments[:_MOST])
         parts.append(f'<p class="quiet">Changed in comments alone: {text(names)}.</p>')
+    if code.in_names:
+        names = ", ".join(code.in_names[:_MOST])
+        parts.append(f'<p class="quiet">Changed in the names of variables alone: {text(names)}.</p>')
     return f'<div class="code">{"".join(parts)}</div>'
 
 

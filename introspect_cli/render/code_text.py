@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.ranking import Nearness
+from introspect_cli.compare.changes.nearness import Nearness
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Line, line
 from introspect_cli.render.text import clean
@@ -47,8 +47,8 @@ def code_blocks(code: CodeChanges | None) -> list[Block]:
     blocks: list[Block] = [line(), line(f"{_HEADS[best.nearness]}:", "heading"), *change_lines(best)]
     if every > 1:
         likely = len(code.likely) - 1
-        rest = f"and {count(every - 1, 'more changed statement')} in {count(code.files, 'file')}"
-        blocks.append(line(f"{rest}, {likely or 'none'} of them likely (--changes lists them)", "dim", 2))
+        rest = f"and {count(every - 1, 'more changed statement')}"
+        blocks.append(line(f"{rest}, {f'{likely:,}' if likely else 'none'} likely (--changes lists all)", "dim", 2))
     return blocks
 
 
@@ -65,6 +65,8 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
                 blocks += change_lines(one)
     for name in code.in_comments:
         blocks.append(line(f"{clean(name)} changed, in comments alone.", "dim"))
+    for name in code.in_names:
+        blocks.append(line(f"{clean(name)} changed, in the names of variables alone.", "dim"))
     for name, why in code.unread:
         blocks.append(line(f"{clean(name)} changed: {_WHY.get(why, why)}.", "dim"))
     if not blocks:

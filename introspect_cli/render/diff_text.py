@@ -184,7 +184,9 @@ def _structure(result: DiffResult, *, everything: bool) -> list[Block]:
 
 def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
     settings = result.settings
-    if not settings or (result.verdict is not Verdict.DIVERGED and not everything):
+    counts = result.counts
+    shorter = result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b  # why one run ends earlier
+    if not settings or not (everything or shorter or result.verdict is Verdict.DIVERGED):
         return []
     if not everything:  # what is shown as a changed statement
         settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))

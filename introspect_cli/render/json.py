@@ -148,6 +148,7 @@ def _code(code: CodeChanges | None) -> dict[str, Any] | None:
             for one in code.ranked
         ],
         "in_comments": list(code.in_comments),
+        "in_names": list(code.in_names),
         "unread": [{"file": name, "why": why} for name, why in code.unread],
     }
 

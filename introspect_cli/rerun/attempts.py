@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, apply
-from introspect_cli.compare.reasons.settings import arguments
+from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.changes.renames import with_names_of_a
-from introspect_cli.compare.changes.statements import Change, changed_statements
+from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
@@ -68,10 +67,9 @@ class Sides:
 
     def shown(self, element: Element) -> Element:
         """An element as a reader knows it: with b's text as it was written."""
-        if not isinstance(element, Change) or element.b is None or element.file not in self.as_written:
+        if not isinstance(element, Change) or element.file not in self.as_written:
             return element
-        lines = self.as_written[element.file].replace("\r\n", "\n").split("\n")[element.b.first - 1 : element.b.last]
-        return replace(element, b=replace(element.b, text=dedent("\n".join(lines))))
+        return as_written(element, self.as_written[element.file])
 
 
 def sides_of(a: Run, b: Run) -> Sides:

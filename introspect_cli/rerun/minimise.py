@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.reasons.settings import ARGUMENT, OPTION, arguments
+from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.ddmin import ddmin

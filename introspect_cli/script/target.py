@@ -54,7 +54,7 @@ def check(target: Target) -> None:
     if not os.path.exists(script):  # noqa: PTH110 - pathlib raises an error for a name that is too long
         if _INTERPRETER.fullmatch(path.name):
             raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
-        raise UsageError(f"no such script: {script!r}; our own options go before the script")
+        raise UsageError(f"no such script: {script!r}; put introspect's options before the script")
     if is_container(script):
         return
     if path.is_dir():

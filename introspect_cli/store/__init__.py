@@ -2,7 +2,7 @@
 
 What was recorded must survive the death of the process at any instant, be read by other tools, and be safe to read when
 it comes from a stranger. So a run is append-only Arrow IPC streams written in one canonical encoding, and an index
-whose entries say which bytes are whole. The bytes are described in `docs/store-format.md`.
+whose entries say which bytes are whole. The bytes are described in `docs/reference/store-format.md`.
 
 Whatever cannot be read or written raises `StoreError` with one sentence, `DamageError` where bytes are not as they were
 written. Functions name what else they raise.

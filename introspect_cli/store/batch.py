@@ -107,6 +107,8 @@ class StepBatch:
         samples: of rows whose samples were looked at, the checksums of the samples added up modulo 2**64.
         how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
         ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
+        calls: int64 (n,), how many calls of one rank were put together, at most; None for the records of one rank.
+        elements: int64 (n,), elements of different values that were put together, else -1; None as above.
     """
 
     site: NDArray[np.uint32]
@@ -122,6 +124,8 @@ class StepBatch:
     samples: Mapping[int, int] = field(default_factory=dict)
     how: NDArray[np.uint8] | None = None
     ranks: NDArray[np.uint32] | None = None
+    calls: NDArray[np.int64] | None = None
+    elements: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.site)

@@ -46,6 +46,7 @@ class CombinedStep:
         self.checksum = step.taken(self.row, [batch.checksum for batch in step.batches])
         self.how = np.full(self.size, Joined.AS_RECORDED, np.uint8)
         self.ranks = np.zeros(self.size, np.uint32)
+        self.elements = np.full(self.size, -1, np.int64)
         self.text = [step.texts.get(row, "") for row in self.row.tolist()] if step.texts else [""] * self.size
         some = step.batches[0].counts
         self.counts = {name: absent(some[name].dtype.str, self.size) for name in step.rows.counts}
@@ -123,11 +124,20 @@ class CombinedStep:
         return ~any_of(sums != sums[plan.starts][plan.group], plan.starts)
 
     def distinct(self, at: Array, group: Array) -> Array:
-        """Of members, whether a checksum is seen for the first time in its group."""
-        sums = self.step.checksum[self.plan.rows[at]]
-        order = np.lexsort((np.arange(len(at)), sums, group))
+        """Of members, whether no other rank has that value; what two calls of one rank have counts twice."""
+        rows = self.plan.rows[at]
+        sums, rank = self.step.checksum[rows], self.step.rows.rank[rows]
+        order = np.lexsort((np.arange(len(at)), rank, sums, group))
+        changed = [column[order][1:] != column[order][:-1] for column in (group, sums, rank)]
+        first = np.ones(len(at), np.bool_)  # of its group, checksum and rank
+        first[1:] = changed[0] | changed[1] | changed[2]
+        starts = np.flatnonzero(first)
+        time = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
+        again = np.lexsort((rank[order], time, sums[order], group[order]))
+        order, time = order[again], time[again]
         new = np.ones(len(at), np.bool_)
-        new[1:] = (sums[order][1:] != sums[order][:-1]) | (group[order][1:] != group[order][:-1])
+        new[1:] = (group[order][1:] != group[order][:-1]) | (sums[order][1:] != sums[order][:-1])
+        new[1:] |= time[1:] != time[:-1]
         out = np.zeros(len(at), np.bool_)
         out[order] = new
         return out
@@ -170,6 +180,8 @@ class CombinedStep:
             samples=self.samples,
             how=self.how,
             ranks=self.ranks,
+            calls=self.plan.calls,
+            elements=self.elements,
         )
 
 

@@ -1,4 +1,4 @@
-"""The numbers and schemas of the store; `docs/store-format.md` says the same in words.
+"""The numbers and schemas of the store; `docs/reference/store-format.md` says the same in words.
 
 The writer, the reader and `verify` must agree to the byte, and a store must be able to grow by a column without
 becoming unreadable. So every magic number, column and limit is here, and an index names the columns of its rank's

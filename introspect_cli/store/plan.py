@@ -89,6 +89,17 @@ class Plan:
         return np.bincount(self.group[new], minlength=len(self.starts))
 
     @cached_property
+    def calls(self) -> Array:
+        """How many records one rank has of each group, at most: a call each."""
+        rank = self.basis.rank[self.rows]
+        new = np.ones(len(rank), np.bool_)
+        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
+        starts = np.flatnonzero(new)
+        most = np.zeros(len(self.starts), np.int64)
+        np.maximum.at(most, self.group[starts], np.diff(starts, append=len(rank)))
+        return most
+
+    @cached_property
     def site(self) -> Array:
         """uint32, the site of each group."""
         return self.basis.site[self.rows[self.starts]].astype(np.uint32)

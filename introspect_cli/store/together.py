@@ -113,10 +113,14 @@ class Together:
         samples = self._put_parts(result)
         self._put_owed(result)
         self._put_loose(result, plan.loose | samples)
-        for group in np.flatnonzero((result.how == Joined.AS_RECORDED) & plan.flows & (plan.ranks > 1)).tolist():
+        several = plan.flows | np.isin(plan.kind, _RANK_LOCAL)
+        members = np.bincount(plan.group, minlength=len(plan.starts))
+        alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
+        for group in np.flatnonzero(alike).tolist():
             if not result.text[group]:
-                result.how[group], result.ranks[group] = Joined.ALIKE, plan.ranks[group]
-                result.text[group] = f"equal on {plan.ranks[group]} ranks"
+                result.how[group], result.ranks[group] = Joined.ALIKE, members[group]
+                where = f"on {plan.ranks[group]} ranks" if plan.ranks[group] > 1 else f"in {members[group]} calls"
+                result.text[group] = f"equal {where}"
         return result.batch()
 
     def _whole_number(self, part: int) -> int:
@@ -124,14 +128,15 @@ class Together:
         return self._number_of(whole_layout(self._places.layouts[part]))
 
     def _batched_number(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together: one tensor, if only the first size differs."""
+        """The number of what tensors of some layouts are together: one, as long as all, as wide as the widest."""
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self._places.layouts[number] for number in numbers.tolist()]
             shape = layouts[0].shape
             shapes = [layout.shape for layout in layouts if layout.shape]
-            if shape and all(other[1:] == shape[1:] for other in shapes):
-                shape = (sum(other[0] for other in shapes), *shape[1:])
+            if shape and all(len(other) == len(shape) for other in shapes):
+                widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
+                shape = (sum(other[0] for other in shapes), *widest)
             dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
             self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape, dtype=dtype))
         return self._batched[key]
@@ -283,7 +288,9 @@ class Together:
         rows = plan.rows[at]
         result.set(groups, Joined.GATHERED, _OBSERVED)
         result.mark(groups, at, starts, ordered=False)
-        result.put_moments(groups, rows, starts, self._places.held[step.rows.number[rows]])
+        held = self._places.held[step.rows.number[rows]]
+        result.elements[groups] = np.add.reduceat(held, starts)
+        result.put_moments(groups, rows, starts, held)
         for group, whose, members in zip(groups.tolist(), of_ranks, np.split(rows, starts[1:]), strict=True):
             result.text[group] = f"values of {whose} together"
             numbers = step.rows.number[members]

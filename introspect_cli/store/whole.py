@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-_FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS})
+_FLOWING = frozenset(
+    {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.VALUE},
+)
+"""What each call, each microbatch then, has a value of its own of."""
+
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
 _VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
@@ -59,7 +63,7 @@ class WholeReader(StepReader):
         path: str,
         readers: Sequence[RankReader],
         *,
-        fold_calls: bool = False,
+        fold: Mapping[tuple[bool, str], int] | None = None,
         stages: Mapping[int, Stages] | None = None,
         lacking: str = "",
         complete: bool = False,
@@ -69,12 +73,13 @@ class WholeReader(StepReader):
         Args:
             path: the run, for messages.
             readers: at least one, by rank.
-            fold_calls: whether all calls of a module in a step count as one: microbatches, accumulation.
+            fold: how many calls of a name belong to one microbatch, of what is called more often than in the other run:
+                by whether it is in evaluation, and its name. Calls are put together modulo that.
             stages: of ranks that run stages of a pipeline, these.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
         """
-        self.fold_calls = fold_calls
+        self._fold = dict(fold or {})
         self._stages = dict(stages or {})
         self._lacking, self._complete = lacking, complete
         self.path = path
@@ -133,10 +138,12 @@ class WholeReader(StepReader):
             for number, key in enumerate(keys):
                 if key not in number_of:
                     site, info = reader.sites[number]
+                    named = site.fqn if stages is None else stages.name(site.fqn)
+                    each = self._fold.get((site.evaluates, named), 0) if site.kind in _FLOWING else 0
                     if stages is not None:
                         site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
-                    if self.fold_calls and site.kind in _FLOWING:
-                        site = replace(site, call=0)
+                    if each:
+                        site = replace(site, call=site.call % each)
                     number_of[key] = by_site.setdefault(site, len(rows))
                     if number_of[key] == len(rows):
                         rows.append((site, info))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import clues_of, clues_of_ending
 from introspect_cli.compare.changes.ranking import CodeChanges, ranked
-from introspect_cli.compare.changes.statements import Change, changed_statements
+from introspect_cli.compare.changes.renames import with_names_of_a
+from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
 from introspect_cli.compare.endings import one_raised
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -47,7 +48,10 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     one, two = _Texts(a), _Texts(b)
     renamed = _renamed(one, two)
     changes: list[Change] = []
-    in_comments, unread = [], []
+    in_comments: list[str] = []
+    in_names: list[str] = []
+    unread: list[tuple[str, str]] = []
+    texts_b = two.all({}, set())
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     for name in names:
         other = renamed.get(name, name)
@@ -58,11 +62,15 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
         if any(missing):
             unread.append((other, "text"))
             continue
-        found = changed_statements(other, *texts)
+        text_a, text_b = texts
+        as_in_a = text_b
+        if text_a is not None and text_b is not None:
+            as_in_a = with_names_of_a(text_a, text_b, [text for file, text in texts_b.items() if file != other])
+        found = changed_statements(other, text_a, as_in_a)
         if found:
-            changes += found
+            changes += found if text_b is None else (as_written(change, text_b) for change in found)
         elif one.exact(name) and two.exact(other):
-            in_comments.append(other)
+            (in_comments if as_in_a == text_b else in_names).append(other)
         else:
             unread.append((other, "secret"))
     wanted = {change.file for change in changes}
@@ -71,7 +79,7 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
     order = tuple(replace(own, above=_above(own.change, every)) for own in order)
-    return CodeChanges(order, tuple(in_comments), tuple(unread), len(names))
+    return CodeChanges(order, tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
 def _above(change: Change, texts: tuple[Mapping[str, str], Mapping[str, str]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.ranking import Clues
+from introspect_cli.compare.changes.nearness import Clues
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.reasons.beginning import differing_lines

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,6 +85,14 @@ def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
 def in_comments_alone(text_a: str, text_b: str) -> bool:
     """Whether two texts differ, and only in comments, docstrings, formatting or the order of definitions."""
     return text_a != text_b and not changed_statements("", text_a, text_b)
+
+
+def as_written(change: Change, text_b: str) -> Change:
+    """A change with b's side as it stands in b's text, where variables were compared under their names in a."""
+    if change.b is None or change.unit == "file":
+        return change
+    lines = text_b.replace("\r\n", "\n").split("\n")[change.b.first - 1 : change.b.last]
+    return replace(change, b=replace(change.b, text=dedent("\n".join(lines))))
 
 
 def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> str | None:

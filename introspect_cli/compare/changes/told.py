@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.ranking import Nearness
+from introspect_cli.compare.changes.nearness import Nearness
 from introspect_cli.compare.evidence import RANDOM, Known
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def with_code(
 def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
     if change.name in code.in_comments:
         return replace(change, b="changed, in comments alone", explains=False, weight=_IN_COMMENTS)
+    if change.name in code.in_names:
+        return replace(change, b="changed, in the names of variables alone", explains=False, weight=_IN_COMMENTS)
     if best is None or not change.explains:
         return change
     if not best.likely:
@@ -86,6 +88,7 @@ def nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
         return ()
     unseen = [] if all("environment" in run.settings for run in runs) else ["environment variables were not recorded"]
     comments = ", but for comments" if code.in_comments else ""
+    comments = ", but for comments and the names of variables" if code.in_names else comments
     known = f"No source file, setting or package on record differs{comments}"
     return (f"{known}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene)}.",)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from introspect_cli.compare.join.distance import Tensors
+    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.store.index import Entries, StepEntry
     from introspect_cli.store.whole import Reader
@@ -198,6 +199,7 @@ class Sides:
         manifest_b: manifest of run b.
         tensors: whole tensors, where they are stored.
         rename: FQNs of a to those of b; None where they are the same.
+        splits: how both take the batch of a step, where ranks or calls are put together.
         read: names of the checkpoints that a and b read before their first step.
     """
 
@@ -210,4 +212,5 @@ class Sides:
     manifest_b: dict[str, Any]
     tensors: Tensors
     rename: Rename | None = None
+    splits: Splits | None = None
     read: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())

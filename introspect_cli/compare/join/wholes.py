@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.amounts import Amounts
 from introspect_cli.compare.join.distance import Layouts, other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, Phase, count
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import Reader, WholeReader
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.join.sites import Alignment
+    from introspect_cli.compare.join.split import Calls, Splits
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
@@ -52,36 +55,20 @@ _COARSE = frozenset({"bfloat16", "float16"})
 _FLOATING = ("float", "bfloat", "complex")
 
 
-def wholes(a: Run, b: Run) -> tuple[Reader, Reader]:
-    """All ranks of each run as one, calls folded where one run calls its modules more often than the other."""
-    fold = _calls(a) != _calls(b)
-    return _whole(a, fold_calls=fold), _whole(b, fold_calls=fold)
+def wholes(a: Run, b: Run, splits: Splits | None = None) -> tuple[Reader, Reader]:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
+    splits = splits or splits_of(a, b, alike=False)
+    return _whole(a, splits.folds[0]), _whole(b, splits.folds[1])
 
 
-def _whole(run: Run, *, fold_calls: bool) -> Reader:
+def _whole(run: Run, fold: Calls) -> Reader:
     readers = [run.rank(rank) for rank in run.recorded]
-    if len(readers) == 1 and not _parts(readers[0]) and not fold_calls and not run.left_out:
+    if len(readers) == 1 and not _parts(readers[0]) and not fold and not run.left_out:
         return readers[0]
     stages = stages_in(run.manifests)
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
-    return WholeReader(
-        str(run.path), readers, fold_calls=fold_calls, stages=stages, lacking=recorded, complete=complete
-    )
-
-
-def _calls(run: Run) -> dict[str, int]:
-    """How often modules are called in a step, at most, where that is more than once."""
-    most: dict[str, int] = {}
-    every = stages_in(run.manifests)
-    for rank in run.ranks:
-        sites, stages = run.rank(rank).sites, every.get(rank)
-        calls = sites.call
-        for at in np.flatnonzero(calls).tolist():
-            if sites.kind[at] == Kind.OUTPUT.value:
-                fqn = sites.fqn[at] if stages is None else stages.name(sites.fqn[at])
-                most[fqn] = max(most.get(fqn, 0), int(calls[at]))
-    return most
+    return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -121,10 +108,20 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
 
 
-def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
+def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
-    folded = ", calls of a module together" if fold_calls else ""
+    folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
+    operators = " and results of operators" if splits.folded and recorded else ""
+    differ, each = "The layouts differ", "rank to rank"
+    if splits.apart:
+        cut = splits.a.words, splits.b.words
+        if a.world_size == b.world_size == 1:
+            sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
+        else:
+            sizes = [f"{size}, {own}{' each' * (size != 'one process')}" for size, own in zip(sizes, cut, strict=True)]
+            each = "rank to rank or call to call"
     sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
         "by its samples where these are on record and equal, else by extrema and means"
@@ -132,8 +129,8 @@ def told(a: Run, b: Run, options: DiffOptions, *, fold_calls: bool) -> str:
         else "by its extrema and means alone"
     )
     return (
-        f"The layouts differ (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
-        f"once{folded}, what differs from rank to rank {by}, random states not at all. "
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
+        f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
         f"Sums in another order may differ by {options.rtol:g} of the values."
     )
 
@@ -186,12 +183,29 @@ class Gathered:
         a, b = sides.a, sides.b
         self.factor: int | None = None
         self._shared = SharedOut(sides)
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
+        self._ranks = len(getattr(b, "readers", [b])) / len(getattr(a, "readers", [a]))
+        self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
         self._layouts = a.layouts, b.layouts
         self._divided = False
         self._flows_back = False
         self._scaled: dict[str, float] = {}
+
+    @property
+    def times(self) -> float | None:
+        """How many times those of a the gradients inside the backward pass of b are; None where that was not seen."""
+        return None if self.factor is None else 1 / self.factor if self.factor > 0 else float(-self.factor)
+
+    @property
+    def summed(self) -> bool:
+        """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
+        return self._amounts is not None and self.times is not None and abs(self.times - self._ranks) > _SURE
+
+    def of_equal_amounts(self, table: Table) -> Table:
+        """The table without what two splits of a batch have other amounts of, which means nothing."""
+        return table if self._amounts is None else self._amounts.without(table)
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples are all equal, whichever rank has which."""
@@ -239,6 +253,8 @@ class Gathered:
             | _how(table.b, table.rows_b, Joined.GATHERED)
             | self._equal_parts(table)
         )
+        single = self._single(alignment, table)
+        gathered |= single & (_how(table.a, table.rows_a, Joined.ALIKE) | _how(table.b, table.rows_b, Joined.ALIKE))
         batches = alignment.kind[np.asarray(table.a.site)[table.rows_a]] == kind_code(Kind.BATCH)
         if table.a.sketch is None or table.b.sketch is None:
             gathered |= self._added_up(alignment, table)
@@ -254,7 +270,8 @@ class Gathered:
         )
         chosen = table.chosen[table.differing][rows]
         self._flows_back |= bool((np.isin(kinds, [kind_code(kind) for kind in _FLOWING_BACK]) & chosen).any())
-        loss = kinds == kind_code(Kind.LOSS)
+        single = single[rows]
+        often = _often(table.a, rows_a), _often(table.b, rows_b)
         size = np.maximum(*(_size(batch, own) for batch, own in ((table.a, rows_a), (table.b, rows_b))))
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
@@ -266,8 +283,9 @@ class Gathered:
                 apart = np.abs(one - two * factor**power)
                 near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= loss & self._is_divided(one, two, rtol, chosen)
-            close &= near | (loss & (name != "mean"))
+                loss = kinds == kind_code(Kind.LOSS)
+                near |= single & self._add_up(one, two, often, rtol, loss & chosen & ~near)
+            close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(alignment, table, rtol)
 
@@ -362,12 +380,37 @@ class Gathered:
                         self._scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
         return out
 
-    def _is_divided(self, one: Column, two: Column, rtol: float, chosen: Mask) -> Mask:
-        """Losses of accumulated batches that a script divides by the number of batches, so that they add up."""
-        times = self._often[1] / self._often[0]
-        divided = np.abs(one - two * times) <= rtol * np.abs(one)
-        self._divided |= times != 1 and bool((divided & chosen).any())
-        return divided
+    def _single(self, alignment: Alignment, table: Table) -> Mask:
+        """Differing rows of single numbers, one of each call: losses, and those that a model computes itself."""
+        kinds = alignment.kind[np.asarray(table.a.site)[table.rows_a]]
+        out = kinds == kind_code(Kind.LOSS)
+        several = (_often(table.a, table.rows_a) > 1) | (_often(table.b, table.rows_b) > 1)
+        if several.any():
+            single = [
+                np.array([not own[number].shape for number in np.asarray(batch.layout)[rows].tolist()], np.bool_)
+                for own, batch, rows in zip(
+                    self._layouts, (table.a, table.b), (table.rows_a, table.rows_b), strict=True
+                )
+            ]
+            out = out | (several & single[0] & single[1])
+        return np.asarray(out)
+
+    def _add_up(self, one: Column, two: Column, often: tuple[Ids, Ids], rtol: float, losses: Mask) -> Mask:
+        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are.
+
+        Args:
+            one: their means in run a.
+            two: those in run b.
+            often: how many there are, on a rank of a and on one of b.
+            rtol: what sums in another order may differ by.
+            losses: of which this is told.
+        """
+        total, other = one * often[0], two * often[1]
+        divided = np.abs(total - other) <= rtol * np.abs(total)
+        self._divided |= bool((divided & losses & (often[0] != often[1])).any())
+        return np.asarray(
+            divided | (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
+        )
 
     def _factor(self, table: Table, rows_a: Ids, rows_b: Ids, kinds: object) -> float:
         """By what gradients of b are smaller: the whole number that most sites show."""
@@ -387,7 +430,7 @@ class Gathered:
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
-        found = []
+        found = [] if self._amounts is None else self._amounts.notes()
         if self._exact:
             many = count(len(self._exact), "value")
             found.append(f"{many} that ranks share out by samples: every sample is equal, whichever rank has it.")
@@ -408,6 +451,13 @@ class Gathered:
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
             return found
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        if self.summed:
+            found.append(
+                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
+                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree all the "
+                "same, clipping hides that."
+            )
+            return found
         found.append(
             f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
             "the loss is a mean over fewer samples. That is taken into account."
@@ -424,6 +474,11 @@ def _losses(reader: Reader) -> int:
         losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
         most = max(most, max(losses, default=0))
     return most + 1
+
+
+def _often(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls of one rank became each row."""
+    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
 
 
 def _held(batch: StepBatch, row: int) -> tuple[int, int]:

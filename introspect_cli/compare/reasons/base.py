@@ -35,7 +35,8 @@ class Reason:
     """A reason that a record can differ for.
 
     Attributes:
-        word: its name in `--format json`, documented in docs/diff.md.
+        word: its name in `--format json`.
+        meaning: what it says, in a sentence or two for `docs/reference/reasons.md`.
         place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
@@ -44,6 +45,7 @@ class Reason:
     """
 
     word: str = ""
+    meaning: str = ""
     place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50

@@ -21,6 +21,7 @@ class Batch(Reason):
     """What a data loader gives."""
 
     word = "batch"
+    meaning = "The data loader gave another batch."
     place = "the data pipeline"
     kinds = frozenset({Kind.BATCH})
     weights: ClassVar = {"command": 0.9, "seeds": 0.95}

@@ -25,6 +25,10 @@ class Gap(Reason):
     """
 
     word = "gap"
+    meaning = (
+        "Not everything that went in was recorded, so the cause cannot be named. The sentence lists "
+        "what is missing and which causes remain."
+    )
     priority = 21
     weights: ClassVar = {"scalers": 0.6}
 
@@ -76,6 +80,7 @@ class Resumed(Reason):
     """A run that goes on from a checkpoint that did not restore everything."""
 
     word = "resumed"
+    meaning = "A run that continues from a checkpoint began with values that the checkpoint did not restore."
     place = "the checkpoint"
     priority = 90
 
@@ -101,6 +106,7 @@ class Propagated(Reason):
     """What went into a record differs already."""
 
     word = "propagated"
+    meaning = "Something that went into this record differs already. The cause lies further up."
     priority = 100
 
     def applies(self, step: Step, position: int) -> Cause | None:

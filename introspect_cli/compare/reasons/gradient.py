@@ -28,6 +28,7 @@ class Backward(Reason):
     """Gradients of module inputs and outputs. These are totals over all uses of a tensor: nothing may differ before."""
 
     word = "backward"
+    meaning = "The backward pass of a module gives another gradient although what went into it is equal."
     place = "the backward pass"
     kinds = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
     weights: ClassVar = KERNEL_WEIGHTS
@@ -96,6 +97,10 @@ class Gradient(Reason):
     """A gradient as an optimizer step finds it."""
 
     word = "gradient"
+    meaning = (
+        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: "
+        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks."
+    )
     place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
     kinds = frozenset({Kind.GRAD})
     weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96}

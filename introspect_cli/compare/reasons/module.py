@@ -33,6 +33,10 @@ class Module(Reason):
     """The output of a module in which no other module ran."""
 
     word = "module"
+    meaning = (
+        "A module whose inputs, parameters and buffers are equal gives another output: its code, its "
+        "options, its mode, or the kernel that ran."
+    )
     place = "this module's own computation"
     kinds = frozenset({Kind.OUTPUT})
     priority = 41
@@ -63,6 +67,7 @@ class OwnCode(Reason):
     """What a module's own forward code gives to a module inside it, or makes of what those gave."""
 
     word = "own_code"
+    meaning = "A module's own forward code, between the modules inside it or after them, computes something else."
     place = "the module's own forward code"
     kinds = frozenset({Kind.INPUT, Kind.OUTPUT})
     priority = 42

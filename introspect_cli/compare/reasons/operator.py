@@ -41,6 +41,7 @@ class Operator(Reason):
     """The result of one operator."""
 
     word = "op"
+    meaning = "An operator whose inputs are equal gives another result."
     place = "this operator"
     kinds = frozenset({Kind.OP_OUTPUT})
     weights: ClassVar = KERNEL_WEIGHTS

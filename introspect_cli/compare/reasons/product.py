@@ -20,6 +20,7 @@ class Product(Reason):
     """A tensor in a file that both runs save."""
 
     word = "product"
+    meaning = "A file that the script saves holds another value although what it was computed from is equal."
     place = "the script's code that computes what is saved"
     kinds = frozenset({Kind.PRODUCT})
     priority = 20

@@ -242,6 +242,7 @@ class Collective(Reason):
     """What was sent to other ranks, or came from them."""
 
     word = "collective"
+    meaning = "Ranks sent or received something else."
     place = "the collectives of the ranks"
     kinds = frozenset({Kind.COLLECTIVE})
     priority = 5
@@ -304,6 +305,7 @@ class NotWhole(Reason):
     """A tensor of which a run's ranks, all of them, have not each element once."""
 
     word = "parts"
+    meaning = "The ranks of a run do not hold each element of a tensor exactly once."
     place = "how it is cut over the ranks"
     kinds = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
     priority = 5

@@ -88,6 +88,12 @@ class Scene:
         """Where it is."""
         return self.first.site
 
+    @property
+    def by_samples(self) -> bool:
+        """Whether the runs cut their batches differently, and are compared over the samples."""
+        gathered = self.step.comparison.gathered
+        return gathered is not None and gathered.by_samples
+
     @cached_property
     def position(self) -> int:
         """Which of the step's divergences it is."""

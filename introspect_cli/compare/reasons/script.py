@@ -34,6 +34,7 @@ class Script(Reason):
     """The input of a module that no other module called."""
 
     word = "script"
+    meaning = "The code between the data loader and the model gives the model another input."
     place = "the script's code before this module"
     kinds = frozenset({Kind.INPUT})
     priority = 40
@@ -67,9 +68,12 @@ class Script(Reason):
                 f"{text} although the batch is {known}: the script changes something between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
+        loaded = "no data loader was recorded"
+        if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
+            loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; no data loader was recorded, so the cause is the "
-            "data pipeline or the script's own preparation of the batch."
+            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
+            "script's own preparation of the batch."
         )
 
 
@@ -80,6 +84,7 @@ class Loss(Reason):
     """What backward is called on."""
 
     word = "loss"
+    meaning = "The loss differs although the model's outputs are equal: the loss code, or the targets."
     place = "the loss code or the targets"
     kinds = frozenset({Kind.LOSS})
     weights: ClassVar = {"scalers": 0.96}
@@ -114,6 +119,7 @@ class OwnValue(Reason):
     """What was given to `introspect_cli.record`."""
 
     word = "value"
+    meaning = "A value that the script gave to `introspect_cli.record` differs."
     place = "the script's code that computes this value"
     kinds = frozenset({Kind.VALUE})
     priority = 40
@@ -135,6 +141,9 @@ class Plain(Reason):
     """The loss, or a gradient, of a script in which no module runs."""
 
     word = "plain"
+    meaning = (
+        "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named."
+    )
     place = "the script's own operations"
     kinds = frozenset({Kind.LOSS, Kind.GRAD})
     priority = 45

@@ -9,11 +9,12 @@ to be noise is left out. Flat mappings are compared directly; nested ones by dee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from introspect_cli.compare.command_line import argv_of, command_options
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.built import built_changes
@@ -136,66 +137,6 @@ def _cut(text: str | None, start: int) -> str | None:
     return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
 
 
-OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
-"""Begins the name of an option; `-3` is a number."""
-
-ARGUMENT = "argument "
-"""Begins the names of arguments that stand by themselves; no option has a space in it."""
-
-_ASSIGNED = re.compile(r"[\w.+]+=")
-
-
-def arguments(argv: Iterable[str]) -> dict[str, Any]:
-    """A command line by name, in its order.
-
-    Args:
-        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
-
-    Returns:
-        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
-        stands by itself.
-    """
-    found: dict[str, Any] = {}
-    option, position = "", 0
-    for word in argv:
-        if OPTION.match(word):
-            option, equals, value = word.partition("=")
-            found[option] = value if equals else True
-            if equals:
-                option = ""
-        elif option and found[option] is True:
-            found[option] = word
-        elif _ASSIGNED.match(word):
-            name, _, value = word.partition("=")
-            found[name] = value
-            option = ""
-        elif option:
-            so_far = found[option]
-            found[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
-        else:
-            found[f"{ARGUMENT}{position}"] = word
-            position += 1
-    return found
-
-
-def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
-
-    What else follows an option is as often an argument of its own as a further value, and is never hidden by an
-    option that explains nothing.
-    """
-    found = arguments(argv)
-    alone = [value for name, value in found.items() if name.startswith(ARGUMENT)]
-    named: dict[str, str] = {}
-    for name, value in found.items():
-        if isinstance(value, list):
-            named[name] = value[0]
-            alone += value[1:]
-        elif not name.startswith(ARGUMENT):
-            named[name] = "given" if value is True else value
-    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
-
-
 def _flat(value: Any) -> bool:
     return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
 
@@ -229,14 +170,6 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
                 None if "added" in kind else one,
                 None if "removed" in kind else two,
             )
-
-
-def _argv(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    command = settings.get("command")
-    argv = command.get("argv") if isinstance(command, Mapping) else None
-    if not isinstance(argv, (list, tuple)):
-        argv = manifest.get("argv")
-    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
 def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:
@@ -326,7 +259,7 @@ def _weigh(source: str, name: str, reason: Explained | None, *, rounding: bool) 
 def _sourced(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
-    words_a, words_b = _argv(settings_a, a.manifest), _argv(settings_b, b.manifest)
+    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
     for name, one, two in _changes(command_options(words_a), command_options(words_b)):

@@ -32,6 +32,9 @@ class Initial(Reason):
     """A tensor that a step finds for the first time."""
 
     word = "initial"
+    meaning = (
+        "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from."
+    )
     place = "the initialisation"
     kinds = TENSORS
     weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95, "checkpoints": 0.97}
@@ -158,6 +161,7 @@ class Outside(Reason):
     """A tensor that a step finds with another value than the step before left."""
 
     word = "outside"
+    meaning = "A parameter or buffer changed between two steps, and not by an optimizer step."
     place = "a change outside of an optimizer step"
     kinds = TENSORS
     weights: ClassVar = {"checkpoints": 0.97}

@@ -30,6 +30,7 @@ class Structure(Reason):
     """Whatever only one run has."""
 
     word = "structure"
+    meaning = "Only one run has this value: the runs differ in modules, calls or names."
     place = "the structure"
     priority = 30
     names = re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE)

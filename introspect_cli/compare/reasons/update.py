@@ -44,6 +44,10 @@ class Optimizer(Reason):
     """What an optimizer step leaves."""
 
     word = "optimizer"
+    meaning = (
+        "A parameter or optimizer state differs after the step although its gradient and its value "
+        "before are equal: the optimizer or its hyper-parameters."
+    )
     place = "the optimizer or its hyper-parameters"
     kinds = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE})
     weights: ClassVar = {"hyperparameter": 1.0, "optimizers": 0.98}
@@ -191,6 +195,7 @@ class Buffer(Reason):
     """A buffer at the end of a step."""
 
     word = "buffer"
+    meaning = "A buffer differs at the end of the step: how its module updates it."
     place = "the way the module updates it"
     kinds = frozenset({Kind.BUFFER})
     names = re.compile(r"momentum|ema|stat|norm", re.IGNORECASE)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Evidence, Known, Thing, those
 from introspect_cli.compare.join.distance import rounding, shapes_differ
 from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.records import Summary
 
 _COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
 
@@ -92,14 +93,15 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
     if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        return f"relative L2 {rel:.1e}, about {_times(unit[0])} the rounding of {unit[1]}"
+        return f"relative L2 {rel:.1e}, about {_units(*unit)}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
     return f"relative L2 {rel:.1e}"
 
 
-def _times(k: float) -> str:
-    return f"{k:.0f} x" if k >= 9.5 else f"{k:.1f} x".replace(".0 x", " x")
+def _units(k: float, dtype: str) -> str:
+    number = f"{k:,.0f}" if k >= 9.5 else f"{k:.1f}".removesuffix(".0")
+    return f"{number} {dtype} rounding unit{'' if number == '1' else 's'}"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -178,8 +180,16 @@ def both_values(divergence: Divergence) -> str:
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
-    one, two = (side.text or _number(side.stats.get("mean")) for side in (a, b))
+    one, two = (_value(side) for side in (a, b))
     return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+
+
+def _value(summary: Summary) -> str:
+    """A single number; of those of several calls or ranks, their mean."""
+    mean = _number(summary.stats.get("mean"))
+    if summary.joined is Joined.GATHERED and mean:
+        return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
+    return summary.text or mean
 
 
 def _number(value: float | None) -> str:

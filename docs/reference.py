@@ -1,0 +1,284 @@
+"""Write the pages of `docs/reference/` that say what the code knows, and the schema of `diff --format json`.
+
+    python docs/reference.py
+
+The pages are committed, so that they can be read as files; `tests/test_reference.py` fails where they are stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import keyword
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from schema import schema  # noqa: E402 - the file beside this one, wherever this is run from
+
+import introspect_cli  # noqa: E402 - as above
+from introspect_cli import cli  # noqa: E402 - as above
+from introspect_cli.capture.option import HEADINGS  # noqa: E402 - as above
+from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
+from introspect_cli.compare.reasons.base import reasons  # noqa: E402 - as above
+from introspect_cli.health.check import choose  # noqa: E402 - as above
+from introspect_cli.records import DERIVED_STATS, STATISTICS  # noqa: E402 - as above
+from introspect_cli.render.json import rules_document  # noqa: E402 - as above
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(introspect_cli.__file__).parent
+NOTE = "<!-- Made by `python docs/reference.py`; a change of this file is lost. -->"
+
+VARIABLES = {
+    "COLUMNS": "Width of what is printed, where it is no terminal.",
+    "INTROSPECT_NO_KERNELS": "Anything but `0`: compute checksums and statistics with torch operations, not with the "
+    "compiled kernels.",
+    "MLFLOW_EXPERIMENT_NAME": "The experiment that `--publish mlflow` writes to.",
+    "NO_COLOR": "Anything: print without colours.",
+    "TERM": "`dumb`: show no progress line.",
+    "TORCHINDUCTOR_CACHE_DIR": "Files below it are the compiler's, and no sources of the script.",
+    "WANDB_PROJECT": "The project that `--publish wandb` writes to.",
+    "XDG_CACHE_HOME": "Packed runs are unpacked below it.",
+}
+"""What the environment variables do that a person may set; `variables_read` finds which there are."""
+
+BETWEEN_PROCESSES = {"INTROSPECT_FOLLOW", "_INTROSPECT_COMPLETE", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT"}
+"""Variables that introspect and launchers set for the processes that they start; nobody else sets them."""
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file and its text."""
+    folder = ROOT / "docs/reference"
+    made = schema()
+    return {
+        folder / "verbs.md": verbs(),
+        folder / "reasons.md": reasons_page(),
+        folder / "rules.md": rules(),
+        folder / "statistics.md": statistics(),
+        folder / "environment.md": environment(),
+        folder / "json.md": json_page(made),
+        folder / "python.md": python(),
+        PACKAGE / "render/assets/diff.schema.json": json.dumps(made, indent=1) + "\n",
+    }
+
+
+def page(title: str, introduction: str, lines: Iterator[str]) -> str:
+    """A page of its parts."""
+    return "\n".join([f"# {title}", "", NOTE, "", introduction, "", *lines]).rstrip() + "\n"
+
+
+def verbs() -> str:
+    """Every verb with its options, as `--help` has them."""
+
+    def lines() -> Iterator[str]:
+        for name in cli.VERBS:
+            module = import_module(f"introspect_cli.commands.{name}{'_' * keyword.iskeyword(name)}")
+            command = next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
+            yield from verb(command, click.Context(cli.introspect, info_name="introspect"), "##")
+
+    return page("Verbs and options", "This is what `introspect VERB --help` prints.", lines())
+
+
+def verb(command: click.Command, parent: click.Context, heading: str) -> Iterator[str]:
+    """A verb and those below it."""
+    context = click.Context(command, info_name=command.name, parent=parent)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from (f"{heading} {context.command_path}", "", f"`{context.command_path} {usage}`", "")
+    yield from (escaped(inspect.cleandoc(command.help or "")), "")
+    groups: dict[str, list[str]] = {}
+    for option in command.get_params(context):
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if record is not None and "--help" not in option.opts:
+            text = record[1].replace("  [", " [")
+            groups.setdefault(getattr(option, "heading", ""), []).append(f"- `{record[0]}`: {escaped(text)}")
+    for title, options in sorted(groups.items(), key=lambda group: (*HEADINGS, "").index(group[0])):
+        yield from ((f"**{title}**", "") if title else ())
+        yield from (*(option.rstrip(": ") for option in options), "")
+    if command.epilog:
+        yield from ("```text", *inspect.cleandoc(command.epilog).replace("\b\n", "").strip().split("\n"), "```", "")
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from verb(below, context, heading + "#")
+
+
+def escaped(text: str) -> str:
+    """Help as markdown: what looks like a mark of it stands as it is."""
+    parts = text.split("`")  # every second one is code
+    parts[::2] = [re.sub(r"[*<]|(?<!\w)_|_(?!\w)", r"\\\g<0>", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def reasons_page() -> str:
+    """What each reason says."""
+    lines = (f"- `{reason.word}`: {reason.meaning}" for reason in sorted(reasons(), key=lambda one: one.word))
+    about = "The word of `reason` in `introspect diff --format json`, and what it says of the first divergence."
+    return page("Reasons", about, lines)
+
+
+def rules() -> str:
+    """Every rule of `introspect check`."""
+
+    def lines() -> Iterator[str]:
+        for rule in rules_document(choose((), ()))["rules"]:
+            yield from (f"## {rule['rule']}", "", f"{rule['level'].capitalize()}: {escaped(rule['about'])}.", "")
+            yield from (f"- Found when: {escaped(rule['when'])}.", f"- Usually: {escaped(rule['cause'])}.", "")
+
+    about = "What `introspect check` looks for. `introspect check --list` prints the same."
+    return page("Health rules", about, lines())
+
+
+def statistics() -> str:
+    """What is kept of every tensor."""
+
+    def lines() -> Iterator[str]:
+        for name, statistic in STATISTICS.items():
+            asked = (
+                " Kept only where `capture --stats` names it, since it needs a sort." if statistic.on_request else ""
+            )
+            yield f"- `{name}`: {statistic.about}.{asked}"
+        yield from ("", "These follow from the others, so they take no room:", "")
+        yield from (f"- `{name}`: {about}." for name, about in DERIVED_STATS.items())
+
+    about = (
+        "Statistics are over the finite elements; NaN, +Inf and -Inf are counted and left out. n is the number of "
+        "finite elements, and Mk the sum of the k-th powers of their deviations from the mean. "
+        "[How they are computed](kernels.md) says what is kept of complex numbers, integers and other types."
+    )
+    return page("Statistics", about, lines())
+
+
+def variables_read() -> set[str]:
+    """Every environment variable that the package reads by name."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = {
+            target.id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                read = ast.unparse(node.func) in {"os.environ.get", "environ.get", "os.getenv", "os.environ.pop"}
+                asked = node.args[0] if read else None
+            elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+                asked = node.slice
+            else:
+                continue
+            if isinstance(asked, ast.Constant):
+                found.add(asked.value)
+            elif isinstance(asked, ast.Name) and isinstance(constants.get(asked.id), str):
+                found.add(constants[asked.id])
+    return found - BETWEEN_PROCESSES
+
+
+def environment() -> str:
+    """The environment variables that are read."""
+
+    def lines() -> Iterator[str]:
+        for name in sorted(variables_read() | VARIABLES.keys()):
+            yield f"- `{name}`: {VARIABLES[name]}"
+        yield from ("", "## Launchers", "", "A process learns its rank from what its launcher set, in this order:", "")
+        for launcher in LAUNCHERS[1:]:  # the first is introspect itself
+            yield f"- `{launcher.rank}` of `{launcher.world_size}`, on its machine `{launcher.local_rank}`"
+
+    about = (
+        "introspect reads these environment variables. Those that torch and other libraries read have the meaning that "
+        "they always have."
+    )
+    return page("Environment variables", about, lines())
+
+
+def json_page(made: dict[str, Any]) -> str:
+    """The schema of a comparison in words."""
+
+    def keys(of: dict[str, Any]) -> Iterator[str]:
+        for key, value in of["properties"].items():
+            optional = "" if key in of["required"] else ", not always there"
+            text = value.get("description", "")
+            yield f"- `{key}` ({kind(value)}{optional})" + (
+                f": {escaped(text)}{'' if text.endswith('.') else '.'}" if text else ""
+            )
+
+    def kind(value: dict[str, Any]) -> str:
+        if "$ref" in value:
+            return value["$ref"].rpartition("/")[2]
+        if "anyOf" in value:
+            return " or ".join(map(kind, value["anyOf"]))
+        if "enum" in value:
+            return ", ".join(f"`{one}`" for one in value["enum"])
+        if "const" in value:
+            return f"`{value['const']}`"
+        if "prefixItems" in value:
+            return f"list of {len(value['prefixItems'])}"
+        if "items" in value:
+            return f"list of {kind(value['items'])}"
+        return str(value.get("type", "any"))
+
+    def lines() -> Iterator[str]:
+        yield from keys(made)
+        for name, definition in made["$defs"].items():
+            about = definition["description"]
+            yield from ("", f"## {name}", "", escaped(about[:1].upper() + about[1:].removesuffix(".")) + ".", "")
+            yield from keys(definition) if "properties" in definition else ()
+
+    about = (
+        "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints the same as "
+        "YAML. Its JSON Schema comes with the package, `render/assets/diff.schema.json` of `introspect_cli`, and the "
+        "tests hold real answers against it. [Reasons](reasons.md) says what the word of `reason` means. "
+        "Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name beside these keys."
+    )
+    return page("JSON of a comparison", about, lines())
+
+
+def python() -> str:
+    """The functions of the package that are for others, by their docstrings."""
+
+    def lines() -> Iterator[str]:
+        for name in introspect_cli.__all__:
+            found = getattr(introspect_cli, name)
+            if not callable(found):
+                continue
+            text = inspect.cleandoc(found.__doc__ or "")
+            about, *parts = re.split(r"\n(Args|Returns|Raises|Yields):\n", text)
+            yield from (f"## {name}", "", "```python", f"{name}{signature(found)}", "```", "", about.strip(), "")
+            for title, block in zip(parts[::2], parts[1::2], strict=True):
+                items = re.findall(r"^ {4}(\*{0,2}\w+): (.*(?:\n {8}.*)*)", block, re.MULTILINE)
+                plain = " ".join(block.split())
+                if items:
+                    yield from (f"**{title}**", "")
+                    yield from (f"- `{item}`: {' '.join(words.split())}" for item, words in items)
+                    yield ""
+                elif plain:
+                    yield from (f"**{title}**: {plain}", "")
+
+    about = "`import introspect_cli` has these functions. [Notebooks and scripts](../guides/notebooks.md) shows them."
+    return page("Python", about, lines())
+
+
+def signature(found: Any) -> str:
+    """A function's parameters with their types as they are written."""
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(found)))
+
+
+def main() -> None:
+    """Write all of them."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()

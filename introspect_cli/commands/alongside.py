@@ -1,0 +1,101 @@
+"""What `capture --against` starts beside the script: compares as the run is written, and answers in lines of JSON.
+
+It ends with whoever reads its answers: where the training is killed, nobody is left who asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+_NICE = 10
+
+
+def main() -> NoReturn:
+    """Compare as the first argument says, an object in JSON: `reference`, `run`, `rtol`, `noise`, `command`."""
+    from introspect_cli.errors import IntrospectError, abridged, scarcity
+
+    asked = json.loads(sys.argv[1])
+    os.nice(_NICE)
+    begun: list[subprocess.Popen[bytes]] = []
+    threading.Thread(target=_end_with_reader, args=(begun,), daemon=True).start()
+    run, command = Path(asked["run"]), asked["command"]
+
+    def first(result: DiffResult) -> None:
+        step = result.first.step_b if result.first is not None else None
+        _answer(first=step, said=result.sentence)
+        if command:
+            settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
+            begun.append(subprocess.Popen(command, shell=True, env=settings, stdin=subprocess.DEVNULL, stdout=2))  # noqa: S602 - the user's own command
+
+    try:
+        result = compare_alongside(asked["reference"], run, asked["noise"], asked["rtol"], first)
+        _answer(verdict=result.verdict.value, said=result.sentence)
+    except IntrospectError as error:
+        _answer(failed=abridged(str(error)))
+    except Exception as error:  # whatever it is, training goes on, and one line says what is lost
+        _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
+    for process in begun:
+        process.wait()
+    sys.exit(0)
+
+
+def compare_alongside(
+    reference: str, run: Path, noise: Sequence[str], rtol: float, first: Callable[[DiffResult], None]
+) -> DiffResult:
+    """Compare a run with a reference until it is over; a golden run is compared by its tolerance.
+
+    Raises:
+        StoreError: one of them cannot be read.
+        UsageError: the two cannot be compared.
+    """
+    from contextlib import ExitStack
+
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
+    from introspect_cli.rerun import golden
+    from introspect_cli.rerun.alongside import alongside
+
+    if is_checkpoint(reference):
+        raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
+    kept = Path(reference) if (Path(reference) / golden.ABOUT).is_file() else None
+    if kept is not None:
+        about = golden.read(kept)
+        return alongside(
+            lambda: open_any(kept / golden.STORE), run, lambda _one, _two: golden.compared(kept, about, run), first
+        )
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_any(path)) for path in noise]
+
+        def ask(one: Run, two: Run) -> DiffResult:
+            return compare_runs(one, two, DiffOptions(rtol=rtol), others)
+
+        return alongside(lambda: open_any(reference), run, ask, first)
+
+
+def _answer(**facts: Any) -> None:
+    os.write(1, json.dumps(facts).encode() + b"\n")
+
+
+def _end_with_reader(begun: list[subprocess.Popen[bytes]]) -> None:
+    """End this process, and the commands it has started, once nobody reads its answers any more."""
+    waits = select.poll()
+    waits.register(1, 0)  # an end that was closed is told whatever is asked for
+    waits.poll()
+    for process in begun:
+        process.kill()
+    os._exit(0)

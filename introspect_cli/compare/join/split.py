@@ -1,0 +1,231 @@
+"""Whether two runs cut the batch of a step into other microbatches, and which calls of theirs then belong together.
+
+A run that accumulates gradients calls its model several times a step, each time with a part of the batch. These parts
+are put together as ranks' shares are. A model may call a layer several times itself: of each microbatch, the first
+calls belong together, then the second ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.sites import columns as columns_of
+from introspect_cli.compare.join.sites import evaluating, phase_code
+from introspect_cli.records import KIND_CODES, Kind, Phase, count
+from introspect_cli.store.launch import stages_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.reader import Run
+
+    Calls = Mapping[tuple[bool, str], int]
+
+_MODULE = [KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT)]
+_CALLED = [*_MODULE, *(KIND_CODES[kind.value] for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE))]
+_CLOSE = 0.2
+"""How near losses are where all that is known of a split is them: means of means are no further off, as a rule."""
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """How one rank of a run takes the batch of a step.
+
+    Attributes:
+        number: forward passes of a step, at most.
+        sizes: samples of each in the first step of both; empty where that is not on record.
+        elements: elements of what each is given there.
+    """
+
+    number: int
+    sizes: tuple[int, ...] = ()
+    elements: tuple[int, ...] = ()
+
+    @property
+    def usual(self) -> int:
+        """How many a step has, as the first step has it where that is on record."""
+        return len(self.sizes) or self.number
+
+    @property
+    def words(self) -> str:
+        """`4 microbatches of 2 samples`, `8 samples at once`."""
+        sizes = list(dict.fromkeys(self.sizes))
+        if self.number == 1:
+            return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
+        if not sizes:
+            return f"{self.number} microbatches"
+        if len(sizes) > 1:
+            return f"{len(self.sizes)} microbatches of {', '.join(map(str, self.sizes))} samples"
+        return f"{len(self.sizes)} microbatches of {count(sizes[0], 'sample')}"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How both runs take the batch of a step, and which calls belong together.
+
+    Attributes:
+        a: of run a.
+        b: of run b.
+        folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
+        apart: whether they cut the same batch into other microbatches, as far as that is on record.
+        root: the outermost module that both call; "" where none is on record.
+    """
+
+    a: Microbatches
+    b: Microbatches
+    folds: tuple[Calls, Calls]
+    apart: bool = False
+    root: str = ""
+
+    @property
+    def folded(self) -> bool:
+        """Whether any calls are put together."""
+        return any(self.folds)
+
+
+class _Called:
+    """How often a run calls in a step what it calls, at most."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.most: dict[tuple[bool, str], int] = {}
+        self.batches: set[tuple[bool, str]] = set()
+        self._modules: dict[str, int] = {}
+        every = stages_in(run.manifests)
+        for rank in run.ranks:
+            table, stages = run.rank(rank).sites, every.get(rank)
+            own = columns_of(table)
+            is_evaluated = evaluating(own.phase, own.fqn)
+            for at in np.flatnonzero(np.isin(own.kind, _CALLED)).tolist():
+                fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
+                key = bool(is_evaluated[at]), fqn
+                self.most[key] = max(self.most.get(key, 0), int(own.call[at]) + 1)
+                if own.kind[at] == KIND_CODES[Kind.BATCH.value]:
+                    self.batches.add(key)
+                if own.kind[at] in _MODULE and own.phase[at] == phase_code(Phase.FORWARD):
+                    self._modules[fqn] = self.most[key]
+
+    @cached_property
+    def modules(self) -> dict[str, int]:
+        """The modules that run in training, and how often."""
+        return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
+
+    @property
+    def losses(self) -> int:
+        """How many losses a step has."""
+        return self.most.get((False, "loss"), 0)
+
+    def microbatches(self, root: str, number: int, step: int | None) -> Microbatches:
+        """How the lowest rank takes the batch of a step, by what goes into a module."""
+        reader = self._run.rank(self._run.recorded[0])
+        found = _given(reader, root, step) if root and step is not None else []
+        return Microbatches(number, tuple(own[0] for own in found), tuple(own[1] for own in found))
+
+
+def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
+    """Leading size and elements of the first tensor of each call of a module in a step; empty where one has none."""
+    sites, batch = reader.sites, reader.read(step)
+    found: dict[int, tuple[int, int]] = {}
+    calls = set()
+    for row in np.argsort(np.asarray(batch.sequence)).tolist():
+        site = int(batch.site[row])
+        if sites.fqn[site] != root or sites.phase[site] != Phase.FORWARD.value:
+            continue
+        if sites.kind[site] not in {Kind.INPUT.value, Kind.OUTPUT.value}:
+            continue
+        layout = reader.layouts[int(batch.layout[row])]
+        calls.add(int(sites.call[site]))
+        if layout.shape:
+            found.setdefault(int(sites.call[site]), (layout.shape[0], layout.numel))
+    return [found[call] for call in sorted(calls)] if calls == set(found) else []
+
+
+def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
+    """How both runs take the batch of a step.
+
+    Args:
+        a: run a.
+        b: run b.
+        alike: whether their ranks are laid out alike.
+    """
+    if alike and _same_sites(a, b):
+        return Splits(Microbatches(1), Microbatches(1), ({}, {}))
+    one, two = _Called(a), _Called(b)
+    root = _root(one.modules, two.modules)
+    numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
+    folds: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = {}, {}
+    for own, other, fold, number, others in (
+        (one, two, folds[0], numbers[0], numbers[1]),
+        (two, one, folds[1], numbers[1], numbers[0]),
+    ):
+        for key, times in own.most.items():
+            partner = other.most.get(key)
+            if key in own.batches:
+                if numbers[0] != numbers[1] and not key[0]:
+                    fold[key] = 1  # a loader may be asked for several batches ahead
+            elif partner is None:
+                if number != others and times > 1 and not key[0]:
+                    fold[key] = times // number if times % number == 0 else 1
+            elif partner != times:
+                each, rest = divmod(times, number)
+                fits = not rest and each * others == partner and not key[0]
+                fold[key] = each if fits else 1
+    steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
+    step = min(steps[0] & steps[1], default=None)
+    splits = Splits(
+        one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
+    )
+    return replace(splits, apart=_are_apart(a, b, splits, step, alike=alike))
+
+
+def _same_sites(a: Run, b: Run) -> bool:
+    """Whether both have the same calls of all that they call, by one rank."""
+    rank = next((rank for rank in a.ranks if rank in b.ranks), None)
+    return rank is not None and np.array_equal(a.rank(rank).sites.key, b.rank(rank).sites.key)
+
+
+def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """The outermost module that both call, if possible one that is called more often in one of them; "" for none."""
+    both = [name for name in a if name in b]
+    depth = min((name.count(".") for name in both), default=0)
+    outer = [name for name in both if name.count(".") == depth]
+    return min(outer, key=lambda name: (a[name] == b[name], a[name] * b[name]), default="")
+
+
+def _are_apart(a: Run, b: Run, splits: Splits, step: int | None, *, alike: bool) -> bool:
+    """Whether two runs cut the same batch into other microbatches.
+
+    In one layout they do where the parts add up to as much. Where no inputs are on record, the losses have to add up,
+    or have the same mean.
+    """
+    one, two = splits.a, splits.b
+    if one.number == two.number or step is None:
+        return False
+    if not alike:
+        return True
+    if one.sizes and two.sizes:
+        return sum(one.sizes) == sum(two.sizes) or sum(one.elements) == sum(two.elements)
+    losses = [_losses(run.rank(run.recorded[0]), step) for run in (a, b)]
+    if not all(losses):
+        return False
+    sums = [sum(own) for own in losses]
+    means = [total / len(own) for total, own in zip(sums, losses, strict=True)]
+    return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))
+
+
+def _near(one: float, two: float) -> bool:
+    return abs(one - two) <= _CLOSE * max(abs(one), abs(two))
+
+
+def _losses(reader: RankReader, step: int) -> Sequence[float]:
+    """The losses of a step, where their values are on record."""
+    sites, batch = reader.sites, reader.read(step)
+    if "mean" not in batch.floats:
+        return []
+    rows = [row for row, site in enumerate(np.asarray(batch.site).tolist()) if sites.kind[site] == Kind.LOSS.value]
+    return [float(batch.floats["mean"][row]) for row in rows]

@@ -1,0 +1,426 @@
+"""What cutting a batch into microbatches gets wrong, or changes by itself.
+
+A gradient is a sum over samples, so that two splits of a batch give the same one, if the loss of each microbatch counts
+as much as its samples do. What goes wrong shows as a factor (losses that are added up, not averaged), or as losses that
+are right for their own samples and count alike though they have more or fewer of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.microbatch import Microbatch, microbatches, values_of
+from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.names import FORWARD
+from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.reasons.words import listed, named, what
+from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.records import Kind, Phase, count
+from introspect_cli.store.whole import WholeReader
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.join.split import Splits
+    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.step import Step
+
+_CLOSE, _EXACT = 1e-3, 1e-4
+_NORMS = re.compile(r"BatchNorm")
+_DRAWS = re.compile(r"Dropout|RReLU")
+_ROUND = 1e-5
+"""How near to a number of three digits a norm is that clipping left."""
+
+
+class Fault(Enum):
+    """What a split of the batch gets wrong, or changes by itself."""
+
+    SUMMED = "summed"
+    INCOMPLETE = "incomplete"
+    UNEVEN = "uneven"
+    CLIPPED = "clipped"
+    AMOUNT = "amount"
+    STATISTICS = "statistics"
+    DRAWS = "draws"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One of them.
+
+    Attributes:
+        fault: which.
+        side: in which run, `a` or `b`; "" where that cannot be said.
+        factor: how many times a is b, where one number says it; 0 for none.
+        times: the same of the gradients inside the backward pass.
+        counts: how much of each microbatch counts, for losses that count alike.
+        by: what is counted: `tokens`, `samples`.
+        norm: of all gradients, where clipping left it.
+    """
+
+    fault: Fault
+    side: str = ""
+    factor: float = 0.0
+    times: float = 0.0
+    counts: tuple[int, ...] = ()
+    by: str = ""
+    norm: float = 0.0
+
+
+class Split(Reason):
+    """A loss, a gradient or an output that another split of the batch makes different."""
+
+    word = "split"
+    meaning = (
+        "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
+        "averaged, means over uneven numbers of tokens or samples count alike, the last step has fewer microbatches, "
+        "gradients are clipped before all are added up, or the samples are others."
+    )
+    place = "how the batch is cut into microbatches"
+    kinds = frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH})
+    priority = 4
+    names = re.compile(r"accum|micro|batch|loss|reduc|clip|sync", re.IGNORECASE)
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """Where both runs cut the same batch differently, and the values tell that it is that."""
+        if step.anything_before(step.order_at(position)) or found_in(step, position) is None:
+            return None
+        site = step.sites[position]
+        edges = RESTS_ON[{Kind.GRAD: "gradient", Kind.LOSS: "loss"}.get(site.kind, "batch")]
+        known = rests_on(step, Place(site, step.order_at(position)), edges)
+        return self.cause(*(replace(own, needed=False) for own in known))
+
+    def sentence(self, scene: Scene) -> str:
+        """What it is, in which run, by which numbers."""
+        found = found_in(scene.step, scene.position)
+        assert found is not None
+        return _SENTENCES[found.fault](scene, found)
+
+    def evidence(self, scene: Scene) -> list[str]:
+        """How each run cuts the batch."""
+        splits = scene.step.sides.splits
+        return [] if splits is None or not splits.apart else [f"a takes {splits.a.words}, b {splits.b.words}."]
+
+
+# --- what it is
+
+
+def found_in(step: Step, position: int) -> Finding | None:
+    """What a split of the batch made of a divergence; None where that is not seen."""
+    splits, site = step.sides.splits, step.sites[position]
+    if splits is None or step.is_one_sided(position) or site.evaluates:
+        return None
+    if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
+        found = _by_itself(step, position)
+        if found is not None:
+            return found
+    if not splits.apart:
+        return None
+    if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
+        return _of_gradients(step, splits)
+    if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and _is_single(step, position)):
+        return _of_losses(step, position, splits)
+    if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
+        return _of_amounts(step, splits)
+    return None
+
+
+def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]]:
+    """The microbatches of the step, of one rank of a and of one of b."""
+    sides = step.sides
+    one = microbatches(sides.a, splits.root, step.table.step)[0]
+    return one, microbatches(sides.b, splits.root, step.table.step_b)[0]
+
+
+def _ranks(step: Step) -> tuple[int, int]:
+    """How many ranks of a, and of b, are read."""
+    one, two = (len(own.readers) if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
+    return one, two
+
+
+def _by_itself(step: Step, position: int) -> Finding | None:
+    """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
+    site = step.sites[position]
+    module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
+    if module is None:
+        return None
+    if _NORMS.search(module.module_class):
+        return Finding(Fault.STATISTICS)
+    drew = [step.alignment.fqn[number] for number in step.of(Kind.RNG, FORWARD).tolist()]
+    return Finding(Fault.DRAWS) if _DRAWS.search(module.module_class) or site.fqn in drew else None
+
+
+def _is_single(step: Step, position: int) -> bool:
+    sides, row = step.sides, int(step.divergences.row_a[position])
+    return not sides.a.layouts[int(step.table.a.layout[row])].shape
+
+
+def _of_gradients(step: Step, splits: Splits) -> Finding | None:
+    """A factor that all gradients have, or a norm that clipping left."""
+    one, two = _cut(step, splits)
+    numbers = len(one) or splits.a.usual, len(two) or splits.b.usual
+    factor = _common_factor(step)
+    if factor is None:
+        return _of_clipping(step)
+    ranks = _ranks(step)[1] / _ranks(step)[0]
+    inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
+    times = (
+        factor if inside is None else inside / ranks
+    )  # a factor that only comes after the backward pass is no loss's
+    for side, summed in (("b", numbers[1]), ("a", 1 / numbers[0]), ("", numbers[1] / numbers[0])):
+        if summed != 1 and _near(times, summed) and (_near(times, factor) or (times > 1) == (factor > 1)):
+            return Finding(Fault.SUMMED, side, factor, times=times)
+    for side, number, usual, wanted in (
+        ("b", numbers[1], splits.b.usual, factor),
+        ("a", numbers[0], splits.a.usual, 1 / factor),
+    ):
+        if number < usual and _near(wanted, number / usual):
+            return Finding(Fault.INCOMPLETE, side, factor)
+    return None
+
+
+def _common_factor(step: Step) -> float | None:
+    """How many times those of a the gradients of b are, all of them; None where no factor fits."""
+    table, pairs = step.table, []
+    for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
+        if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call:
+            a, b = table.sketch(union, "a"), table.sketch(union, "b")
+            if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+                return None
+            pairs.append((a, b))
+    if not pairs:
+        return None
+    one, two = (np.stack(own) for own in zip(*pairs, strict=True))
+    size = float((one * one).sum())
+    if not size:
+        return None
+    factor = float((one * two).sum()) / size
+    rest = np.linalg.norm(two - factor * one, axis=1)
+    sizes = np.linalg.norm(two, axis=1)
+    fits = rest <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())
+    return factor if factor > 0 and bool(fits.all()) else None
+
+
+def _of_clipping(step: Step) -> Finding | None:
+    """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
+    norms = _norm(step, "a"), _norm(step, "b")
+    written = [_is_written(norm) for norm in norms]
+    if not any(written):
+        return None
+    if all(written) and not _near(norms[0], norms[1]):
+        return None
+    side = "" if all(written) else "b" if written[1] else "a"
+    return Finding(Fault.CLIPPED, side, norm=norms[written.index(True)])
+
+
+def _norm(step: Step, side: str) -> float:
+    """The L2 norm of all gradients of a step together; NaN where they are not on record."""
+    table = step.table
+    batch, sites = (table.a, table.sites_a) if side == "a" else (table.b, table.sites_b)
+    if "mean" not in batch.floats or "var" not in batch.floats:
+        return float("nan")
+    layouts = step.comparison.layouts[side == "b"]
+    rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
+    mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
+    elements = layouts.numel[np.asarray(batch.layout)[rows]]
+    return float(np.sqrt((elements * (var + mean**2)).sum()))
+
+
+def _is_written(norm: float) -> bool:
+    return bool(np.isfinite(norm)) and norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND
+
+
+def _of_losses(step: Step, position: int, splits: Splits) -> Finding | None:
+    """Losses that are right for their own samples and count alike, or are divided by more than there are."""
+    site, sides = step.sites[position], step.sides
+    cut = _cut(step, splits)
+    values = [
+        values_of(own, replace(site, fqn=name), number)
+        for own, name, number in (
+            (sides.a, _own_name(step, site.fqn), step.table.step),
+            (sides.b, site.fqn, step.table.step_b),
+        )
+    ]
+    if any(len(own) != 1 or not own[0] for own in values):
+        return None
+    a, b = values[0][0], values[1][0]
+    for side, parts, whole, micro, usual in (
+        ("b", b, a, cut[1], splits.b.usual),
+        ("a", a, b, cut[0], splits.a.usual),
+    ):
+        if len(parts) < 2 or len(whole) != 1:
+            continue
+        total = sum(parts)
+        if len(parts) < usual and _near(total * usual / len(parts), whole[0], _EXACT):
+            return Finding(Fault.INCOMPLETE, side, len(parts) / usual)
+        for by in ("samples", "tokens"):
+            counts = [getattr(own, by) for own in micro]
+            if len(counts) != len(parts) or not all(counts) or len(set(counts)) == 1:
+                continue
+            weighted = float(np.average(parts, weights=counts))
+            if _near(weighted, whole[0], _EXACT) or _near(weighted * len(parts), whole[0], _EXACT):
+                return Finding(Fault.UNEVEN, side, counts=tuple(counts), by=by)
+            if len(parts) < usual and _near(weighted * usual, whole[0], _EXACT):
+                return Finding(Fault.UNEVEN, side, counts=tuple(counts), by=by)
+    return None
+
+
+def _own_name(step: Step, fqn: str) -> str:
+    """What run a itself calls what is compared as `fqn`."""
+    change = step.sides.rename
+    if change is None:
+        return fqn
+    return next((name for name in dict.fromkeys(step.sides.a.sites.fqn) if change(name) == fqn), fqn)
+
+
+def _of_amounts(step: Step, splits: Splits) -> Finding | None:
+    """Another number of samples in the step."""
+    one, two = _cut(step, splits)
+    totals = [sum(own.samples for own in cut) * ranks for cut, ranks in zip((one, two), _ranks(step), strict=True)]
+    if not all(totals) or totals[0] == totals[1]:
+        return None
+    return Finding(Fault.AMOUNT)
+
+
+def _near(one: float, two: float, close: float = _CLOSE) -> bool:
+    return abs(one - two) <= close * max(abs(one), abs(two))
+
+
+# --- in words
+
+
+def _summed(scene: Scene, found: Finding) -> str:
+    splits = _splits(scene)
+    one, two = _cut(scene.step, splits)
+    numbers = {"a": len(one) or splits.a.usual, "b": len(two) or splits.b.usual}
+    text = f"gradients of b are {found.times:.4g} x those of a, "
+    if _near(found.times, found.factor):
+        text += f"{what(scene.site)} first: "
+    else:
+        text += f"and {found.factor:.4g} x when the optimizer sees them (clipping), {what(scene.site)} first: "
+    if not found.side:
+        return (
+            f"{text}in both runs the losses of the microbatches of a step ({numbers['a']} in a, {numbers['b']} in b) "
+            "are added up, not averaged. Divide each by their number."
+        )
+    number = numbers[found.side]
+    return (
+        f"{text}in {found.side} the losses of the {number} microbatches of a step are added up, not averaged. Divide "
+        f"each by {number}."
+    )
+
+
+def _incomplete(scene: Scene, found: Finding) -> str:
+    splits = _splits(scene)
+    one, two = _cut(scene.step, splits)
+    number, usual = (len(two), splits.b.usual) if found.side == "b" else (len(one), splits.a.usual)
+    value = "gradients" if scene.site.kind is Kind.GRAD else "losses"
+    share = f"{number / usual:.4g}"
+    of = f"{value} of {found.side} are {share} x those of {'a' if found.side == 'b' else 'b'}, {what(scene.site)} first"
+    return (
+        f"{of}: the step has the last {count(number, 'microbatch', 'microbatches')} alone, and each loss is divided by "
+        f"{usual} there as well."
+    )
+
+
+def _uneven(scene: Scene, found: Finding) -> str:
+    side, other = found.side, "a" if found.side == "b" else "b"
+    counts = listed([f"{number:,}" for number in found.counts])
+    last = ""
+    if found.by == "samples" and len(set(found.counts[:-1])) == 1 and found.counts[-1] < found.counts[0]:
+        last = " (the last one is incomplete)"
+    that = "that count" if found.by == "tokens" else ""
+    return (
+        f"{what(scene.site)} differs: in {side} each microbatch's loss is a mean over its own {found.by}, and these "
+        f"means count alike, though the microbatches have {counts} {found.by} {that}".rstrip()
+        + f"{last}. Weighted by these, the losses of {side} are that of {other}."
+    )
+
+
+def _clipped(scene: Scene, found: Finding) -> str:
+    who = f"in {found.side}" if found.side else "in both runs"
+    side = found.side or _more(scene)
+    return (
+        f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {found.norm:.4g} "
+        f"altogether {who}, as clipping leaves it: {side} probably clips before the gradients of all microbatches are "
+        "added up."
+    )
+
+
+def _more(scene: Scene) -> str:
+    splits = _splits(scene)
+    return "b" if splits.b.number > splits.a.number else "a"
+
+
+def _amount(scene: Scene, found: Finding) -> str:
+    del found
+    cut = _cut(scene.step, _splits(scene))
+    told = []
+    for name, own, ranks in zip("ab", cut, _ranks(scene.step), strict=True):
+        samples = [micro.samples for micro in own]
+        each = " on each rank" if ranks > 1 else ""
+        many = count(len(own), "microbatch", "microbatches")
+        told.append(f"{name} takes {many} with {count(sum(samples), 'sample')} in all{each}")
+    more = ""
+    usual = _splits(scene)
+    for side, taken, number in (("a", cut[0], usual.a.usual), ("b", cut[1], usual.b.usual)):
+        if len(taken) > number > 0:
+            more = (
+                f" In {side} that is {len(taken) - number} more than usual: gradients of microbatches before an "
+                "optimizer step that did not come are left."
+            )
+    return f"{what(scene.site)} has other samples: {told[0]}, {told[1]}.{more}"
+
+
+def _statistics(scene: Scene, found: Finding) -> str:
+    del found
+    over = _over(scene)
+    return (
+        f"{what(scene.site, scene.first.module_class)} differs: its statistics are taken over each part of a batch"
+        f"{over}. Such a split changes that by itself, whatever else is right."
+    )
+
+
+def _drawn(scene: Scene, found: Finding) -> str:
+    del found
+    return (
+        f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: each part of a "
+        "batch draws its own, so that other samples get other numbers. Such a split changes that by itself; with "
+        "dropout at 0 the rest can be compared."
+    )
+
+
+def _over(scene: Scene) -> str:
+    splits = scene.step.sides.splits
+    if splits is None:
+        return ""
+    told = []
+    for name, own, ranks in (("a", splits.a, _ranks(scene.step)[0]), ("b", splits.b, _ranks(scene.step)[1])):
+        if not own.sizes:
+            return ""
+        of = "" if ranks == 1 else " on each rank"
+        told.append(f"{', '.join(map(str, dict.fromkeys(own.sizes)))} samples{of} in {name}")
+    return f" ({', '.join(told)})"
+
+
+def _splits(scene: Scene) -> Splits:
+    splits = scene.step.sides.splits
+    assert splits is not None
+    return splits
+
+
+_SENTENCES = {
+    Fault.SUMMED: _summed,
+    Fault.INCOMPLETE: _incomplete,
+    Fault.UNEVEN: _uneven,
+    Fault.CLIPPED: _clipped,
+    Fault.AMOUNT: _amount,
+    Fault.STATISTICS: _statistics,
+    Fault.DRAWS: _drawn,
+}
+
+REASONS = (Split(),)

@@ -1,0 +1,245 @@
+"""`capture --against`: a run is compared while it is written, and training notices nothing of it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.errors import StoreError
+from introspect_cli.rerun.alongside import Digests, alongside
+from introspect_cli.store.reader import open_run
+
+TRAIN = """\
+import random, sys, time, torch
+steps, fault, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.manual_seed(0)
+random.seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(steps):
+    batch = torch.randn(8, 4)
+    if step == fault:
+        batch = batch * 2
+    loss = net(batch).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    time.sleep(pause)
+print(step, loss.item(), random.random(), torch.rand(1).item())
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, forks):
+    """A script and its run of 40 steps."""
+    folder = tmp_path_factory.mktemp("against")
+    (folder / "train.py").write_text(TRAIN)
+    done = forks("capture", "-o", "ref", "train.py", "40", "-1", "0", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def comparers():
+    """Processes that compare, by what their command line is."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"introspect_cli.commands.alongside" in words:
+            found.append(words)
+    return found
+
+
+def ended(text):
+    """Whether no process compares that run any more, at most after a while."""
+    until = time.monotonic() + 20
+    while any(text.encode() in words for words in comparers()):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_training_is_the_same_to_the_bit_with_and_without(place, introspect, tmp_path):
+    words = ("train.py", "6", "-1", "0")
+    bare = introspect("capture", "-o", tmp_path / "bare", *words, cwd=place)
+    done = introspect("capture", "--against", "ref", "-o", tmp_path / "run", *words, cwd=place)
+    assert (done.returncode, done.stdout) == (0, bare.stdout), done.stderr
+    with open_run(tmp_path / "bare") as one, open_run(tmp_path / "run") as two:
+        assert one.rank(0).entries["digest"].tobytes() == two.rank(0).entries["digest"].tobytes()
+        assert "against" not in two.manifest["options"]
+
+
+def test_the_first_divergence_is_said_when_it_happens_and_the_verdict_at_the_end(place, introspect, tmp_path):
+    command = 'echo "$INTROSPECT_STEP $INTROSPECT_RUN" > said'
+    words = ("--on-divergence", command, "-o", tmp_path / "run", "train.py", "40", "5", "0")
+    done = introspect("capture", "--against", "ref", *words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "introspect: against ref: First divergence at step 5: the input [0] of Linear differs" in done.stderr
+    assert "introspect: against ref, at the end: " in done.stderr
+    assert (place / "said").read_text() == f"5 {tmp_path / 'run'}\n"
+    assert ended(str(tmp_path))
+
+
+def test_stop_ends_the_script_there_with_the_status_of_diff(place, introspect, tmp_path):
+    words = ("--stop", "--against", "ref", "-o", tmp_path / "run", "train.py", "4000", "3", "0.02")
+    done = introspect("capture", *words, cwd=place)
+    assert done.returncode == 1, done.stderr
+    assert "(--stop)" in done.stderr
+    assert done.stdout == ""  # the script's last line was not reached
+    with open_run(tmp_path / "run") as run:
+        assert 3 < len(run.rank(0)) < 3000
+
+
+def test_stop_gives_the_status_of_diff_where_the_script_came_to_its_end(place, introspect, tmp_path):
+    words = ("--stop", "--against", "ref", "-o", tmp_path / "run", "train.py")
+    assert introspect("capture", *words, "40", "-1", "0", cwd=place).returncode == 0
+    shutil.rmtree(tmp_path / "run")
+    shorter = introspect("capture", *words, "20", "-1", "0", cwd=place)
+    assert shorter.returncode == introspect("diff", "ref", tmp_path / "run", cwd=place).returncode, shorter.stderr
+
+
+EVALUATED = """\
+import time, torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+with torch.no_grad():
+    for _ in range(8):
+        net(torch.ones(2, 4)), time.sleep(PAUSE)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    loss = net(torch.ones(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_an_evaluation_before_training_which_is_taken_back_is_no_divergence(introspect, tmp_path):
+    for name, pause in (("quick", "0"), ("slow", "0.3")):
+        (tmp_path / f"{name}.py").write_text(EVALUATED.replace("PAUSE", pause))
+    assert introspect("capture", "-o", "ref", "quick.py").returncode == 0
+    done = introspect("capture", "--stop", "--against", "ref", "-o", "run", "slow.py")
+    assert "First divergence" not in done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_tolerance_is_that_of_diff(place, introspect, tmp_path):
+    words = ("--rtol", "10", "--stop", "--against", "ref", "-o", tmp_path / "run", "train.py", "40", "5", "0")
+    done = introspect("capture", *words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "within" in done.stderr
+
+
+def damaged(run):
+    index = run / "rank0" / "index.bin"
+    data = bytearray(index.read_bytes())
+    data[300] ^= 255
+    index.write_bytes(data)
+
+
+def newer(run):
+    manifest = run / "manifest.yaml"
+    text = manifest.read_text()
+    manifest.write_text(
+        text.replace(text.split("\n", 1)[0], "format: 99") if text.startswith("format") else "format: 99"
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"), [(damaged, "damaged"), (newer, "format 99"), (shutil.rmtree, "there is no run")]
+)
+def test_a_reference_that_cannot_be_read_is_said_in_one_line_and_training_goes_on(
+    place, introspect, tmp_path, monkeypatch, harm, said
+):
+    shutil.copytree(place / "ref", tmp_path / "ref")
+    shutil.copy(place / "train.py", tmp_path)
+    if harm is shutil.rmtree:  # while the run goes on
+        script = (place / "train.py").read_text().replace("import", "import shutil; shutil.rmtree('ref')\nimport", 1)
+        (tmp_path / "train.py").write_text(script)
+    else:
+        harm(tmp_path / "ref")
+    done = introspect("capture", "--against", "ref", "-o", "run", "train.py", "6", "-1", "0")
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "against" in line or "compared" in line]
+    assert line.startswith("introspect: not compared with ref any further: ")
+    assert said in line
+
+
+def test_a_pack_and_a_golden_run_are_references_too(place, introspect, tmp_path):
+    assert introspect("pack", "ref", "-o", tmp_path / "ref.zip", cwd=place).returncode == 0
+    words = ("-o", tmp_path / "golden", "--steps", "6", "train.py", "6", "-1", "0")
+    assert introspect("golden", "save", *words, cwd=place).returncode == 0
+    for reference in ("ref.zip", "golden"):
+        options = ("--force", "-o", tmp_path / "run", "--against", tmp_path / reference)
+        done = introspect("capture", "--stop", *options, "train.py", "40", "2", "0", cwd=place)
+        assert done.returncode == 1, done.stderr
+        assert "First divergence at step 2" in done.stderr
+
+
+def test_no_process_stays_when_training_is_killed(place, tmp_path):
+    words = ["capture", "--against", "ref", "-o", str(tmp_path / "run"), "train.py", "4000", "-1", "0.05"]
+    command = [sys.executable, "-m", "introspect_cli", *words]
+    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not any(str(tmp_path).encode() in words for words in comparers()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert ended(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--against", "nowhere"), "there is no run at nowhere to compare with"),
+        (("--stop",), "name a run with --against"),
+        (("--rtol", "1e-3"), "name a run with --against"),
+        (("--against", "ref", "-o", "ref"), "ref is the run to compare with: name another directory"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, words, said):
+    done = introspect("capture", *words, "train.py", "1", "-1", "0", cwd=place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# --- the loop, without processes
+
+
+def written(path, values):
+    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values])
+
+
+def ask(one, two):
+    return compare_runs(one, two, DiffOptions())
+
+
+def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
+    with (
+        open_run(written(tmp_path / "a", [1.0, 2.0, 3.0])) as one,
+        open_run(written(tmp_path / "b", [1.0, 2.0, 4.0])) as two,
+    ):
+        digests = Digests()
+        digests.read(one)
+        assert not digests.differ(one)
+        digests.looked.clear()
+        assert digests.differ(two)
+        assert not digests.differ(two), "what was looked at once is not looked at again"
+
+
+def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):
+    written(tmp_path / "a", [1.0])
+    with pytest.raises(StoreError):
+        alongside(lambda: open_run(tmp_path / "a"), tmp_path / "nowhere", ask, print, 0.0)

@@ -1,0 +1,108 @@
+"""Words that stand for runs: `@1`, `@2`, labels, and nothing at all."""
+
+import json
+import webbrowser
+from pathlib import Path
+
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.api import diff
+from introspect_cli.commands.report import report
+from introspect_cli.errors import UsageError
+from introspect_cli.inspect.chosen import chosen
+from introspect_cli.store.labels import write_label
+
+STARTED = "2026-06-15T12:00:0{}+00:00"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Three runs, the second of which differs from the others; named so that their names are in another order."""
+    for number, (name, value) in enumerate({"c": 1.0, "a": 2.0, "b": 1.0}.items()):
+        rows = [[row("forward", "output", "Net", value)]]
+        write_run(tmp_path / "introspect-runs" / name, rows, manifest={"started": STARTED.format(number)})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "introspect-runs"
+
+
+def test_runs_are_counted_from_the_last_one(home):
+    assert [Path(chosen(f"@{number}")).name for number in (1, 2, 3)] == ["b", "a", "c"]
+    with pytest.raises(UsageError, match="@4 stands for no run: there are 3 runs below introspect-runs/ here"):
+        chosen("@4")
+    with pytest.raises(UsageError, match="@1 is the last one"):
+        chosen("@0")
+
+
+def test_what_is_at_a_path_comes_before_labels_and_numbers(home):
+    write_label(home / "c", "good")
+    assert Path(chosen("good")) == Path("introspect-runs/c")
+    Path("good").mkdir()
+    Path("@1").mkdir()
+    assert (chosen("good"), chosen("@1"), chosen("./@1")) == ("good", "@1", "./@1")
+    assert chosen("memory://good") == "memory://good"
+
+
+def test_a_label_of_two_runs_is_refused_and_both_are_named(home, introspect):
+    for name in ("a", "b"):
+        write_label(home / name, "twice")
+    done = introspect("show", "twice")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "introspect: 2 runs have the label 'twice': name one of introspect-runs/b, introspect-runs/a.\n"
+    )
+
+
+def test_diff_alone_compares_the_last_two_and_says_which(home, introspect):
+    done = introspect("diff", "--format", "json")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == "introspect: a is introspect-runs/a, b is introspect-runs/b\n"
+    document = json.loads(done.stdout)
+    assert (document["a"], document["b"]) == ("introspect-runs/a", "introspect-runs/b")
+    assert introspect("diff", "@3", "@1").returncode == 0
+
+
+def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_path):
+    assert "name a second run to compare introspect-runs/b with" in introspect("diff", "@1").stderr
+    (tmp_path / "empty").mkdir()
+    done = introspect("diff", cwd=tmp_path / "empty")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "introspect: there are 0 runs below introspect-runs/ here: name a run by its path.\n",
+    )
+
+
+@pytest.mark.parametrize("words", [["show"], ["check"], ["show", "--tree"], ["report", "-o", "page.html"]])
+def test_what_looks_at_one_run_takes_the_last(home, introspect, words):
+    done = introspect(*words)
+    assert "introspect: the last run is introspect-runs/b\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["verify", "pack -o packed.zip", "export --format csv -o out"])
+def test_every_verb_that_takes_a_run_takes_a_label(home, introspect, words):
+    write_label(home / "a", "other")
+    verb, *rest = words.split()
+    done = introspect(verb, "other", *rest)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_takes_them_too(home):
+    assert diff("@3", "@1").verdict == "same"
+    assert diff("@2", "@1").verdict == "diverged"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_page_is_opened_in_the_browser_or_its_place_is_said(home, monkeypatch, capsys, works):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or works)
+    assert report.main(["--open"], standalone_mode=False) == 0
+    page = Path(opened[0].removeprefix("file://"))
+    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+    assert ("no browser could be opened here" in capsys.readouterr().err) is not works
+    page.unlink()
+    page.parent.rmdir()
+
+
+def test_a_page_goes_nowhere_unless_somewhere_is_named(home, introspect):
+    assert "say where the page goes" in introspect("report", "@1").stderr

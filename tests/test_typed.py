@@ -1,0 +1,47 @@
+"""A user's script is type checked against the package's own annotations."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mypy")
+
+SCRIPT = """
+from pathlib import Path
+
+import introspect_cli
+from introspect_cli.schedule.rules import Every, First
+
+
+def train(path: Path) -> None:
+    with introspect_cli.recording(None, path, schedule=First(10) | Every(100), packages=False):
+        with introspect_cli.phase("rollout"):
+            introspect_cli.record("reward", 1.0)
+        introspect_cli.step()
+
+
+comparison = introspect_cli.diff("runA", Path("runB"), rtol=1e-5)
+if not comparison.same and comparison.first is not None:
+    reveal_type(comparison.sentence)
+    reveal_type(comparison.first.step)
+with introspect_cli.open_run("runA") as run:
+    reveal_type(run)
+introspect_cli.diff(1, "runB")  # type: ignore[arg-type]
+introspect_cli.record(3, 4)  # type: ignore[arg-type]
+"""
+
+
+def test_a_users_script_is_type_checked_and_its_mistakes_are_found(tmp_path):
+    """An ignored mistake that is none would be an error of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", "cache", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line, revealed in ((17, "str"), (18, "int"), (20, "RunView")):
+        assert re.search(
+            rf'^train.py:{line}: note: Revealed type is "[\w.]*\b{revealed}"$', done.stdout, re.MULTILINE
+        ), done.stdout
