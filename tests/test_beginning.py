@@ -223,3 +223,23 @@ for batch in DataLoader(torch.ones(4, 4), batch_size=int(sys.argv[1])):
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
     assert "normal_ of Linear.weight (train.py:7), in b only" in answer, answer
     assert "DataLoader" not in answer
+
+
+def test_an_evaluation_that_draws_before_the_first_step_is_told_by_the_lines_around_it(tmp_path, introspect):
+    script = """
+import sys, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net.train(sys.argv[1] == "draws")
+with torch.no_grad():
+    net(torch.ones(2, 4))
+net.train()
+net(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    for name in ("silent", "draws"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    answer = introspect("diff", "silent", "draws").stdout.split("\n\n")[0]
+    assert "one between train.py:4 and train.py:10, in b only" in answer, answer

@@ -88,7 +88,10 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event = ("b", two) if later[0] < later[1] else ("a", one)
+        side, event, own = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        if event is not None and event.is_unseen and event.line and same and own[same - 1].line:
+            between = f"one between {own[same - 1].line} and {event.line}"
+            return f"the first draw that differs is {between}, in {side} only{agree}"
         return (
             f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
         )

@@ -157,6 +157,9 @@ def tuned(scene: Scene) -> Told:
     """
     if scene.tells != Optimizer.word or those(scene.cause.evidence, Known.UNSEEN):
         return {}
+    others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
+    if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
+        return {}  # that comes first
     settled = changes_for(*_settings(scene), scene.site.fqn)
     return {
         label: both
