@@ -239,6 +239,8 @@ def json_page(made: dict[str, Any]) -> str:
         "YAML. Its JSON Schema comes with the package, `render/assets/diff.schema.json` of `introspect_cli`, and the "
         "tests hold real answers against it. [Reasons](reasons.md) says what the word of `reason` means. "
         "Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name beside these keys."
+        "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
+        'schema = json.loads(files("introspect_cli.render").joinpath("assets/diff.schema.json").read_text())\n```'
     )
     return page("JSON of a comparison", about, lines())
 

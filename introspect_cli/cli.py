@@ -43,6 +43,7 @@ VERBS = {
     "runs": "List the runs there are, label them, and remove old ones.",
     "show": "Show what is in a run.",
     "verify": "Check that a run on disk is whole.",
+    "watch": "Show a run while it goes on.",
     "zoom": "Run two runs again and show which elements first differ.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`."""

@@ -11,9 +11,11 @@ import pytest
 import torch
 from opcapture import captured
 
+from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
 from introspect_cli.rerun.golden import Golden, compared, keep, tolerance_of
+from introspect_cli.store.reader import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -219,3 +221,21 @@ def test_the_plugin_saves_and_checks_where_xdist_runs_the_tests(pytester):
     assert code == 1
     assert "2 passed" in said
     assert "lr 0.2 -> 0.25" in said
+
+
+SLOW = TRAIN.replace("range(50)", "range(60)").replace(
+    "    optimizer.step()", "    __import__('time').sleep(0.05)\n    optimizer.step()"
+)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, introspect, monkeypatch, long):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SLOW.replace("0.05", "0"))
+    golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
+    (tmp_path / "train.py").write_text(SLOW.replace("lr=float(sys.argv[1])", "lr=0.2"))
+    monkeypatch.setattr(golden, "_LONG", 0.0 if long else 1000.0)
+    result = golden.check(tmp_path / "gold", keep_run=tmp_path / "run")
+    assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)
+    with open_run(tmp_path / "run") as run:
+        assert (len(run.rank(0)) < 6) is long

@@ -73,7 +73,7 @@ def ran(line, place, introspect):
     """What a command prints; a number after `# exit status` is the one it has."""
     command, _, comment = line.partition("  #")
     words = shlex.split(command)
-    if words[:1] == ["introspect"] and "|" not in command:
+    if words[:1] == ["introspect"] and not set("|&<>") & set(command):
         done = introspect(*words[1:], cwd=place, env=os.environ | ENVIRONMENT)
     else:
         environment = os.environ | ENVIRONMENT

@@ -110,5 +110,5 @@ class Against:
             return [f"against {self.reference}: {said}"]
         self.code = _CODES[facts["verdict"]]
         if said == self._first:
-            said = "the verdict on the whole run is the same"
+            said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
-_NICE = 10
+_NICE = 5
 
 
 def main() -> NoReturn:
@@ -55,7 +56,7 @@ def main() -> NoReturn:
 def compare_alongside(
     reference: str, run: Path, noise: Sequence[str], rtol: float, first: Callable[[DiffResult], None]
 ) -> DiffResult:
-    """Compare a run with a reference until it is over; a golden run is compared by its tolerance.
+    """Compare a run with a reference until it is over.
 
     Raises:
         StoreError: one of them cannot be read.
@@ -63,28 +64,37 @@ def compare_alongside(
     """
     from contextlib import ExitStack
 
-    from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.rerun.alongside import alongside
+
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_any(path)) for path in noise]
+        opened, ask = question(reference, run, others, DiffOptions(rtol=rtol))
+        return alongside(opened, run, ask, first)
+
+
+def question(
+    reference: str, run: Path, noise: Sequence[Run], options: DiffOptions
+) -> tuple[Callable[[], Run], Callable[[Run, Run], DiffResult]]:
+    """What opens a reference, and what compares it with the run; a golden run is compared by its tolerance.
+
+    Raises:
+        StoreError: a golden run cannot be read.
+        UsageError: the reference is a checkpoint.
+    """
+    from introspect_cli.compare.diff import compare_runs
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
     from introspect_cli.rerun import golden
-    from introspect_cli.rerun.alongside import alongside
 
     if is_checkpoint(reference):
         raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
-    kept = Path(reference) if (Path(reference) / golden.ABOUT).is_file() else None
-    if kept is not None:
+    kept = Path(reference)
+    if (kept / golden.ABOUT).is_file():
         about = golden.read(kept)
-        return alongside(
-            lambda: open_any(kept / golden.STORE), run, lambda _one, _two: golden.compared(kept, about, run), first
-        )
-    with ExitStack() as stack:
-        others = [stack.enter_context(open_any(path)) for path in noise]
-
-        def ask(one: Run, two: Run) -> DiffResult:
-            return compare_runs(one, two, DiffOptions(rtol=rtol), others)
-
-        return alongside(lambda: open_any(reference), run, ask, first)
+        return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
+    return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)
 
 
 def _answer(**facts: Any) -> None:

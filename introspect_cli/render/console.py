@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from introspect_cli.render.blocks import WIDEST, Block, Line, lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 STYLES = {
     "": "",
@@ -88,6 +89,25 @@ class Screen:
         """Draw the blocks, one below the other."""
         for row in lines_of(blocks, self.width):
             self._line(row)
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
+        """A function that draws blocks over those it drew before; None where there is no terminal to draw over."""
+        if not self.interactive or self._console.is_dumb_terminal:
+            yield None
+            return
+        from rich.live import Live
+
+        with Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+
+            def draw(blocks: Iterable[Block]) -> None:
+                lines = [
+                    Line(tuple((self._shown(text), style) for text, style in line.spans), line.indent)
+                    for line in lines_of(blocks, self.width)
+                ]
+                live.update(Group(*rich_lines(lines, self.width)), refresh=True)
+
+            yield draw
 
     def _line(self, line: Line) -> None:
         text = Text(" " * line.indent, end="")

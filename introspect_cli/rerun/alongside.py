@@ -111,7 +111,7 @@ def alongside(
                         if result.verdict is Verdict.DIVERGED and not told:
                             first(result)
                         return result
-                    if waiting and began >= rest_until and _may_be_judged(one, run):
+                    if waiting and began >= rest_until and may_be_judged(one, run):
                         waiting, result = False, ask(one, run)
                         rest_until = time.monotonic() + _REST * (time.monotonic() - began)
                         if result.verdict is Verdict.DIVERGED:
@@ -127,12 +127,12 @@ def alongside(
         one.close()
 
 
-def _may_be_judged(reference: Run, run: Run) -> bool:
+def may_be_judged(reference: Run, run: Run) -> bool:
     """Whether what a run has recorded so far stays.
 
     What a model computes before anything is trained may turn out to have been an evaluation, and is then taken back.
     """
-    return _trains(run) or not _trains(reference)
+    return run.state is not RunState.RUNNING or _trains(run) or not _trains(reference)
 
 
 def _trains(run: Run) -> bool:

@@ -132,7 +132,7 @@ class _Search:
                 f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {reference.last_lines}"
             )
         self.tell(f"{good[:10]} is the reference: {reference.steps} steps")
-        worst = self._capture(bad)
+        worst = self._capture(bad, against=reference.run)
         verdict, result = judge(reference, worst, self.until)
         self._note(bad, verdict, result)
         if verdict is not Verdict.DIVERGED or result is None or result.first is None:
@@ -162,8 +162,10 @@ class _Search:
         finally:
             self.tree.run("bisect", "reset")
 
-    def _capture(self, commit: str) -> Rerun:
+    def _capture(self, commit: str, against: Path | None = None) -> Rerun:
+        """Run a commit, up to its first divergence from a run where one is given."""
         options: list[str] = list(self.plan.options)
+        options += ["--against", str(against), "--stop"] if against is not None else []
         name = commit[:16]
         if self.until is not None:
             options += ["--until-step", str(self.until)]

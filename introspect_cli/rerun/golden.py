@@ -7,6 +7,7 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 ABOUT, STORE = "golden.yaml", "run.zip"
 KINDS = "rng,batch,loss,output,grad,param,buffer"
+_LONG = 20.0
+"""Seconds of a golden run from which on the next one is ended at its first divergence: that takes a second itself."""
 _SMALL = 64
 """Roundings of a value's type that summation order may make; more is another computation."""
 
@@ -142,10 +145,23 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
-        runs = [_captured(golden, Path(folder) / f"run{number}") for number in range(1 + noise)]
+        # with noise, what may pass is known after both runs
+        stop = ["--against", str(path), "--stop"] if not noise and _took_long(path) else []
+        runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         if keep_run is not None:
             shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
         return compared(path, golden, runs[0], runs[1:])
+
+
+def _took_long(path: Path) -> bool:
+    """Whether a golden run took so long that it pays to compare the next one while it runs."""
+    with _kept(path) as run:
+        times = [run.manifest.get(name) for name in ("started", "ended")]
+    try:
+        began, ended = (dt.datetime.fromisoformat(str(time)) for time in times)
+        return (ended - began).total_seconds() >= _LONG
+    except (TypeError, ValueError):  # there is none, or one is of a zone and the other is not
+        return False
 
 
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
@@ -190,13 +206,13 @@ def _another_machine(result: DiffResult) -> DiffResult:
     return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
-def _captured(golden: Golden, run: Path, *, sources: bool = False) -> Path:
-    """Run the script under capture.
+def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
+    """Run the script under capture, with more options than the golden run's where some are given.
 
     Raises:
         StoreError: it recorded nothing.
     """
-    options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options]
+    options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
     command = [sys.executable, "-m", "introspect_cli", "capture", "-q", *options, "-o", str(run), *golden.words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - the user's script
     try:

@@ -1,0 +1,157 @@
+"""`introspect watch`: a run while it goes on, on a terminal, in a pipe, once."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from synthetic import row, write_run
+
+from introspect_cli.commands.watch import _with_rate
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.health.look import look
+from introspect_cli.render.watch_text import watch_blocks, watch_line
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.writer import StoreWriter
+
+
+def steps(*values):
+    return [[row("loss", "loss", "loss", value), row("optimizer", "grad", "Net.weight", value)] for value in values]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of six steps; the second differs from its fourth on."""
+    home = tmp_path / "introspect-runs"
+    write_run(home / "a", steps(6.0, 5.0, 4.0, 3.0, 2.0, 1.0), manifest={"started": "2026-06-15T12:00:00+00:00"})
+    late = {"started": "2026-06-15T12:00:10+00:00", "ended": "2026-06-15T12:00:13+00:00"}
+    write_run(home / "b", steps(6.0, 5.0, 4.0, 9.0, 2.0, 1.0), manifest=late)
+    return home
+
+
+def test_a_run_is_shown_once_with_its_curves_rate_and_findings(runs, introspect):
+    done = introspect("watch", "--once")
+    assert done.returncode == 0, done.stderr
+    assert "introspect: the last run is introspect-runs/b\n" in done.stderr
+    assert "introspect-runs/b  complete, step 5, 2 steps/s on average\n" in done.stdout
+    assert "loss  1 at step 5, 1 to 9\n" in done.stdout
+    assert "check: " in done.stdout
+
+
+@pytest.mark.parametrize(("other", "code"), [("a", 1), ("b", 0)])
+def test_the_distance_to_a_reference_is_shown_with_the_status_of_diff(runs, introspect, other, code):
+    done = introspect("watch", runs / "b", "--against", runs / other, "--once")
+    assert done.returncode == code, done.stderr
+    assert f"against {runs / other}: {'First divergence at step 3' if code else 'The runs are the same'}" in done.stdout
+    assert ("Divergence map (steps 0 to 5)" in done.stdout) is bool(code)
+
+
+def test_a_run_that_goes_on_is_not_said_to_end(runs, tmp_path):
+    part = write_run(tmp_path / "part", steps(6.0, 5.0))
+    with open_run(runs / "a") as one, open_run(part) as two:
+        seen = replace(look(two), state=RunState.RUNNING)
+        blocks = watch_blocks(seen, 80, ("a", compare_runs(one, two, DiffOptions())))
+    text = "\n".join(block.text for block in blocks)
+    assert "against a: no divergence so far: 4 records of 2 steps agree" in text
+    assert "ends" not in text
+
+
+def test_nothing_is_called_healthy_before_there_is_a_step(tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        store.write_manifest({"status": "running"})
+        with open_run(tmp_path / "run") as run:
+            seen = look(run)
+    assert watch_line(seen) == "running, no step yet"
+    assert watch_blocks(seen, 80)[-1].text == "check: no rule has what it looks at yet"
+
+
+def test_runs_marks_those_that_go_on(tmp_path, introspect):
+    with StoreWriter.create(tmp_path / "introspect-runs" / "now") as store:
+        store.write_manifest({"status": "running"})
+        assert re.search(r"introspect-runs/now .*running", introspect("runs").stdout)
+
+
+def test_the_rate_is_that_of_the_last_looks(runs):
+    with open_run(runs / "a") as run:
+        seen = replace(look(run), state=RunState.RUNNING)
+    looks = deque([(100.0, 1)], maxlen=3)
+    assert _with_rate(seen, looks, 102.0).rate == 2.0
+    assert watch_line(_with_rate(seen, looks, 104.0)) == "running, step 5, 1 steps/s"
+    assert not _with_rate(seen, deque(maxlen=3), 104.0).recent
+
+
+def test_80_columns_are_enough(runs):
+    with open_run(runs / "b") as run:
+        blocks = watch_blocks(look(run), 200)
+    assert all(len(block.text) <= 80 for block in blocks if not block.wrap)
+
+
+TRAIN = """\
+import sys, time, torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(12):
+    loss = net(torch.ones(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    time.sleep(0.2)
+"""
+
+
+def on_a_terminal(*words, cwd, **variables):
+    """What a command draws on a terminal of 80 columns, and its exit status."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "introspect_cli", *words],
+        cwd=cwd, stdin=follower, stdout=follower, stderr=follower,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **variables},
+    )  # fmt: skip
+    os.close(follower)
+    drawn = b""
+    while True:
+        try:
+            piece = os.read(leader, 1 << 16)
+        except OSError:  # how a terminal says that nobody writes to it any more
+            break
+        if not piece:
+            break
+        drawn += piece
+    os.close(leader)
+    return drawn.decode(), process.wait()
+
+
+def test_the_screen_is_drawn_anew_and_the_command_ends_with_the_run(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("capture", "-q", "-o", "run", "train.py")
+    training = threading.Thread(target=introspect, args=words)
+    training.start()
+    while not (tmp_path / "run" / "rank0" / "index.bin").exists():
+        assert training.is_alive()
+    drawn, code = on_a_terminal("watch", "run", cwd=tmp_path, NO_COLOR="1")
+    training.join()
+    assert code == 0, drawn
+    assert "running, " in drawn
+    assert "complete, step 11" in drawn
+    assert "\x1b[1A" in drawn, "nothing was drawn over"
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9](;|m)", drawn), "colours were drawn despite NO_COLOR"
+
+
+def test_a_terminal_that_cannot_draw_over_gets_lines(runs):
+    drawn, code = on_a_terminal("watch", "b", cwd=runs, TERM="dumb")
+    assert code == 0, drawn
+    assert drawn.startswith("b  complete, step 5")
+    assert "\x1b" not in drawn
+
+
+def test_a_pipe_gets_a_line_for_each_look_and_the_screen_at_the_end(runs, introspect):
+    done = introspect("watch", "b", cwd=runs)
+    assert done.stdout.startswith("b  complete, step 5")
+    assert "\x1b" not in done.stdout
