@@ -31,10 +31,10 @@ def test_a_warm_up_that_begins_with_zero_is_named_by_its_learning_rates(tmp_path
     assert "not among its parameters" not in sentence
 
 
-def two_optimizers(path, *, swapped=False, crossed=False):
+def two_optimizers(path, *, swapped=False, crossed=False, record="default"):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    with introspect_cli.recording(net, path):
+    with introspect_cli.recording(net, path, record=record):
         held = [net[2], net[0]] if swapped else [net[0], net[2]]
         adam = torch.optim.AdamW(held[0].parameters(), lr=1e-3)
         sgd = torch.optim.SGD(held[1].parameters(), lr=1e-2)
@@ -53,8 +53,9 @@ def test_optimizers_whose_parameters_were_exchanged_are_told_by_what_each_steps(
     assert "cleared" not in sentence
 
 
-def test_optimizers_that_step_in_another_order_are_told_so_where_each_step_is_its_own(tmp_path):
-    runs = two_optimizers(tmp_path / "a"), two_optimizers(tmp_path / "b", crossed=True)
+@pytest.mark.parametrize("record", ["default", "param,grad,loss"])
+def test_optimizers_that_step_in_another_order_are_told_so_where_each_step_is_its_own(tmp_path, record):
+    runs = [two_optimizers(tmp_path / name, crossed=name == "b", record=record) for name in "ab"]
     sentence = introspect_cli.diff(*runs).sentence
     assert "the optimizers step in a different order (AdamW in a; SGD in b)" in sentence
 

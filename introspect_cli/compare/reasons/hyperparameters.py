@@ -138,6 +138,11 @@ def names_in(settings: Any) -> set[str]:
     return set(_optimizers(settings))
 
 
+def holders(settings: Any, parameters: set[str]) -> list[str]:
+    """The optimizers that have any of some parameters."""
+    return [name for name, own in _optimizers(settings).items() if parameters & set(_by_parameter(own))]
+
+
 def other_optimizer(a: Any, b: Any, parameter: str) -> str:
     """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 
