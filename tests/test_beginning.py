@@ -172,3 +172,74 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
 def test_lines_that_are_no_events_are_passed_over(lines):
     run = SimpleNamespace(settings_of=lambda _rank: {"beginning": {"events": lines, "last": None}})
     assert not _events(run, 0, "")
+
+
+@pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])
+def test_workers_that_draw_instead_of_the_main_process_are_named(tmp_path, introspect, drawn):
+    script = f"""
+import random, sys, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)) + {drawn}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    random.seed(0)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in DataLoader(Noisy(), batch_size=2, num_workers=int(sys.argv[1])):
+        optimizer.zero_grad()
+        net(batch).sum().backward()
+        optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    for name, workers in (("a", 0), ("b", 2)):
+        introspect("capture", "-q", "-o", name, "train.py", workers)
+    answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
+    assert "DataLoader (train.py:16): num_workers 0 -> 2" in answer.partition("Likely cause: ")[2], answer
+    assert "prefetch_factor" not in answer
+
+
+def test_a_loader_is_not_blamed_where_another_draw_is_on_record(tmp_path, introspect):
+    script = """
+import sys, torch
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+if sys.argv[1] == "2":
+    torch.nn.init.normal_(net.weight)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for batch in DataLoader(torch.ones(4, 4), batch_size=int(sys.argv[1])):
+    net(batch).sum().backward()
+    optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    for name, size in (("a", 1), ("b", 2)):
+        introspect("capture", "-q", "-o", name, "train.py", size)
+    answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
+    assert "normal_ of Linear.weight (train.py:7), in b only" in answer, answer
+    assert "DataLoader" not in answer
+
+
+def test_an_evaluation_that_draws_before_the_first_step_is_told_by_the_lines_around_it(tmp_path, introspect):
+    script = """
+import sys, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net.train(sys.argv[1] == "draws")
+with torch.no_grad():
+    net(torch.ones(2, 4))
+net.train()
+net(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    for name in ("silent", "draws"):
+        introspect("capture", "-q", "-o", name, "train.py", name)
+    answer = introspect("diff", "silent", "draws").stdout.split("\n\n")[0]
+    assert "one between train.py:4 and train.py:10, in b only" in answer, answer

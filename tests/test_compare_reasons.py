@@ -158,7 +158,7 @@ FAULTS = [
     ("seed", 0, "start", "rng", "torch", "rng", ["seed", "first captured step"]),
     ("draw", 1, "start", "rng", "torch", "rng", ["extra random draw", "step 0"]),
     ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "data pipeline"]),
-    ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["a different order"]),
+    ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["the same values in another order"]),
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
     ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "The cause is inside this module"]),

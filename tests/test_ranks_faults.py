@@ -73,6 +73,10 @@ FOUND = [
         "from step 1 on rank 1's parameter Net.head.weight differs",
     ),
     ("hand-expert", "copies-differ", 0, 1, "param Experts.expert.weight", "gradients were averaged over them"),
+    ("ddp-sum", "summed-gradients", 0, 0, "grad Net.tok.weight", "gave, not their mean: right only where"),
+    ("fsdp2-sum", "summed-gradients", 0, 0, "grad Net.tok.weight", "is the sum of what the backward passes of the 2"),
+    ("fsdp2-local-clip", "local-clip", 0, 0, "grad norm", "the parts of gradients that each optimizer takes have one"),
+    ("hand-local-clip~collectives", "local-clip", 0, 0, "grad norm", "what goes into the reductions of each rank has"),
     ("hand-unused", "rank-gradients", 0, 1, "grad Net.extra.weight", "rank 1 has no gradient of Net.extra.weight"),
     ("hand-skip", "rank-steps", 1, 1, "rank 1", "no parameter of rank 1 was changed in step 1, those of rank 0 were"),
     ("ddp-skip", "rank-steps", 1, 1, "rank 1", "rank 1 has 2 losses in step 1 and rank 0 1"),
@@ -149,7 +153,7 @@ TOLD = [
     ("hand-stale", "n", 1, "step 0, rank 1: the parameter Net.head.weight differs before any training"),
     ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
     ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),
-    ("hand-rate", "n", 1, "step 0, rank 1: the parameter|SGD or its hyper-parameters (lr 0.01 -> 0.02)"),
+    ("hand-rate", "n", 1, "step 0, rank 1: the parameter|The cause is SGD's lr 0.01 -> 0.02"),
     ("hand-rate", "1", 0, "differs after the optimizer step|In b its copies differ: rank 1 from rank 0"),
     ("hand-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("fsdp2-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
@@ -162,7 +166,7 @@ TOLD = [
     ("fsdp2-mesh", "1", 0, f"are not the whole: in b the parts of it on record {HALF}. The cause is how it is cut"),
     ("hand-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("ddp-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
-    ("hand-uneven", "1", 0, "step 2: the loss differs"),
+    ("hand-uneven", "1", 0, "step 2: the loss differs|the ranks of b had different numbers of samples (rank 0: 4, r"),
     ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
     ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
 ]  # fmt: skip
@@ -195,6 +199,7 @@ MANY = [
 ]
 
 SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
+         "hand-none~collectives", "ddp-none~collectives",
          "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
          "ddp-clipped", "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
 
@@ -275,6 +280,32 @@ def test_what_is_as_it_should_be_is_not_found(runs, case):
     needs(case)
     with open_run(runs / "2" / case) as run:
         assert check(run).findings == ()
+
+
+@pytest.mark.parametrize(("case", "rule"), [("hand-local-clip", "local-clip"), ("tp-none", "summed-gradients")])
+def test_a_rule_about_scaled_gradients_that_lacks_records_says_with_which_option_it_has_them(runs, case, rule):
+    needs(case)
+    with open_run(runs / "2" / case) as run:
+        result = check(run)
+    assert rule not in result.checked
+    assert "capture --record default" in dict(result.unseen)[rule]
+
+
+@pytest.mark.parametrize("case", ["hand-none~collectives", "ddp-none~collectives"])
+def test_gradients_that_are_averaged_and_not_clipped_are_checked_and_found_sound(runs, case):
+    with open_run(runs / "2" / case) as run:
+        result = check(run)
+    assert {"summed-gradients", "local-clip"} <= {*result.checked}
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_one_rank_that_computes_in_another_precision_is_no_other_order_of_sums(runs, backwards):
+    with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-autocast") as b:
+        result = compare_runs(*((b, a) if backwards else (a, b)), DiffOptions())
+    assert result.first.site.fqn == "Net.extra"
+    assert "bfloat16" in result.sentence
+    assert "it computes in a different precision" in result.sentence
 
 
 def test_draws_that_were_not_all_noticed_are_not_said_to_be_right(runs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
 from introspect_cli.compare.join.wholes import told as layouts_differ
 from introspect_cli.compare.match.correspondence import correspond
-from introspect_cli.compare.match.names import renamer
+from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
@@ -54,6 +55,24 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         StoreError: a store turns out to be damaged.
         UsageError: nothing can be meant by the options for these runs.
     """
+    answer = _compare(a, b, options, noise)
+    return replace(answer, suggestions=_helpful(answer, (a, b), options, noise)) if answer.suggestions else answer
+
+
+def _helpful(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, noise: Sequence[Run]) -> tuple[str, ...]:
+    """Of the renames that an answer suggests, those under which more records agree; each is tried with those before."""
+    kept, best = [], answer.counts.equal + answer.counts.within
+    for text in answer.suggestions:
+        rename = (*options.rename, parse_rename(shlex.split(text)[1]))
+        tried = _compare(*runs, replace(options, rename=rename), noise).counts
+        if tried.equal + tried.within > best:
+            kept.append(text)
+            options, best = replace(options, rename=rename), tried.equal + tried.within
+    return tuple(kept)
+
+
+def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:
+    """The answer, with what it suggests not tried yet."""
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, are_checkpoints(a, b)
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):

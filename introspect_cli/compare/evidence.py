@@ -47,6 +47,7 @@ class Thing(Enum):
     BACKWARD = "backward"
     GRADIENTS = "gradients"
     GRADIENT = "gradient"
+    GRADIENT_SUM = "gradient sum"
     GRADIENTS_IN_STEP = "gradients in step"
     VALUE_BEFORE = "value before"
     STATE_BEFORE = "state before"

@@ -17,7 +17,7 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,10 +144,10 @@ def outputs(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.OUTPUTS, known, needed=True)]
 
 
-def forward(step: Step, _place: Place) -> list[Evidence]:
-    """The forward pass of the step."""
-    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]))
-    return [LEFT_OUT if _left_out(step, known) else Evidence(Thing.FORWARD, known, needed=True)]
+def forward(step: Step, place: Place) -> list[Evidence]:
+    """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
+    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]), place.order)
+    return [LEFT_OUT if _left_out(step, known, place.order) else Evidence(Thing.FORWARD, known, needed=True)]
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -188,12 +188,12 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 # --- the backward pass
 
 
-def loss(step: Step, _place: Place) -> list[Evidence]:
-    """The losses of the step; nothing where losses were recorded, but this step has none."""
+def loss(step: Step, place: Place) -> list[Evidence]:
+    """The losses of the step so far; nothing where losses were recorded, but this step has none."""
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if not step.state[sites].any() and Kind.LOSS in step.comparison.kinds:
         return []
-    return [Evidence(Thing.LOSS, step.known(sites), needed=True)]
+    return [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
 def backward(step: Step, place: Place) -> list[Evidence]:
@@ -216,9 +216,20 @@ def _gradients(step: Step, place: Place) -> Known:
 
 
 def gradient(step: Step, place: Place) -> list[Evidence]:
-    """A parameter's gradient, as the optimizer sees it."""
-    known = step.known(step.of(Kind.GRAD, _AFTER, place.site.fqn), every=True)
-    return [Evidence(Thing.GRADIENT, known, needed=True)]
+    """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
+    sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    known = step.known(sites, every=True)
+    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, known, needed=True)]
+
+
+def owing_side(step: Step, sites: Iterable[int]) -> str:
+    """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
+    sides = []
+    for side, batch in (("a", step.table.a), ("b", step.table.b)):
+        rows = step.table.rows_of(side)
+        owed = [batch.how[rows[site]] == Joined.OWED for site in sites if batch.how is not None and site in rows]
+        sides += [side] if any(owed) else []
+    return sides[0] if len(sides) == 1 else ""
 
 
 def gradients_in_step(step: Step, place: Place) -> list[Evidence]:

@@ -10,6 +10,7 @@ from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.split import Split
+from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often
 from introspect_cli.records import Phase, count
 
@@ -36,7 +37,8 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
     ]
     if blamed and not scene.lost:
-        text += f" Likely cause: {'; '.join(describe(change) for change in blamed[:3])}."
+        lead = " It likely comes from" if tuned(scene) else " Likely cause:"
+        text += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
     return text
 
 

@@ -20,6 +20,7 @@ from introspect_cli.health.parts import SHARDS, TIED_WEIGHTS, Parts
 from introspect_cli.health.progress import LOST_RANK, RANK_GRADIENTS, RANK_STEPS, Progress
 from introspect_cli.health.reading import TableBuilder
 from introspect_cli.health.reduction import REDUCTION, Reductions
+from introspect_cli.health.scaling import LOCAL_CLIP, SUMMED_GRADIENTS, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,8 @@ RULES: tuple[Rule, ...] = (
     *inputs.RULES,
     LOST_RANK,
     REDUCTION,
+    SUMMED_GRADIENTS,
+    LOCAL_CLIP,
     COPIES_DIFFER,
     SAME_SAMPLES,
     RANK_SETTINGS,
@@ -51,7 +54,7 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule, in the order in which they are documented."""
 
-_GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions)
+_GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions, Scaling)
 """What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
 were equal before the step, and reductions explain what copies and collectives show of it."""
 

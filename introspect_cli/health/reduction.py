@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.health.aligned import AlignedStep, Ranks, Rows, Value
 
-_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
 _PARALLEL = 1e-5
 _ADDS_UP = 1e-5
 _MATTERS = 1e-3
@@ -65,6 +65,10 @@ class Reductions(Gathered):
                 self.proofs[fqn] = proof
             self.alike[fqn] = self._alike(now, rows)
 
+    @cached_property
+    def _outputs(self) -> Mapping[str, list[int]]:
+        return adding_up(self.ranks)
+
     def _alike(self, now: AlignedStep, rows: Rows) -> list[list[int]]:
         """Ranks by their gradient; nothing where each has another, or a part."""
         ranks: dict[int, list[int]] = {}
@@ -76,13 +80,13 @@ class Reductions(Gathered):
 
     def _not_added(self, now: AlignedStep, fqn: str, rows: Rows) -> str:
         """That ranks take what their backward passes gave, by sums of elements; "" where that is not known."""
-        outputs = [now.rows[number] for number in self._gradients_of_outputs.get(fqn, ()) if number in now.rows]
+        outputs = [now.rows[number] for number in self._outputs.get(fqn, ()) if number in now.rows]
         if len(rows) < 2 or not outputs:
             return ""
         given, size, taken = {}, {}, {}
         for rank, row in rows.items():
-            total = _finite_whole(now, rank, row)
-            parts = [_finite_whole(now, rank, held[rank]) for held in outputs if rank in held]
+            total = finite(now, rank, row)
+            parts = [finite(now, rank, held[rank]) for held in outputs if rank in held]
             values = [part for part in parts if part is not None]
             if total is None or not values or len(values) < len(parts):
                 return ""
@@ -99,23 +103,23 @@ class Reductions(Gathered):
         where = "any rank" if len(alone) == self.ranks.run.world_size else rank_list(sorted(alone))
         return f"its gradient was not reduced on {where}"
 
-    @cached_property
-    def _gradients_of_outputs(self) -> dict[str, list[int]]:
-        """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
-        classes = {module.fqn: module.module_class for module in self.ranks.whole.modules}
-        outputs: dict[str, list[int]] = {}
-        for number, site in enumerate(self.ranks.sites):
-            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-                outputs.setdefault(site.fqn, []).append(number)
-        owners = {site.fqn: site.fqn.rpartition(".")[0] for site in self.ranks.sites if site.kind == Kind.GRAD}
-        return {
-            fqn: outputs[owner]
-            for fqn, owner in owners.items()
-            if owner in outputs and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
-        }
+
+def adding_up(ranks: Ranks) -> Mapping[str, list[int]]:
+    """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
+    classes = {module.fqn: module.module_class for module in ranks.whole.modules}
+    outputs: dict[str, list[int]] = {}
+    for number, site in enumerate(ranks.sites):
+        if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
+            outputs.setdefault(site.fqn, []).append(number)
+    owners = {site.fqn: site.fqn.rpartition(".")[0] for site in ranks.sites if site.kind == Kind.GRAD}
+    return {
+        fqn: outputs[owner]
+        for fqn, owner in owners.items()
+        if owner in outputs and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
+    }
 
 
-def _finite_whole(now: AlignedStep, rank: int, row: int) -> Value | None:
+def finite(now: AlignedStep, rank: int, row: int) -> Value | None:
     """A record whose sums are known: None where it is a part, or not all finite."""
     value, counts = now.value(rank, row), now.batches[rank].counts
     odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
@@ -158,7 +162,7 @@ class _Recorded:
             sides: tuple[list[_Passed], list[_Passed]] = [], []
             phases = ranks.readers[rank].sites.phase
             for (group, number), call in calls.items():
-                for path, row in call.rows.items() if call.operation in _REDUCTIONS else ():
+                for path, row in call.rows.items() if call.operation in REDUCTIONS else ():
                     value = _measured(now, rank, row)
                     if value is not None:
                         backward = phases[int(now.batches[rank].site[row])] == Phase.BACKWARD

@@ -137,7 +137,8 @@ class Together:
             if shape and all(len(other) == len(shape) for other in shapes):
                 widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
                 shape = (sum(other[0] for other in shapes), *widest)
-            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape))
+            dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
+            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape, dtype=dtype))
         return self._batched[key]
 
     def _sums(self, plan: Plan, groups: Array) -> Adding:

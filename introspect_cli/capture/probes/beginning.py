@@ -154,7 +154,7 @@ class BeginningProbe:
         if self._guarded.on:
             with self._guarded:
                 self._put_back()
-                self._look(None, whole=True)
+                self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
                 self.changed = self._generators is not None or bool(self._read)
 
     def _over(self) -> None:

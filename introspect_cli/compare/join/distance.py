@@ -44,6 +44,8 @@ class Layouts:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
         self.unit = np.array([ROUNDING.get(layout.dtype, 0.0) for layout in layouts] or [0.0])
+        dtypes: dict[str, int] = _DTYPES
+        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
         self.shape = np.array(
@@ -52,6 +54,7 @@ class Layouts:
 
 
 _SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
+_DTYPES: dict[str, int] = {}
 
 
 def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.amounts import Amounts
-from introspect_cli.compare.join.distance import other_shapes
+from introspect_cli.compare.join.distance import Layouts, other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.join.split import splits_of
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     Column = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
-"""What another order of summation may change, in float32 and in bfloat16: between layouts of one training, parameters
-after AdamW were seen to differ by 2e-5 and by 1e-2."""
+"""What another order of summation may change, in float32 and where both runs compute in bfloat16 or float16.
+
+Between layouts of one training, parameters after AdamW were seen to differ by 2e-5 and by 1e-2."""
 
 _STATE = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+_RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _SURE = 1e-3
 _OTHER_SAMPLES = (
@@ -102,7 +104,7 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     """The options with the tolerance that different layouts need, where none was asked for."""
     if options.tolerant:
         return options
-    coarse = any(layout.dtype in _COARSE for reader in readers for layout in reader.layouts)
+    coarse = all(any(layout.dtype in _COARSE for layout in reader.layouts) for reader in readers)
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
 
 
@@ -230,6 +232,15 @@ class Gathered:
         if not both and kind is not Kind.BATCH:
             return []  # sums in another order leave no sample equal
         return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
+
+    def of_one_dtype(self, alignment: Alignment, table: Table) -> Mask:
+        """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
+        kinds = alignment.kind[np.asarray(table.a.site)[table.rows_a]]
+        one, two = (
+            Layouts(own).dtype[np.asarray(batch.layout)[rows]]
+            for own, batch, rows in zip(self._layouts, (table.a, table.b), (table.rows_a, table.rows_b), strict=True)
+        )
+        return np.asarray((one == two) | ~np.isin(kinds, [kind_code(kind) for kind in _RAN_INSIDE]))
 
     def agree(self, alignment: Alignment, table: Table, rtol: float) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree.

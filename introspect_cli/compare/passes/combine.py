@@ -32,5 +32,6 @@ def combine(table: Table, comparison: Comparison) -> Table:
         table = replace(table, b=replace(table.b, checksum=checksums))
     if len(table.differing):
         agree = gathered.agree(table.alignment, table, comparison.options.rtol)
+        agree &= gathered.of_one_dtype(table.alignment, table)
         table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
     return table

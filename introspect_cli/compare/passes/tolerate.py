@@ -33,7 +33,10 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
     comparison.reached.see(table, comparison.layouts, rounded)
     if len(table.differing) and options.tolerant:
-        table = _let_pass(table, _within_tolerance(table, options, *comparison.layouts), Because.TOLERANCE)
+        near = _within_tolerance(table, options, *comparison.layouts)
+        if comparison.gathered is not None:
+            near &= comparison.gathered.of_one_dtype(table.alignment, table)
+        table = _let_pass(table, near, Because.TOLERANCE)
     if len(table.differing) and comparison.floors:
         rel, own = _relative_rows(table, *comparison.layouts), comparison.layouts[0]
         passes = [floor.within(table, own, rel, options.noise_factor) for floor in comparison.floors]

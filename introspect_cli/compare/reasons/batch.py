@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.distance import shapes_differ
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.reasons.words import apart, same_values, what
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
 
 
@@ -42,11 +41,8 @@ class Batch(Reason):
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text} Its dtype is different: the data is converted differently."
         text += _hash_seed(scene)
-        if _same_values(scene.first):
-            return (
-                f"{text} As far as its statistics tell, it holds the same values in a different order: shuffled or "
-                "shifted differently."
-            )
+        if same_values(scene.first):
+            return f"{text} It is shuffled or shifted differently."
         return f"{text} {_before(scene)}"
 
 
@@ -67,27 +63,6 @@ def _before(scene: Scene) -> str:
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         told += ", and the rest of the batch is equal"
     return f"{told}: order, seed, files or augmentation."
-
-
-def _same_values(divergence: Divergence) -> bool:
-    a, b = divergence.a, divergence.b
-    if a is None or b is None or a.layout != b.layout or a.layout.numel < 2:
-        return False
-    names = ("min", "max", "absmin", "zeros", "nans", "posinfs", "neginfs")
-    one, two = a.stats, b.stats
-    if not one or any(one.get(name) != two.get(name) for name in names) or one.get("min") == one.get("max"):
-        return False
-    size = one.get("amean", 0.0)  # a mean near zero is what is left of larger numbers
-    return all(
-        abs(one.get(name, 0.0) - two.get(name, 0.0)) <= tolerance * scale
-        for name, tolerance, scale in (
-            ("mean", 1e-12, size),
-            ("amean", 1e-12, size),
-            ("var", 1e-11, one.get("var", 0.0)),
-            ("skew", 1e-5, 1.0 + abs(one.get("skew", 0.0))),
-            ("kurt", 1e-5, 1.0 + abs(one.get("kurt", 0.0))),
-        )
-    )
 
 
 def _hash_seed(scene: Scene) -> str:

@@ -42,6 +42,11 @@ class Event:
     line: str
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether it is a draw by something that was not seen itself: `randn`, a loader, a data set."""
+        return not self.by
+
+    @property
     def what(self) -> tuple[str, str, str]:
         """What it is, wherever its line is and whatever came before."""
         return self.seed, self.by, self.name
@@ -67,11 +72,14 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
     rest = a[same:], b[same:]
     one, two = (events[0] if events else None for events in rest)
     before = sum(not event.seed for event in a[:same])
+    if one is two is None and b and b[-1].is_unseen:  # the state after the last draw is that which differs
+        same, before = same - 1, before - 1
+        one, two = a[-1], b[-1]
     agree = f"; {count(before, 'draw')} before it {'agrees' if before == 1 else 'agree'}" if before else ""
     if one is not None and two is not None:
         if one.seed and two.seed and one.by == two.by:
             return f"{one.by} {one.seed} -> {two.seed} ({two.line or one.line})"
-        if one.what == two.what and not one.by:
+        if one.what == two.what and one.is_unseen:
             since = f"after {b[same - 1]}" if same else "from the beginning on"
             return f"{since}, something else draws differently in a and b{agree}"
         if one.what == two.what and not same:
@@ -80,11 +88,25 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event = ("b", two) if later[0] < later[1] else ("a", one)
+        side, event, own = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        if event is not None and event.is_unseen and event.line and same and own[same - 1].line:
+            between = f"one between {own[same - 1].line} and {event.line}"
+            return f"the first draw that differs is {between}, in {side} only{agree}"
         return (
             f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
         )
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
+    """Whether the first draw before the first step that differs is one by something that was not seen itself."""
+    a, b = (_events(run, rank, generator) for run in runs)
+    if not a or not b:
+        return False
+    for place in range(min(len(a), len(b))):
+        if _sameness(a, place) != _sameness(b, place):
+            return a[place].is_unseen and b[place].is_unseen
+    return (a if len(a) >= len(b) else b)[-1].is_unseen
 
 
 def differing_lines(runs: tuple[Run, Run], rank: int) -> tuple[list[str], list[str]]:
@@ -103,7 +125,7 @@ def differing_lines(runs: tuple[Run, Run], rank: int) -> tuple[list[str], list[s
 def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
     """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
     event = events[place]
-    unseen = not event.by and [other.state for other in events[place + 1 : place + 2]]
+    unseen = event.is_unseen and [other.state for other in events[place + 1 : place + 2]]
     return event.what, event.state, unseen
 
 

@@ -133,6 +133,30 @@ def has_parameter(settings: Any, parameter: str) -> bool | None:
     return None if not names or all(name.startswith("group ") for name in names) else parameter in names
 
 
+def names_in(settings: Any) -> set[str]:
+    """The optimizers that a run has."""
+    return set(_optimizers(settings))
+
+
+def holders(settings: Any, parameters: set[str]) -> list[str]:
+    """The optimizers that have any of some parameters."""
+    return [name for name, own in _optimizers(settings).items() if parameters & set(_by_parameter(own))]
+
+
+def other_optimizer(a: Any, b: Any, parameter: str) -> str:
+    """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
+
+    Only where both runs have the same optimizers, so that it is the parameter that changed hands.
+    """
+    both = _optimizers(a), _optimizers(b)
+    if both[0].keys() != both[1].keys() or len(both[0]) < 2:
+        return ""
+    one, two = ([name for name, own in side.items() if parameter in _by_parameter(own)] for side in both)
+    if not one or not two or one == two:
+        return ""
+    return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import apart, what
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
     from introspect_cli.records import Site, Summary
+    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
 _CLOSE = 1e-4
@@ -143,14 +146,45 @@ def _calls(scene: Scene) -> tuple[int, int]:
 def together(scene: Scene) -> list[str]:
     """Lines on how the ranks diverge at the place of the first divergence."""
     first = scene.first
+    uneven = [f"{text[0].upper()}{text[1:]}." for text in uneven_ranks(scene)]
     same = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
     if len(same) < 2:
-        return []
+        return uneven
     scales = {peer.rank: peer.scale for peer in same}
     if all(scales.values()) and len({f"{scale:.4g}" for scale in scales.values()}) > 1:
         told = ", ".join(f"rank {rank}: {scale:.4g}" for rank, scale in list(scales.items())[:8])
         return [f"b is another multiple of a on each rank ({told}): each scales or clips by a norm of its own."]
-    return []
+    return uneven
+
+
+def uneven_ranks(scene: Scene) -> list[str]:
+    """The runs whose ranks have different numbers of samples in the step of the first divergence, as clauses."""
+    sides, first = scene.step.sides, scene.first
+    found = []
+    for side, reader, step in (("a", sides.a, first.step), ("b", sides.b, first.step_b)):
+        sizes = _samples_of_ranks(reader.readers, step) if isinstance(reader, WholeReader) else {}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
+            found.append(f"the ranks of {side} had different numbers of samples ({listed}{', ...' * (len(sizes) > 8)})")
+    return found
+
+
+def _samples_of_ranks(readers: Sequence[RankReader], step: int) -> dict[int, int]:
+    """How many samples each rank's batches of a step have, by the first tensor of each; nothing where one has none."""
+    sizes: dict[int, int] = {}
+    for reader in readers:
+        if step not in reader:
+            return {}
+        batch, seen = reader.read(step), set()
+        for number, layout in zip(np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), strict=True):
+            shape, draw = reader.layouts[layout].shape, (reader.sites.fqn[number], int(reader.sites.call[number]))
+            is_batch = reader.sites.kind[number] == Kind.BATCH.value and reader.sites.phase[number] == Phase.DATA.value
+            if is_batch and shape and draw not in seen:
+                seen.add(draw)
+                sizes[reader.rank] = sizes.get(reader.rank, 0) + int(shape[0])
+        if reader.rank not in sizes:
+            return {}
+    return sizes
 
 
 def where(scene: Scene) -> str:

@@ -11,6 +11,7 @@ from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.passes.pair import matched
+from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
@@ -223,6 +224,9 @@ class Scene:
         """The loader whose batch differs; "" where data may and was not recorded, None where data is not the cause."""
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
+        if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
+            drew = differs_unseen((self.run_a, self.run_b), self.first.rank, self.site.fqn)
+            return "" if drew else None  # in the main process, loaders and data sets draw from its generators
         unseen = self.cause.reason == "plain" or any(
             found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)
         )

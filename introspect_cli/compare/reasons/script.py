@@ -9,6 +9,7 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
+from introspect_cli.compare.reasons.ranks import uneven_ranks
 from introspect_cli.compare.reasons.words import although, apart, both_values, often, scaled, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
@@ -105,6 +106,12 @@ class Loss(Reason):
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
         targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} else " or the targets"
+        uneven = uneven_ranks(scene)
+        if uneven:
+            return (
+                f"{text}. {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
+                f"over all samples. Else it is in the loss code{targets}."
+            )
         return f"{text}. {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
 
 

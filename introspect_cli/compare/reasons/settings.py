@@ -361,6 +361,8 @@ def setting_changes(
             weight, shown = _weigh_file(name, reason, fed), name.name
         elif origin in _BUILT:
             weight = _weigh_built(origin, name, reason, fed, rates=rates)
+            if None in (one, two) and name.endswith(": prefetch_factor"):
+                weight = min(weight, 0.3)  # torch sets it itself where there are workers
         else:
             weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:

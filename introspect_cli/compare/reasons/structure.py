@@ -12,7 +12,12 @@ from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import has_parameter
+from introspect_cli.compare.reasons.hyperparameters import (
+    has_parameter,
+    holders,
+    names_in,
+    other_optimizer,
+)
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
@@ -120,6 +125,14 @@ def _not_optimized(scene: Scene, side: str, other: str) -> str:
     )
 
 
+def _other_optimizer(scene: Scene, side: str, _other: str) -> str:
+    if scene.site.kind not in {Kind.GRAD, Kind.OPTIMIZER_STATE}:
+        return ""
+    held = (scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers"))
+    changed = other_optimizer(*held, scene.site.fqn)
+    return f"only {side} has {what(scene.site)} at this optimizer step: {changed}." if changed else ""
+
+
 def _losses(scene: Scene, side: str, _other: str) -> str:
     one, two = scene.losses
     if one == two or scene.site.kind is not Kind.LOSS:
@@ -200,8 +213,8 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
     if scene.site.kind not in {Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}:
         return ""
     if scene.site.kind is Kind.GRAD:
-        order = scene.optimizers
-        if order[0] != order[1] and sorted(order[0]) == sorted(order[1]):
+        order = scene.optimizers if all(scene.optimizers) else _stepping(scene)
+        if order[0] != order[1] and (sorted(order[0]) == sorted(order[1]) or _exchange_steps(scene, *map(set, order))):
             return (
                 f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizers step in a different "
                 f"order ({', '.join(order[0])} in a; {', '.join(order[1])} in b)."
@@ -217,6 +230,23 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
     if scene.site.kind is Kind.GRAD:
         ways += ", or replaced in the model after the optimizer was built"
     return f"only {side} has {what(scene.site)}: in {other} no gradient reaches it ({ways})."
+
+
+def _stepping(scene: Scene) -> tuple[list[str], list[str]]:
+    """The optimizers that step in a and in b, by whose parameters' gradients are there."""
+    alignment = scene.step.alignment
+    found = []
+    for side, run in (("a", scene.run_a), ("b", scene.run_b)):
+        rows = scene.table.rows_of(side)
+        graded = {alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
+        found.append(holders(run.settings.get("optimizers"), graded))
+    return found[0], found[1]
+
+
+def _exchange_steps(scene: Scene, a: set[str], b: set[str]) -> bool:
+    """Whether each run has the optimizers that step in either here, and none of them steps in both."""
+    every = (names_in(run.settings.get("optimizers")) for run in (scene.run_a, scene.run_b))
+    return bool(a and b) and not a & b and all(a | b <= names for names in every)
 
 
 def _state(scene: Scene, side: str, other: str) -> str:
@@ -244,6 +274,7 @@ def _else(scene: Scene, side: str, _other: str) -> str:
 _LOOKS = (
     _operator,
     _not_optimized,
+    _other_optimizer,
     _tied,
     _losses,
     _no_forward,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
@@ -13,8 +13,10 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     Told,
     changes_for,
+    has_parameter,
     hyperparameter_changes,
     in_words,
+    other_optimizer,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.settings import chooses_kernel
@@ -25,6 +27,7 @@ from introspect_cli.compare.rests_on import (
     RESTS_ON,
     Place,
     gradients_in_step,
+    owing_side,
     rests_on,
     state_before,
     value_before,
@@ -86,6 +89,11 @@ class Optimizer(Reason):
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
             return f"{text} The optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
+        if scene.cause.rests_on(Thing.GRADIENT_SUM):
+            return f"{text} {_owed(scene)}"
+        other = other_optimizer(*_settings(scene), first.site.fqn)
+        if other:
+            return f"{text} {scene.the_cause_is} another optimizer: {other}."
         side = untouched_side(scene.table, scene.before, scene.union)
         if side:
             return f"{text} {_left_alone(scene, side, name)}"
@@ -99,8 +107,22 @@ class Optimizer(Reason):
         if call and those(scene.cause.evidence, Known.UNSEEN):
             causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
+        applying = tuned(scene)
+        if applying:
+            whose = f"{name}'s " if len(set(a)) == 1 else ""
+            return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
         rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
         return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
+
+
+def _owed(scene: Scene) -> str:
+    """That one run's ranks had not added up the gradient when the optimizer took it."""
+    sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
+    side = owing_side(scene.step, sites.tolist())
+    return (
+        f"In {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
+        "an optimizer that takes each rank's share as it is makes another step."
+    )
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
@@ -108,7 +130,12 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
     if rates:
         return f"The cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
-    return f"In {side}, {name} leaves this parameter as it was (not among its parameters, or lr 0)."
+    has = has_parameter(_settings(scene)["ab".index(side)], scene.site.fqn)
+    left = f"In {side}, {name} leaves this parameter as it was"
+    if has is None:
+        return f"{left} (not among its parameters, or lr 0)."
+    told = in_words(changes(scene))
+    return f"{left}, although it is among its parameters{told}." if has else f"{left}: it is not among its parameters."
 
 
 def _amplified(name: str) -> str:
@@ -119,10 +146,31 @@ def _amplified(name: str) -> str:
     return f"{text}."
 
 
+def _settings(scene: Scene) -> tuple[Any, Any]:
+    return scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
+
+
+def tuned(scene: Scene) -> Told:
+    """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
+
+    Not those that choose the kernel alone, nor those of a group or an optimizer that may be another parameter's.
+    """
+    if scene.tells != Optimizer.word or those(scene.cause.evidence, Known.UNSEEN):
+        return {}
+    others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
+    if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
+        return {}  # that comes first
+    settled = changes_for(*_settings(scene), scene.site.fqn)
+    return {
+        label: both
+        for label, both in changes(scene).items()
+        if (label in settled or (label.of_all and label == label.about)) and not chooses_kernel(label)
+    }
+
+
 def changes(scene: Scene) -> Told:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    settings = scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
-    told = changes_for(*settings, scene.site.fqn)
+    told = changes_for(*_settings(scene), scene.site.fqn)
     others = {
         name: both
         for name, both in scene.hyperparameters.items()

@@ -35,7 +35,35 @@ def far(divergence: Divergence) -> str:
     if rel is not None and Status.VALUE not in (a.status, b.status):
         computed = divergence.coarse and divergence.site.kind in _COMPUTED
         parts.append(amount(rel, a.layout.dtype, b.layout.dtype, coarser=computed))
+    if same_values(divergence):
+        parts.append("by its statistics the same values in another order")
     return ", ".join(parts)
+
+
+_PERMUTED = 1e-3
+"""A smaller relative distance may be that of a few elements, which the statistics of a large tensor do not show."""
+
+
+def same_values(divergence: Divergence) -> bool:
+    """Whether b holds the values of a in another order, as far as extrema and moments tell: rows, channels, samples."""
+    a, b, rel = divergence.a, divergence.b, divergence.rel_l2
+    if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
+        return False
+    names = ("min", "max", "absmin", "zeros", "nans", "posinfs", "neginfs")
+    one, two = a.stats, b.stats
+    if not one or any(one.get(name) != two.get(name) for name in names) or one.get("min") == one.get("max"):
+        return False
+    size = one.get("amean", 0.0)  # a mean near zero is what is left of larger numbers
+    return all(
+        abs(one.get(name, 0.0) - two.get(name, 0.0)) <= tolerance * scale
+        for name, tolerance, scale in (
+            ("mean", 1e-12, size),
+            ("amean", 1e-12, size),
+            ("var", 1e-11, one.get("var", 0.0)),
+            ("skew", 1e-5, 1.0 + abs(one.get("skew", 0.0))),
+            ("kurt", 1e-5, 1.0 + abs(one.get("kurt", 0.0))),
+        )
+    )
 
 
 def apart(divergence: Divergence) -> str:
@@ -194,6 +222,7 @@ _THE = {
     Thing.LEFT_OUT: ("the modules that a capture was told to leave out", True),
     Thing.LOSS: ("the loss", False),
     Thing.BACKWARD: ("the backward pass", False),
+    Thing.GRADIENT_SUM: ("the sum of its gradient over the ranks", False),
     Thing.GRADIENTS: ("the gradients before it", True),
     Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
     Thing.STATE_BEFORE: ("the optimizer state before", False),

@@ -1,0 +1,194 @@
+"""Hold what `diff` says of neighbouring commits of a repository against what the commits changed.
+
+Each commit of a range is checked out into a work tree of its own and captured once, with one seed and the same data;
+each is compared with the one before it. A row says where the two runs diverge, why, and which statement `diff` names,
+beside the lines that the commit itself changed: a person reads it and says whether the answer is right.
+
+    python benchmarks/histories.py REPOSITORY RANGE -o DIRECTORY -- train.py --steps 3
+
+`RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`. Words after `--` are those of
+`introspect capture`. Code of other people runs: use a container. Runs are kept in the directory, so that what was
+captured is not captured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
+from introspect_cli.rerun.worktree import Repository, link, work_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.changes.statements import Side
+
+_MOST_LINES = 12
+_WIDTH = 60
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbouring commits.
+
+    Attributes:
+        commit: the later one, shortened.
+        subject: its first line.
+        verdict: same, diverged, undecided, or `failed` where it could not be captured.
+        place: where the runs diverge: step, kind and name; "" where they do not.
+        answer: the sentence; the end of the script's output where it failed.
+        named: the statement that is named first, `file:line: a -> b`; "" for none.
+        likely: whether it is called likely.
+        changed: the lines that the commit changed, as in a diff.
+    """
+
+    commit: str
+    subject: str
+    verdict: str
+    place: str
+    answer: str
+    named: str
+    likely: bool
+    changed: tuple[str, ...]
+
+
+def commits_of(repository: Repository, span: str) -> list[str]:
+    """The commits of a range, the oldest first, each the parent of the next one that is listed: merges are left out."""
+    if ".." in span:
+        first = repository.commit(span.partition("..")[0])
+        return [first, *repository.ask("rev-list", "--reverse", "--first-parent", "--no-merges", span).split()]
+    return repository.ask("rev-list", "--reverse", "--first-parent", "--no-merges", span).split()
+
+
+def changed_lines(repository: Repository, one: str, two: str) -> tuple[str, ...]:
+    """The lines of python, configuration and text that differ between two commits, each file's after its name."""
+    lines = repository.ask("diff", "--unified=0", "--no-color", "--no-ext-diff", one, two).splitlines()
+    kept = []
+    for line in lines:
+        if line.startswith("+++ "):
+            kept.append(line.removeprefix("+++ ").removeprefix("b/"))
+        elif line[:1] in {"+", "-"} and not line.startswith("--- ") and line[1:].strip():
+            kept.append(f"{line[0]} {line[1:].strip()}")
+    return tuple(kept)
+
+
+def captured(options: argparse.Namespace, repository: Repository, commit: str) -> Rerun:
+    """Capture a commit in a work tree of its own, unless its run is there."""
+    run = options.output / "runs" / commit
+    with work_tree(repository, options.output / "trees" / commit[:12], commit) as tree:
+        place = tree.root / options.directory
+        link(Path.cwd(), tree.root, options.link)
+        if options.setup:
+            logged(options.setup, log_of(run).with_suffix(".setup.log"), place)
+        words = ("--seed", str(options.seed), *options.words)
+        return capture(Variant(run, words, place, {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}))
+
+
+def compared(repository: Repository, commits: tuple[str, str], reruns: tuple[Rerun, Rerun]) -> Pair:
+    """What `diff` says of two commits, beside what the later one changed."""
+    one, two = commits
+    subject = repository.ask("log", "-1", "--format=%s", two)
+    changed = changed_lines(repository, one, two)
+    if not all(rerun.usable for rerun in reruns):
+        text = next(rerun.last_lines for rerun in reruns if not rerun.usable)
+        return Pair(two[:10], subject, "failed", "", text, "", False, changed)
+    verdict, result = judge(*reruns)
+    assert result is not None  # both are usable
+    first = result.first
+    place = "" if first is None else f"step {first.step}, {first.site.kind.value} {first.site.fqn}{first.site.path}"
+    best = result.code.ranked[0] if result.code is not None and result.code.ranked else None
+    named = "" if best is None else f"{best.change.place}: {_text(best.change.a)} -> {_text(best.change.b)}"
+    likely = best is not None and best.likely
+    return Pair(two[:10], subject, verdict.value, place, result.sentence, named, likely, changed)
+
+
+def _text(side: Side | None) -> str:
+    return "nothing" if side is None else " ".join(side.text.split())
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    """The pairs as a table of Markdown: what is said on the left, what the commit did on the right."""
+    heads = ("commit", "place", "answer", "statement named first", "changed by the commit")
+    rows = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for pair in pairs:
+        lines = [_cell(line) for line in pair.changed[:_MOST_LINES]]
+        more = len(pair.changed) - len(lines)
+        lines += [f"and {more} more"] if more else []
+        named = f"{_cell(pair.named)}{' (likely)' * pair.likely}" if pair.named else ""
+        cells = (
+            f"{pair.commit} {_escaped(pair.subject)}", pair.place or pair.verdict, _escaped(pair.answer), named,
+            "<br>".join(lines),
+        )  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _cell(text: str) -> str:
+    short = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+    return f"`{short.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def summary(pairs: Sequence[Pair]) -> str:
+    """How many pairs came out how."""
+    counts = {verdict: sum(pair.verdict == verdict for pair in pairs) for verdict in (*map(_value, Verdict), "failed")}
+    told = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    named = sum(pair.likely for pair in pairs if pair.verdict == Verdict.DIVERGED.value)
+    return f"{len(pairs)} pairs: {told}; a statement is called likely in {named} of those that diverged."
+
+
+def _value(verdict: Verdict) -> str:
+    return verdict.value
+
+
+def histories(options: argparse.Namespace) -> list[Pair]:
+    """Capture each commit once and compare neighbours."""
+    repository = Repository(options.repository.resolve())
+    commits = commits_of(repository, options.range)
+    pairs, last = [], None
+    for commit in commits:
+        print(f"capturing {commit[:10]}", file=sys.stderr)
+        rerun = captured(options, repository, commit)
+        if last is not None:
+            pairs.append(compared(repository, (last[0], commit), (last[1], rerun)))
+        last = commit, rerun
+    return pairs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 0 where every commit could be captured and compared."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repository", type=Path)
+    parser.add_argument("range", help="git's range of commits")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="where runs and work trees are kept")
+    parser.add_argument("--directory", default=".", help="where in the repository the script runs")
+    parser.add_argument("--link", action="append", default=[], help="a path outside of git, such as data, to link")
+    parser.add_argument("--setup", default="", help="a shell command to run in each work tree before its capture")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the pairs there, too")
+    parser.add_argument("words", nargs="+", help="capture options, the script and its arguments, after --")
+    options = parser.parse_args(argv)
+    options.output = options.output.resolve()
+    try:
+        pairs = histories(options)
+    except (UsageError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(table(pairs), summary(pairs), sep="\n\n")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1), encoding="utf-8")
+    return int(any(pair.verdict in {"failed", Verdict.UNDECIDED.value} for pair in pairs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
