@@ -28,6 +28,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "01"[shutil.which("openssl") is not None])
 # As those set it who want the same order twice: one python, already started, then serves them and all others.
 os.environ.setdefault("PYTHONHASHSEED", "0")
+# pytest's workers are given a terminal's width; what is printed to a pipe is not wrapped, with and without workers.
+os.environ.pop("COLUMNS", None)
 
 PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,13 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from synthetic import row, write_run
 
+from introspect_cli.api import recording
+from introspect_cli.capture.against import Against
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.rerun.alongside import Digests, alongside
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.writer import StoreWriter
 
 TRAIN = """\
 import random, sys, time, torch
@@ -46,23 +52,23 @@ def place(tmp_path_factory, forks):
     return folder
 
 
-def comparers():
-    """Processes that compare, by what their command line is."""
+def pids(text):
+    """Processes that compare a run of that name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"introspect_cli.commands.alongside" in words:
-            found.append(words)
+        if b"introspect_cli.commands.alongside" in words and text.encode() in words and b"trap" not in words:
+            found.append(int(folder.name))
     return found
 
 
 def ended(text):
     """Whether no process compares that run any more, at most after a while."""
     until = time.monotonic() + 20
-    while any(text.encode() in words for words in comparers()):
+    while pids(text):
         if time.monotonic() > until:
             return False
         time.sleep(0.05)
@@ -98,6 +104,7 @@ def test_stop_ends_the_script_there_with_the_status_of_diff(place, introspect, t
     assert done.stdout == ""  # the script's last line was not reached
     with open_run(tmp_path / "run") as run:
         assert 3 < len(run.rank(0)) < 3000
+    assert "complete: at its first divergence (--stop)" in introspect("runs", tmp_path).stdout
 
 
 def test_stop_gives_the_status_of_diff_where_the_script_came_to_its_end(place, introspect, tmp_path):
@@ -190,13 +197,33 @@ def test_no_process_stays_when_training_is_killed(place, tmp_path):
     process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
-        while not any(str(tmp_path).encode() in words for words in comparers()):
+        while not pids(str(tmp_path)):
             assert time.monotonic() < until
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert ended(str(tmp_path))
+
+
+def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(place, tmp_path):
+    options = CaptureOptions(against=str(place / "ref"))
+    with StoreWriter.create(tmp_path / "run") as store:  # a run that goes on
+        store.write_manifest({"status": "running"})
+        left = Against(tmp_path / "run", options).finish(0.0)
+        assert [line.split(": ")[1] for line in left] == [
+            "that takes more than 0 seconds; `introspect diff` compares them"
+        ]
+        assert ended(str(tmp_path / "run"))
+        against = Against(tmp_path / "run", options)
+        until = time.monotonic() + 60
+        while not (found := pids(str(tmp_path / "run"))):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(found[0], signal.SIGKILL)
+        assert against.look() == []
+        [line] = against.finish(20.0)
+        assert "to the end: what compares has ended early" in line
 
 
 @pytest.mark.parametrize(
@@ -213,6 +240,23 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, wo
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_python_takes_a_reference_too(tmp_path, capfd):
+    def train(name, scale, **options):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with recording(net, tmp_path / name, **options):
+            for step in range(6):
+                loss = net(torch.ones(8, 4) * (scale if step == 3 else 1)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    train("a", 1)
+    train("b", 2, against=str(tmp_path / "a"), quiet=False)
+    assert "a: First divergence at step 3" in capfd.readouterr().err
 
 
 # --- the loop, without processes

@@ -10,6 +10,7 @@ import torch
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.samples import KINDS
 from introspect_cli.capture.session import Session
+from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.batch import sample_lists, samples_of
 from introspect_cli.store.reader import open_run
@@ -107,7 +108,7 @@ def test_the_short_way_adds_up_the_same(name):
     summarizer.close()
 
 
-def test_activations_of_the_first_step_have_sums_and_nothing_else_has(tmp_path):
+def test_activations_of_the_first_step_have_sums_and_later_what_goes_into_the_model_alone(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
     optimizer = torch.optim.Adam(net.parameters())
     session = Session(None, CaptureOptions(output=tmp_path / "run", quiet=True))
@@ -122,4 +123,6 @@ def test_activations_of_the_first_step_have_sums_and_nothing_else_has(tmp_path):
         batch = rank.read(0)
         kinds = [rank.sites[site][0].kind for site in batch.site.tolist()]
         assert {row for row, kind in enumerate(kinds) if kind in KINDS} == set(batch.samples) != set()
-        assert not rank.read(1).samples
+        later = rank.read(1)
+        names = [rank.sites[site][0] for site in later.site[sorted(later.samples)].tolist()]
+        assert [(site.kind, site.fqn) for site in names] == [(Kind.INPUT, "Sequential")]

@@ -85,11 +85,9 @@ class Against:
         """Wait for the verdict, for a while; what is to be said of it."""
         data, ended = self._beside.rest(patience)
         said = self._take(data)
-        if not ended and self.code is None:
-            said.append(
-                f"not compared to its end with {self.reference} within {patience:.0f} seconds: `introspect diff` "
-                "compares them"
-            )
+        if self.code is None:
+            why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
+            said.append(f"not compared with {self.reference} to the end: {why}; `introspect diff` compares them")
         return said
 
     def abandon(self) -> None:

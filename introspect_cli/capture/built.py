@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from introspect_cli.capture.described import Description, flat
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.records import Phase
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard
@@ -58,7 +59,7 @@ class Built:
     def found(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Kind of thing, to its name, to what it was built with."""
         waiting, self._waiting = self._waiting, []
-        with self._guarded:
+        with self._guarded, unobserved():
             for kind, name, reference in waiting:
                 thing = reference()
                 if thing is not None:
@@ -85,7 +86,7 @@ class Built:
         found: dict[str, Any] = {}
         if self._count > _MOST:
             return found
-        with self._guarded:
+        with self._guarded, unobserved():
             held = object.__getattribute__(loader, "__dict__")
             for name in _LOADER:
                 value = held.get(name)

@@ -20,6 +20,7 @@ from introspect_cli.sums import samples_key
 from introspect_cli.tensors.cpu import sum_of_samples
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.special import PLAIN, is_wrapped
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,7 +166,10 @@ class SampleKeeper:
 
     def _is_short(self, kind: Kind, value: torch.Tensor) -> bool:
         """Whether it costs nothing to read a tensor once more: a model's input that is as large as images is not."""
-        return self.first or kind is Kind.BATCH or value.numel() <= MOST_ELEMENTS
+        if self.first or kind is Kind.BATCH:
+            return True
+        with unobserved():
+            return value.numel() <= MOST_ELEMENTS
 
     def forget_step(self) -> None:
         """Hold nothing of the current step any more; what was handed on stays as it is."""

@@ -236,6 +236,7 @@ class Session:
                 self._terminal.say("--stop ends one process, and this run has several: it goes on")
                 return
             self._terminal.say(f"the script is ended after step {probes.recorder.step - 1} (--stop)")
+            self._manifest["stopped"] = True
             raise SystemExit(DIVERGED)
 
     def exit_code(self, ending: Ending) -> int | None:

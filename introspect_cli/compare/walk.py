@@ -225,6 +225,8 @@ class Walk:
         step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
+        if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
+            positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
             lead = choose(step, positions, self.structure, self.began, brought=self.brought)
             if lead is not None:

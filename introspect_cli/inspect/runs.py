@@ -46,7 +46,8 @@ class RunRow:
         size: bytes on disk.
         ended: how it ended: `running`, `complete`, `interrupted`, `failed` (the script raised or exited with another
             code than 0), `damaged`, or `unreadable` (for us, or of a newer format), which says nothing of how it is.
-        detail: the exception or exit code of a failed run, the sentence about a damaged or an unreadable one.
+        detail: the exception or exit code of a failed run, that `--stop` ended one, the sentence about a damaged or an
+            unreadable one.
         label: what somebody wrote of it.
         perturbed: seed of its `--perturb`, which moved its initial parameters; None for an ordinary run.
     """
@@ -135,7 +136,9 @@ def _opened(path: Path, run: Run, size: int) -> RunRow:
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")
-    if ended == "complete" and code not in (None, 0):
+    if manifest.get("stopped") is True:
+        detail = "at its first divergence (--stop)"
+    elif ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
     steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
     began = _time(manifest.get("started"))

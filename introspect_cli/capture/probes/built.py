@@ -62,11 +62,12 @@ class BuiltProbe:
             made(self, *args, **kwargs)
             if probe._guarded.on:
                 with probe._guarded:
-                    probe._made(kind, self, sys._getframe(1))  # noqa: SLF001 - as python documents it
+                    probe.made(kind, self, sys._getframe(1))  # noqa: SLF001 - as python documents it
 
         return __init__
 
-    def _made(self, kind: str, thing: object, frame: FrameType) -> None:
+    def made(self, kind: str, thing: object, frame: FrameType) -> None:
+        """One was built, by code at a frame."""
         line = self._places.line(frame)
         if kind == "loaders":
             self._built.lines.set(thing, line)

@@ -165,12 +165,12 @@ class Version:
         named = [*named]
         self.models = clues.models | {key[1] for one in built for key in one.defines if key[0] not in {".", "="}}
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
-        self.computes = _COMPUTES.get(clues.reason, Version._nothing)(self)
+        self.computes = _COMPUTES.get(clues.reason, Version.nothing)(self)
         seeds = [*self.recorded, *self.computes]
         self.builds = program.behind([*seeds, *self._built()], self.models)
         self.between = self._loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
-            self.between |= {*self._loss(), *self._gradient(), *self._optimizer(), *self._forwards()}
+            self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *self._forwards()}
 
     def nearness(self, number: int) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
@@ -187,10 +187,11 @@ class Version:
 
     # --- the code that computes a place, by reason: statements by number, with how many calls or values lie between
 
-    def _nothing(self) -> dict[int, int]:
+    def nothing(self) -> dict[int, int]:
+        """No code is known to compute it."""
         return {}
 
-    def _raised(self) -> dict[int, int]:
+    def raised(self) -> dict[int, int]:
         """The function whose line raised, and what it calls."""
         return self.program.within({self.program.statements[number].place for number in self.recorded})
 
@@ -207,7 +208,7 @@ class Version:
         places = {place for name in self.program.classes for place in self.program.methods(name, "forward")}
         return self.program.within(places)
 
-    def _forward(self) -> dict[int, int]:
+    def forward(self) -> dict[int, int]:
         """The forward of the innermost module that is the user's own, and what it calls."""
         program, clues = self.program, self.clues
         known = next((name for name in clues.classes if program.methods(name, "forward", "__call__")), "")
@@ -227,11 +228,12 @@ class Version:
         after = {one.number for one in own if one.first > calls[0].last}
         return {number: depth for number, depth in found.items() if number not in after}
 
-    def _backward(self) -> dict[int, int]:
+    def backward(self) -> dict[int, int]:
+        """What a backward pass runs through, and what cuts it."""
         own = self._methods(("forward", "__call__", "backward"))
-        return _merged({number: depth + 2 for number, depth in self._loss().items()}, own, self._calling(_CUTS))
+        return _merged({number: depth + 2 for number, depth in self.loss().items()}, own, self._calling(_CUTS))
 
-    def _loss(self) -> dict[int, int]:
+    def loss(self) -> dict[int, int]:
         """What gives `backward` its loss, from what the model was given and gave on."""
         program = self.program
         starts = program.calling({"backward", "manual_backward", "scale", "grad"})
@@ -242,7 +244,7 @@ class Version:
         near = {program.statements[number].place for number in made}
         near -= {program.statements[number].place for number in starts}
         if self.clues.batch_is_equal:
-            data = self._batch()
+            data = self.batch()
             found = {number: depth for number, depth in found.items() if number not in data}
         found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
         return _merged(found, self._forwards()) if self.clues.gap and self.clues.reason == "loss" else found
@@ -261,14 +263,14 @@ class Version:
         ends = (".forward", ".__init__")
         return {n: depth for n, depth in found.items() if not self.program.statements[n].scope.endswith(ends)}
 
-    def _script(self) -> dict[int, int]:
+    def script(self) -> dict[int, int]:
         """What is between the loader and the call of the model."""
         program, clues = self.program, self.clues
         near = program.behind(program.calling(self.models), self.models, most=4)
-        data = {} if clues.batch_is_equal else {number: depth + 3 for number, depth in self._batch().items()}
+        data = {} if clues.batch_is_equal else {number: depth + 3 for number, depth in self.batch().items()}
         return _merged(data, self._outside_of_modules(near))
 
-    def _batch(self) -> dict[int, int]:
+    def batch(self) -> dict[int, int]:
         """The data set's classes, what a loader is built with, and the functions that are handed to it."""
         program = self.program
         classes = {
@@ -297,12 +299,14 @@ class Version:
         ]
         return _merged(dict.fromkeys(loaders, 0), self._calling({"set_epoch"}), *reached)
 
-    def _random(self) -> dict[int, int]:
+    def random(self) -> dict[int, int]:
+        """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
         in_steps = {} if self.clues.at_start else dict.fromkeys(draws & self._loop(), 0)
         return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps)
 
-    def _initial(self) -> dict[int, int]:
+    def initial(self) -> dict[int, int]:
+        """What gives parameters their first values."""
         program = self.program
         named = {n for name, numbers in program.callers.items() if _INITIALISES.search(name) for n in numbers}
         initialises = [name for name in program.functions if _INITIALISES.search(name) and not name.startswith("__")]
@@ -322,7 +326,7 @@ class Version:
         inner = {number for number in found for number in program.statements[number].around}
         return _merged(dict.fromkeys(inner, 1), dict.fromkeys(found, 0))
 
-    def _optimizer(self) -> dict[int, int]:
+    def optimizer(self) -> dict[int, int]:
         """Where optimizers and schedules are built and stepped; the step of one that is the user's own."""
         program, clues = self.program, self.clues
         names = {*clues.optimizers, *(name for name in program.callers if _SCHEDULE.search(name))}
@@ -336,7 +340,7 @@ class Version:
         found = {number for key in groups for number in program.definers[key]}
         return _merged(dict.fromkeys(found | steps, 0), own, self._calling(names))
 
-    def _gradient(self) -> dict[int, int]:
+    def gradient(self) -> dict[int, int]:
         """What stands between `backward` and the optimizer's step, and what clears, clips or scales gradients."""
         program = self.program
         found = program.calling(_AFTER_BACKWARD) | set(program.definers.get((".", "grad"), ()))
@@ -354,14 +358,14 @@ class Version:
         ]
         return _merged({n: depth + 1 for n, depth in program.within(inside).items()}, dict.fromkeys(found, 0))
 
-    def _structure(self) -> dict[int, int]:
+    def structure(self) -> dict[int, int]:
         """By what one run only has: a gradient is cut, an optimizer lacks a parameter, a module is built or called."""
         program, clues = self.program, self.clues
         if clues.kind in _GRADIENTS:
             cut = dict.fromkeys(program.definers.get((".", "requires_grad"), ()), 0)
-            return _merged(dict.fromkeys(self._optimizer(), 1), self._gradient(), self._calling(_CUTS), cut)
+            return _merged(dict.fromkeys(self.optimizer(), 1), self.gradient(), self._calling(_CUTS), cut)
         if clues.kind in {Kind.OPTIMIZER_STATE, Kind.HYPERPARAMETER}:
-            return _merged(self._optimizer(), self._touching())
+            return _merged(self.optimizer(), self._touching())
         named = {n for word in clues.words for n in program.callers.get(word, ())}
         named |= {n for word in clues.words for n in program.definers.get((".", word), ())}
         if clues.kind in {Kind.PARAM, Kind.BUFFER}:
@@ -372,21 +376,25 @@ class Version:
         inside = {number: depth + 2 for number, depth in self._methods(("__init__",), 1).items()}
         return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0))
 
-    def _outside(self) -> dict[int, int]:
+    def outside(self) -> dict[int, int]:
+        """What writes to tensors in place."""
         program = self.program
         calls = {n for name, numbers in program.callers.items() if _IN_PLACE.fullmatch(name) for n in numbers}
         written = dict.fromkeys([*calls, *program.definers.get((".", "data"), ())], 1)
         written = {n: depth for n, depth in written.items() if not program.statements[n].scope.endswith(".forward")}
-        return _merged(self._resumed(), written, self._touching())
+        return _merged(self.resumed(), written, self._touching())
 
-    def _resumed(self) -> dict[int, int]:
+    def resumed(self) -> dict[int, int]:
+        """What loads a checkpoint, and what saved it."""
         return _merged(self._calling(_SAVES, 1), self._calling(_LOADS))
 
-    def _buffer(self) -> dict[int, int]:
-        return _merged({number: depth + 1 for number, depth in self._outside().items()}, self._forward())
+    def buffer(self) -> dict[int, int]:
+        """What a module computes, and what writes in place."""
+        return _merged({number: depth + 1 for number, depth in self.outside().items()}, self.forward())
 
-    def _collective(self) -> dict[int, int]:
-        return _merged(self._gradient(), self._calling(_COLLECTIVES))
+    def collective(self) -> dict[int, int]:
+        """Collectives, and what becomes of gradients."""
+        return _merged(self.gradient(), self._calling(_COLLECTIVES))
 
     # --- what builds it, and what else runs in a step
 
@@ -428,22 +436,22 @@ _OF_STEPS = frozenset(
 )
 """Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 _COMPUTES: dict[str, Callable[[Version], dict[int, int]]] = {
-    "module": Version._forward,  # noqa: SLF001 - a table of the class's own methods
-    "own_code": Version._forward,  # noqa: SLF001
-    "op": Version._forward,  # noqa: SLF001
-    "backward": Version._backward,  # noqa: SLF001
-    "loss": Version._loss,  # noqa: SLF001
-    "script": Version._script,  # noqa: SLF001
-    "batch": Version._batch,  # noqa: SLF001
-    "rng": Version._random,  # noqa: SLF001
-    "initial": Version._initial,  # noqa: SLF001
-    "optimizer": Version._optimizer,  # noqa: SLF001
-    "gradient": Version._gradient,  # noqa: SLF001
-    "structure": Version._structure,  # noqa: SLF001
-    "outside": Version._outside,  # noqa: SLF001
-    "resumed": Version._resumed,  # noqa: SLF001
-    "buffer": Version._buffer,  # noqa: SLF001
-    "collective": Version._collective,  # noqa: SLF001
-    "raised": Version._raised,  # noqa: SLF001
-    "parts": Version._collective,  # noqa: SLF001
+    "module": Version.forward,
+    "own_code": Version.forward,
+    "op": Version.forward,
+    "backward": Version.backward,
+    "loss": Version.loss,
+    "script": Version.script,
+    "batch": Version.batch,
+    "rng": Version.random,
+    "initial": Version.initial,
+    "optimizer": Version.optimizer,
+    "gradient": Version.gradient,
+    "structure": Version.structure,
+    "outside": Version.outside,
+    "resumed": Version.resumed,
+    "buffer": Version.buffer,
+    "collective": Version.collective,
+    "raised": Version.raised,
+    "parts": Version.collective,
 }

@@ -209,10 +209,11 @@ def _are_apart(a: Run, b: Run, splits: Splits, step: int | None, *, alike: bool)
     if not alike:
         return True
     if one.sizes and two.sizes:
-        return sum(one.sizes) == sum(two.sizes) or sum(one.elements) == sum(two.elements)
+        cut = len(one.sizes) != len(two.sizes)  # from the first step on
+        return cut and (sum(one.sizes) == sum(two.sizes) or sum(one.elements) == sum(two.elements))
     losses = [_losses(run.rank(run.recorded[0]), step) for run in (a, b)]
-    if not all(losses):
-        return False
+    if not all(losses) or len(losses[0]) == len(losses[1]):
+        return False  # runs that cut a batch differently do so from their first step on
     sums = [sum(own) for own in losses]
     means = [total / len(own) for total, own in zip(sums, losses, strict=True)]
     return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))

@@ -27,8 +27,8 @@ class Product(Reason):
     names = re.compile(r"ema|average|swa|momentum|decay|save|checkpoint|half|precision", re.IGNORECASE)
 
     def applies(self, step: Step, position: int) -> Cause | None:
-        """It is made of what is trained."""
-        if step.anything_before(step.order_at(position)) or step.rng_differs() or step.carried.diverged:
+        """It is made of what is trained, and nothing but what is saved differs."""
+        if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
             return None
         place = Place(step.sites[position], step.order_at(position))
         return self.cause(*rests_on(step, place, RESTS_ON[self.word]))
