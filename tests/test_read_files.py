@@ -139,7 +139,7 @@ def test_the_value_or_the_file_that_differs_is_the_likely_cause(captured, tmp_pa
     CHANGES[cause](tmp_path)
     made(introspect, tmp_path, "run")
     answer = introspect("diff", captured, "run").stdout.splitlines()[0]
-    assert f"Likely cause: {cause}" in answer
+    assert f"Likely cause: {cause}" in answer or f"It likely comes from {cause}" in answer
 
 
 def test_a_comment_or_another_place_is_no_change(captured, tmp_path, introspect):
