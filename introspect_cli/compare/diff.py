@@ -87,7 +87,11 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
         if not alike or (splits.apart and not options.strict):
-            return _as_wholes(a, b, options, noise, splits)
+            answer = _as_wholes(a, b, options, noise, splits)
+            # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
+            multiple = answer.first is not None and answer.first.scale is not None
+            if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
+                return answer
     for rank in ranks:
         left = replace(options, later=options.later - sum(outcome.later for outcome in outcomes))
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), left, noise)

@@ -83,6 +83,11 @@ class Splits:
     root: str = ""
 
     @property
+    def assumed(self) -> bool:
+        """Whether the losses alone say that both take the same batch: no size of it is on record."""
+        return not (self.a.sizes and self.b.sizes)
+
+    @property
     def folded(self) -> bool:
         """Whether any calls are put together."""
         return any(self.folds)
