@@ -225,7 +225,7 @@ def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
         (("diff", "--rtol", "LONG", "a", "b"), "(`introspect diff --help` tells more)"),
         (("capture", "--steps", "LONG", "train.py"), "such as 0,5,10:20,100::50"),
         (("capture", "-m", "LONG"), "among installed packages"),
-        (("LONG",), "verify, zoom"),
+        (("LONG",), "watch, zoom"),
     ],
 )
 @pytest.mark.parametrize("piece", ["x", "no such "])

@@ -53,7 +53,7 @@ ENTRIES = [
     (OptimizerProbe, "_record_after"),
     (LossProbe, "_record"),
     (DataProbe, "_record"),
-    (BuiltProbe, "_made"),
+    (BuiltProbe, "made"),
     (Description, "of"),
     (StateProbe, "_record"),
     (StateProbe, "_tensors_of"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,8 +40,13 @@ introspect_cli.record(3, 4)  # type: ignore[arg-type]
 def test_a_users_script_is_type_checked_and_its_mistakes_are_found(tmp_path):
     """An ignored mistake that is none would be an error of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", "cache", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    root = Path(__file__).parent.parent
+    rules = str(root / "pyproject.toml")  # of which packages have no annotations
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", rules, "--cache-dir", "cache", "train.py"]
+    home = {"MYPYPATH": str(root)}  # an editable install is found by python alone
+    done = subprocess.run(
+        command, cwd=tmp_path, text=True, capture_output=True, check=False, env={**os.environ, **home}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for line, revealed in ((17, "str"), (18, "int"), (20, "RunView")):
         assert re.search(
