@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import select
 import socket
 import time
 from contextlib import ExitStack
@@ -63,22 +64,24 @@ class Process:
 
     def __init__(self, folder, argv, env):
         self._out, theirs = socket.socketpair()
+        self.told, self.is_open = b"", True
         with theirs, open(os.devnull) as none:
             self._run = _forks().start(argv, env, folder, none.fileno(), theirs.fileno(), theirs.fileno())
 
     def kill(self):
         self._run.kill()
 
-    def output(self, deadline):
-        """What it printed, when it has ended; the pipe is closed by its end alone."""
-        told = b""
-        with self._out:
-            while True:
-                self._out.settimeout(max(deadline - time.monotonic(), 0.01))
-                data = self._out.recv(1 << 16)
-                if not data:
-                    return told.decode(errors="replace")
-                told += data
+    def fileno(self):
+        return self._out.fileno()
+
+    def read(self):
+        """Take what it has printed; False where it has ended: the pipe is closed by its end alone."""
+        data = self._out.recv(1 << 16)
+        self.told += data
+        if not data:
+            self.is_open = False
+            self._out.close()
+        return bool(data)
 
 
 @functools.cache
@@ -108,13 +111,28 @@ def together(folder, world, *words, script):
     return _started(folder, world, [script, *words])
 
 
-def finish(processes, timeout=300):
-    """Wait; what each rank printed. torch itself may abort at its exit, so that codes say nothing."""
-    deadline = time.monotonic() + timeout
+def finish(processes, timeout=300, after=60):
+    """Wait; what each rank printed.
+
+    torch itself may abort at its exit, or wait there for a rank that has ended, so that codes say nothing, and a rank
+    that goes on for long after another's end is ended.
+    """
+    deadline, ended = time.monotonic() + timeout, False
     with ExitStack() as stack:
         for process in processes:
             stack.callback(process.kill)
-        return [process.output(deadline) for process in processes]
+        while any(process.is_open for process in processes):
+            left = [process for process in processes if process.is_open]
+            ready = select.select(left, [], [], max(deadline - time.monotonic(), 0.01))[0]
+            for process in ready:
+                if not process.read() and not ended:
+                    ended, deadline = True, min(deadline, time.monotonic() + after)
+            if not ready:
+                assert ended, [process.told for process in processes]
+                for process in left:
+                    process.kill()
+                deadline = time.monotonic() + timeout
+        return [process.told.decode(errors="replace") for process in processes]
 
 
 def recorded(folder, started):
