@@ -191,8 +191,8 @@ def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
         return None  # it begins as the other one does
     new = not _not_new(own)
     best = _step_with(own, start)
-    if best is None and not new:  # the rest was not restored
-        best = _step_with(own, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE})
+    if not new and (best is None or best[0] == int(own.whole.entry(0).step)):  # the rest was not restored
+        best = _step_with(own, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}) or best
     if best is None:
         counted = None if new else _step_counted(own)
         return None if counted is None else (counted, True)
