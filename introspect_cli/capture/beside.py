@@ -1,4 +1,4 @@
-"""A process of ours beside the script's, which the script sees nothing of, and what it answers.
+"""A process of introspect beside the script's, which the script sees nothing of, and what it answers.
 
 It is no child of the script's process (which may wait for its children), has one descriptor to answer by, and stays
 when the script is interrupted. What it does costs training a processor at most: nothing waits for it before the end.
@@ -35,7 +35,7 @@ class Beside:
         """Start it.
 
         Args:
-            module: of ours, whose `main` it runs.
+            module: of introspect, whose `main` it runs.
             words: its command line.
             name: what it is called.
             errors: whether what it writes to stderr is an answer, too; else it goes where the script's goes.

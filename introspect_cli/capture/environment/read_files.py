@@ -264,7 +264,7 @@ class ReadFiles:
 
     @property
     def is_on(self) -> bool:
-        """Whether the script is running, and nothing of ours."""
+        """Whether the script is running, and no code of introspect."""
         return self._guarded.on and not self._guard.sections.depth
 
     @property

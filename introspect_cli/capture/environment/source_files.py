@@ -1,6 +1,6 @@
 """The user's source files as they ran: their digests, and their text for as far as a run has room.
 
-A file may change while the script runs, so it is read as early as can be without an import hook of ours: the script's
+A file may change while the script runs, so it is read as early as can be without an import hook: the script's
 text is that which was compiled, and what it imports is read when the first step is complete, and again whenever
 something new is there to be written. What was read first stands, and a file that is younger than the process is told.
 Only regular files are read, never a pipe or a device, and none that is larger than anybody writes by hand.

@@ -34,7 +34,7 @@ class Module(Reason):
 
     word = "module"
     meaning = (
-        "A module whose inputs, parameters and buffers are equal gives another output: its code, its "
+        "A module whose inputs, parameters and buffers are equal computes a different output: its code, its "
         "options, its mode, or the kernel that ran."
     )
     place = "this module's own computation"
