@@ -23,7 +23,7 @@ import zipfile
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -63,7 +63,7 @@ _DAMAGE = (
     *(ValueError, EOFError, KeyError, TypeError, SyntaxError, MemoryError, OverflowError, RecursionError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
-_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
+SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 
 
 @dataclass(frozen=True)
@@ -275,21 +275,30 @@ def _array(name: str, array: Any, path: Path) -> Stored:
     return Stored(name, flat, flat, kind, tuple(array.shape))
 
 
+def safetensors_header(file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
+    """The place of the first tensor in a safetensors file of so many bytes, and what its header lists.
+
+    Raises:
+        ValueError: the header cannot be read.
+    """
+    length = struct.unpack("<Q", file.read(8))[0]
+    if length > min(size - 8, _MOST_HEADER):
+        raise ValueError("its header claims more bytes than the file holds")
+    header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
+    return 8 + length, header
+
+
 def _safetensors(path: Path) -> Iterator[Stored]:
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0]
-        if length > min(size - 8, _MOST_HEADER):
-            raise ValueError("its header claims more bytes than the file holds")
-        header = json.loads(file.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
-    data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
+        begins, header = safetensors_header(file, size)
+    data = np.memmap(path, np.uint8, "r", offset=begins) if size > begins else np.zeros(0, np.uint8)
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        kind, shape, (begin, end) = _TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        kind, shape, (begin, end) = SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
         if kind is None:
             raise StoreError(f"{name} in {path} has elements of type {entry['dtype']}, which is not known here")
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.exchange.arrays import SAFETENSORS_TYPES, safetensors_header
 from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files import reason
-from introspect_cli.store.tensorfile import CODES, NUMPY
+from introspect_cli.store.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.torch_files import read_file as read_torch
 
@@ -54,9 +55,7 @@ _WEIGHTS = (
 _BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
-_MOST_HEADER = 1 << 27
 _MOST_JSON = 1 << 26
-_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 _DAMAGE = (
     *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError),
     *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -200,18 +199,12 @@ def _file(path: Path) -> Any:
 def _safetensors(path: Path) -> dict[Any, Any]:
     with _regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0]
-        if length > min(size - 8, _MOST_HEADER):
-            raise ValueError("its header claims more bytes than the file holds")
-        header = json.loads(file.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
-    data, found = 8 + length, {}
+        data, header = safetensors_header(file, size)
+    found = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        kind, shape, (begin, end) = _TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        kind, shape, (begin, end) = SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
             raise ValueError(f"the sizes of {name} are not numbers")
         if begin > end or end > size - data:

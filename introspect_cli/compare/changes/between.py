@@ -51,12 +51,12 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     in_comments: list[str] = []
     in_names: list[str] = []
     unread: list[tuple[str, str]] = []
-    texts_b = two.all({}, set())
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
-    for name in names:
+    differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
+    wanted = {renamed.get(name, name) for name in differing}
+    texts_b = two.all({}, wanted) if differing else {}
+    for name in differing:
         other = renamed.get(name, name)
-        if one.digests.get(name) == two.digests.get(other):
-            continue
         texts = one.text(name), two.text(other)
         missing = [t is None and n in side.digests for t, n, side in zip(texts, (name, other), (one, two), strict=True)]
         if any(missing):
@@ -73,8 +73,7 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
             (in_comments if as_in_a == text_b else in_names).append(other)
         else:
             unread.append((other, "secret"))
-    wanted = {change.file for change in changes}
-    every = one.all(renamed, wanted), two.all({}, wanted)
+    every = one.all(renamed, wanted) if changes else {}, texts_b
     ended = one_raised(a, b) if scene is None else None
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
