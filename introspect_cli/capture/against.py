@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.beside import PATIENCE, Beside
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.store.files import GOLDEN_RUN
 
 if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
@@ -40,6 +42,19 @@ def located(options: CaptureOptions) -> dict[str, Any]:
     }
 
 
+def digests_of(reference: str, rank: int) -> dict[int, bytes]:
+    """What each step of a reference digests to; empty where that cannot be read here, which another process says."""
+    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.reader import open_run
+
+    if is_remote(reference):
+        return {}
+    path = Path(reference)
+    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
+        return run.rank(rank).digests() if rank in run.ranks else {}
+    return {}
+
+
 def _located(run: str) -> str:
     from introspect_cli.store.pack import is_remote
 
@@ -51,7 +66,14 @@ def _located(run: str) -> str:
 
 
 class Against:
-    """A process that compares a run with a reference."""
+    """A process that compares a run with a reference.
+
+    Attributes:
+        reference: as messages call it.
+        first: the step at which the runs diverge, None where it is not one step's; None while they do not.
+        agreed: the last step up to which they were seen not to diverge, -1 before there is one.
+        code: the exit status of `diff`, once it is known.
+    """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
         """Start it.
@@ -62,9 +84,10 @@ class Against:
         assert options.against is not None
         near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
         self.reference = options.against if near.startswith(os.pardir) else near
-        self.diverged = False
+        self.first: tuple[int | None] | None = None
+        self.agreed = -1
         self.code: int | None = None
-        self._first = ""
+        self._said = ""
         self._rest = b""
         question = {
             "reference": options.against,
@@ -102,11 +125,14 @@ class Against:
         if "failed" in facts:
             self.code = UNDECIDED
             return [f"not compared with {self.reference} any further: {facts['failed']}"]
+        if "agreed" in facts:
+            self.agreed = facts["agreed"]
+            return []
         said = str(facts["said"])
         if "first" in facts:
-            self.diverged, self._first = True, said
+            self.first, self._said = (facts["first"],), said
             return [f"against {self.reference}: {said}"]
         self.code = _CODES[facts["verdict"]]
-        if said == self._first:
+        if said == self._said:
             said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]

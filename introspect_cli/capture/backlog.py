@@ -8,13 +8,12 @@ written once.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from introspect_cli.capture.ended_step import save_whole
 from introspect_cli.capture.sheet import Sheet
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rule import NEVER
@@ -26,49 +25,14 @@ from introspect_cli.tensors.kernels import numbers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.capture.ended_step import EndedStep
     from introspect_cli.capture.keeping import Keeping
-    from introspect_cli.capture.samples import StepSamples
-    from introspect_cli.labels import Labels
-    from introspect_cli.records import Given, Kind, Layout
+    from introspect_cli.records import Layout
     from introspect_cli.store.batch import Array
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
-
-
-@dataclass(frozen=True)
-class SavedTensor:
-    """A copy, in host memory, of a value to be stored whole once its checksum is known."""
-
-    slot: int
-    value: torch.Tensor
-
-
-class EndedStep(NamedTuple):
-    """What a step has recorded, until it is written.
-
-    Attributes:
-        step: its number.
-        rows: the site of each record.
-        slots: the summarizer's slot of each record.
-        kinds: the kind of each record, where what is kept hangs on values.
-        saved: values to be stored whole.
-        samples: what is kept of the samples of batches and activations.
-        given: what operators were given, by record.
-        summaries: the summaries, of which devices may still compute some; or the sheet that has them.
-        labels: what the script's framework calls it.
-    """
-
-    step: int
-    rows: list[int]
-    slots: list[int]
-    kinds: list[Kind]
-    saved: list[SavedTensor]
-    samples: StepSamples
-    given: dict[int, Given]
-    summaries: Handover | Sheet
-    labels: Labels
 
 
 class Backlog:
@@ -174,10 +138,12 @@ class Backlog:
             if last is None or last < first.step:
                 self._append(first, table)
             self.written += 1
+            if self._keeping.box is not None:
+                self._keeping.box.add(first, table, self._rank.digest)
             if self._keeping.drops:
                 saved: set[int] = set()
                 if table is not None:
-                    saved |= {int(table.checksum[item.slot]) for item in first.saved}
+                    saved |= {int(table.checksum[item.slot]) for item in first.saved if item.always}
                     saved |= {item.key(table) for item in first.samples.each}
                 self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
         except StoreError as error:
@@ -190,7 +156,8 @@ class Backlog:
             self._rank.append(ended.step, form, ended.labels)
         elif table is not None:
             for item in ended.saved:
-                save_whole(self._store, int(table.checksum[item.slot]), item.value)
+                if item.always:
+                    save_whole(self._store, int(table.checksum[item.slot]), item.value)
             for samples in ended.samples.each:
                 samples.save(self._store, table)
             self._rank.append(ended.step, self._batch(ended, table), ended.labels)
@@ -215,10 +182,3 @@ class Backlog:
             given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
             samples=ended.samples.sums_by_row(pick),
         )
-
-
-def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store a host tensor of any dtype whole, named by its checksum."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
-    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.capture.black_box import holds_any
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When
@@ -27,6 +28,7 @@ from introspect_cli.store.batch import l2_norm
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.labels import Labels
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
@@ -40,9 +42,6 @@ _LEAST_DROPPED = 16
 _SHARE = 2 / 3
 """How full a store may be before it is thinned, and the half of it that is then left: while the rest is written anew,
 old and new are there together."""
-
-_TELLING = frozenset({Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER})
-"""Where a NaN ends a run that was to go on until one. A gradient scaler meets NaN gradients by design."""
 
 
 @dataclass
@@ -67,6 +66,7 @@ class Keeping:
 
     Attributes:
         drops: whether it may ever drop one that was written.
+        box: holds whole tensors of the last steps; None where nothing does.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Keeping:
         self.nan_at: int | None = None
         self.epoch: Callable[[], int | None] = lambda: None
         self.copies: Callable[[], list[int]] = list
+        self.box: BlackBox | None = None
         self.epoch_seen = False
         self.dropped = 0
         self._rank = rank
@@ -145,7 +146,7 @@ class Keeping:
     @property
     def looks(self) -> bool:
         """Whether the records of a step are looked at when it is over."""
-        return self._conditions or self._until_nan
+        return self._conditions or self._until_nan or (self.box is not None and self.box.open)
 
     def wants(self, step: int, *, begins: bool = False) -> bool:
         """Whether a step is to be observed.
@@ -186,6 +187,8 @@ class Keeping:
         self._expired.clear()
         self.dropped = 0
         self.nan_at = None
+        if self.box is not None:
+            self.box.clear()
 
     def expiry(
         self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable | None, labels: Labels
@@ -213,7 +216,7 @@ class Keeping:
             self.copy,
         )
         expiry = self.rule.bounds(moment)[1]
-        if table is not None and self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
+        if table is not None and self._until_nan and self.nan_at is None and holds_any(kinds, slots, table):
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
 
@@ -293,6 +296,10 @@ class Keeping:
             self._note("two steps and the names take more than --max-size: the run grows beyond it")
         return dropped
 
+    def _tensors_of(self, kept: Kept) -> frozenset[int]:
+        """Checksums of what of a step was stored whole."""
+        return kept.tensors if self.box is None else kept.tensors | self.box.stored.get(kept.step, frozenset())
+
     def _drop(self, steps: list[Kept], why: str) -> None:
         latest = next(reversed(self._kept), None)
         gone = [kept for kept in steps if kept.step != latest]
@@ -305,10 +312,10 @@ class Keeping:
             self._note(f"{error}; no step is dropped from here on")
             return
         numbers = {kept.step for kept in gone}
-        lost = {checksum for kept in gone for checksum in kept.tensors}
+        lost = {checksum for kept in gone for checksum in self._tensors_of(kept)}
         if lost:
-            named = {checksum for kept in self._kept.values() if kept.step not in numbers for checksum in kept.tensors}
-            self._store.drop_tensors(lost - named)
+            staying = [kept for kept in self._kept.values() if kept.step not in numbers]
+            self._store.drop_tensors(lost.difference(*map(self._tensors_of, staying)))
         self.dropped += len(numbers)
         for step in numbers:  # last: an exception before leaves them to the next time
             del self._kept[step]
@@ -335,12 +342,3 @@ def _norm(table: SummaryTable, slots: np.ndarray) -> float | None:
     norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
     bad = sum(int(np.maximum(table.counts[name][slots], 0).sum()) for name in ("nans", "posinfs", "neginfs"))
     return math.inf if bad else float(np.sqrt((norms * norms).sum()))
-
-
-def _has_nan(kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> bool:
-    """Whether a loss, an output or a parameter holds a NaN."""
-    nans = table.counts.get("nans")
-    if nans is None:
-        return False
-    telling = np.fromiter((kind in _TELLING for kind in kinds), np.bool_, len(kinds))
-    return bool((nans[np.asarray(slots)[telling]] > 0).any())

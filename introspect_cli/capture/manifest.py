@@ -80,6 +80,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "steps": steps,
         **({"perturbed": probes.perturbed.document} if probes is not None and probes.perturbed is not None else {}),
         **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
+        **({"kept_around": box.written} if probes is not None and (box := probes.keeping.box) is not None else {}),
         "pipeline": probes.context.pipelines.manifest if probes is not None else None,
         "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
         "copies": probes.context.copies() if probes is not None else [],

@@ -227,6 +227,23 @@ class CaptureOptions:
         metavar="GLOB",
         repeated=True,
     )
+    keep_around: int | None = option(
+        None,
+        WHAT,
+        "Hold the whole tensors of the last N steps in memory, and write them when the run diverges (--against) or has "
+        "a NaN.",
+        "--keep-around",
+        metavar="N",
+        least=1,
+    )
+    keep_size: int | None = option(
+        None,
+        WHAT,
+        "Memory that --keep-around may take, such as 2GB; a rank's share of it [default: a quarter of what is free].",
+        "--keep-size",
+        metavar="SIZE",
+        in_manifest=False,
+    )
     per_sample: bool = option(
         False,
         WHAT,

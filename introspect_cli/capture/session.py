@@ -14,7 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import Against
+from introspect_cli.capture.against import Against, digests_of
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
@@ -27,7 +27,7 @@ from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 from introspect_cli.machine import DISABLE_VARIABLE
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, count, human_size
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
@@ -187,10 +188,37 @@ class Session:
 
             _warn_if_slow(self._terminal)
             ranks = self.launch.world_size if self.launch is not None else 1
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks)
+            box = self._black_box(ranks)
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks, box)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
+
+    def _black_box(self, ranks: int) -> BlackBox | None:
+        """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
+        steps, size, against = self.options.keep_around, self.options.keep_size, self.options.against
+        if steps is None:
+            return None
+        from introspect_cli.capture.black_box import BlackBox, default_room
+
+        room = default_room(ranks) if size is None else size
+        digests = None
+        if against is not None:
+            digests = {}
+            with self._comparing:
+                digests = digests_of(against, self.rank)
+        if not self.rank:
+            why = "--keep-size" if size is not None else "a quarter of what is free; --keep-size sets it"
+            held = f"whole tensors of the last {count(steps, 'step')} are held"
+            self._terminal.say(f"{held}, in {human_size(room)} of memory at most ({why})")
+        return BlackBox(steps, room, self._store, digests, self._tell, self._guard.note)
+
+    def _tell(self, sentence: str) -> None:
+        """Say something now; with the last words, once the script is over."""
+        if self._closed:
+            self._words.append(sentence)
+        else:
+            self._terminal.say(sentence)
 
     def _ticked(self) -> None:
         probes = self.probes
@@ -230,7 +258,8 @@ class Session:
         with self._comparing:
             for sentence in against.look():
                 self._terminal.say(sentence)
-        if against.diverged and self.options.stop and not self._stops:
+            probes.recorder.compared(against.agreed, against.first)
+        if against.first is not None and self.options.stop and not self._stops:
             self._stops = True
             if self.launch is not None and self.launch.world_size > 1:
                 self._terminal.say("--stop ends one process, and this run has several: it goes on")
@@ -317,6 +346,19 @@ class Session:
         if self._against is not None:
             with self._comparing:
                 self._words += self._against.finish()
+                self._write_held()
+
+    def _write_held(self) -> None:
+        """Write what is held, where the comparison has said only now that the runs diverge."""
+        box = self.probes.keeping.box if self.probes is not None else None
+        if self.probes is None or self._against is None or box is None:
+            return
+        before = len(box.written)
+        self.probes.recorder.compared(self._against.agreed, self._against.first)
+        if len(box.written) > before:
+            with self._store_errors():
+                self._store.write_manifest(self._manifest | {"kept_around": box.written})
+                self._store.close()
 
     def _summary(self) -> str:
         probes = self.probes

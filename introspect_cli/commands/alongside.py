@@ -42,7 +42,9 @@ def main() -> NoReturn:
             begun.append(subprocess.Popen(command, shell=True, env=settings, stdin=subprocess.DEVNULL, stdout=2))  # noqa: S602 - the user's own command
 
     try:
-        result = compare_alongside(asked["reference"], run, asked["noise"], asked["rtol"], first)
+        result = compare_alongside(
+            asked["reference"], run, asked["noise"], asked["rtol"], first, lambda step: _answer(agreed=step)
+        )
         _answer(verdict=result.verdict.value, said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
@@ -54,7 +56,12 @@ def main() -> NoReturn:
 
 
 def compare_alongside(
-    reference: str, run: Path, noise: Sequence[str], rtol: float, first: Callable[[DiffResult], None]
+    reference: str,
+    run: Path,
+    noise: Sequence[str],
+    rtol: float,
+    first: Callable[[DiffResult], None],
+    agreed: Callable[[int], None],
 ) -> DiffResult:
     """Compare a run with a reference until it is over.
 
@@ -71,7 +78,7 @@ def compare_alongside(
     with ExitStack() as stack:
         others = [stack.enter_context(open_any(path)) for path in noise]
         opened, ask = question(reference, run, others, DiffOptions(rtol=rtol))
-        return alongside(opened, run, ask, first)
+        return alongside(opened, run, ask, first, agreed)
 
 
 def question(

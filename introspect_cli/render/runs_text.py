@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.inspect.runs import DEEPEST, MOST
-from introspect_cli.records import count
+from introspect_cli.records import count, human_size
 from introspect_cli.render.blocks import Block, Column, line, table_of
-from introspect_cli.render.text import clean, size
+from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("label", least=8), lambda row: clean(row.label, 40)),
         (Column("started (UTC)", drop_at=2), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
-        (Column("size", right=True, drop_at=1), lambda row: size(row.size)),
+        (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
         (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
@@ -37,7 +37,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         del columns[-1]
     if not any(row.label for row in rows):
         del columns[1]
-    total = f"{count(len(rows), 'run')}, {size(sum(row.size for row in rows))}"
+    total = f"{count(len(rows), 'run')}, {human_size(sum(row.size for row in rows))}"
     table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
     return [table, line(), line(total, "dim"), *unseen]
 

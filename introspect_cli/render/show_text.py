@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.labels import shown, step_words
-from introspect_cli.records import Record, Status, Summary, count, perturbed_by
+from introspect_cli.records import Record, Status, Summary, count, human_size, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
-from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
+from introspect_cli.render.text import brief_what, clean, number, shape, site_text, statistic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def overview_blocks(run: Overview) -> list[Block]:
         ("started", str(manifest.get("started", ""))),
         ("ended", _ending(run)),
         ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} on disk"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("perturbed", _perturbed(manifest)),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),

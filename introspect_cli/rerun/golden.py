@@ -26,6 +26,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.store import documents
+from introspect_cli.store.files import GOLDEN_RUN
 from introspect_cli.store.pack import pack
 from introspect_cli.store.reader import open_run
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
-ABOUT, STORE = "golden.yaml", "run.zip"
+ABOUT, STORE = "golden.yaml", GOLDEN_RUN
 KINDS = "rng,batch,loss,output,grad,param,buffer"
 _LONG = 20.0
 """Seconds of a golden run from which on the next one is ended at its first divergence: that takes a second itself."""

@@ -41,6 +41,8 @@ FORMAT = 2
 
 MANIFEST = "manifest.yaml"
 SETTINGS = "settings"
+GOLDEN_RUN = "run.zip"
+"""Where the directory of a golden run has what was recorded."""
 TENSORS = "tensors"
 SOURCES = "sources"
 CHILDREN = "children"

@@ -57,6 +57,7 @@ class RankWriter:
 
     Attributes:
         failure: why nothing more is written, or None while all is well.
+        digest: of the last step that was written.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RankWriter:
         durable: bool = False,
     ) -> None:
         self.failure: str | None = None
+        self.digest = b""
         self._rank = rank
         self._digest = StepDigest()
         self._keys = np.zeros(0, np.uint64)
@@ -169,6 +171,7 @@ class RankWriter:
         self._files.commit(
             {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
         )
+        self.digest = digest
         if message is not batch:
             self._spare = message
 
