@@ -96,7 +96,8 @@ class CaptureOptions:
     stop: bool = option(
         False,
         AGAINST,
-        "End the script when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not tell).",
+        "End the script, on all ranks, when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not "
+        "tell).",
         "--stop",
         in_manifest=False,
     )

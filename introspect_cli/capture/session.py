@@ -19,6 +19,7 @@ from introspect_cli.capture.environment.start import Start, numpy_state, prepare
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.publishing import LOGGER, Publishing, logger_places
+from introspect_cli.capture.ranks.divergence import Announcement
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
@@ -115,9 +116,14 @@ class Session:
         self._publishing: list[Publishing] = []
         self._publish([place for place in options.publish if place != LOGGER])
         self._against: Against | None = None
-        if options.against is not None and not self.rank:  # of several ranks, the first compares all of them
+        self._announcement: Announcement | None = None
+        self._followed = False
+        if options.against is not None:
             with self._comparing:
-                self._against = Against(self.path, options)
+                if self.launch is not None and self.launch.world_size > 1 and (options.stop or options.keep_around):
+                    self._announcement = Announcement(self._store.path, self.rank)
+                if not self.rank:  # of several ranks, the first compares all of them
+                    self._against = Against(self.path, options)
 
     def _publish(self, places: list[str]) -> None:
         """Begin to publish; of several ranks, the first does."""
@@ -146,6 +152,7 @@ class Session:
             began: states of random generators as the process found them, by library; more may be put in later.
         """
         _forget_in_forks(self)
+        self._followed = True
         self._began = began
         self._tracebacks.install()
         self._signals.install()
@@ -252,28 +259,38 @@ class Session:
 
     def _look_at_reference(self, probes: Probes) -> None:
         """Say what a comparison has found, and end the script where that was asked for."""
-        against = self._against
-        if against is None:
-            return
+        ended, stops_after = probes.recorder.step - 1, None
         with self._comparing:
-            for sentence in against.look():
-                self._terminal.say(sentence)
-            probes.recorder.compared(against.agreed, against.first)
-        if against.first is not None and self.options.stop and not self._stops:
+            first = None
+            if self._against is not None:
+                for sentence in self._against.look():
+                    self._terminal.say(sentence)
+                first = self._against.first
+                stops_after = None if first is None else ended
+            if self._announcement is not None:
+                said = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
+                if said is not None:
+                    first, stops_after = (said.first,), said.after
+            probes.recorder.compared(-1 if self._against is None else self._against.agreed, first)
+        if self.options.stop and stops_after is not None and ended >= stops_after and not self._stops:
             self._stops = True
-            if self.launch is not None and self.launch.world_size > 1:
-                self._terminal.say("--stop ends one process, and this run has several: it goes on")
-                return
-            self._terminal.say(f"the script is ended after step {probes.recorder.step - 1} (--stop)")
+            if not self.rank:
+                self._terminal.say(f"the script is ended after step {ended} (--stop)")
             self._manifest["stopped"] = True
-            raise SystemExit(DIVERGED)
+            # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
+            # last, or whoever has started the launcher.
+            raise SystemExit(0 if self.rank or self._followed else DIVERGED)
+
+    @property
+    def status(self) -> int | None:
+        """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
+        if self._against is None or not self.options.stop:
+            return None
+        return UNDECIDED if self._against.code is None else self._against.code
 
     def exit_code(self, ending: Ending) -> int | None:
         """What the process exits with: the script's code; with `--stop`, `diff`'s where the script's is 0."""
-        against = self._against
-        if against is None or not self.options.stop or ending.exit_code:
-            return ending.exit_code
-        return UNDECIDED if against.code is None else against.code
+        return ending.exit_code if self.status is None or ending.exit_code else self.status
 
     def _tell_of_others(self) -> None:
         """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
@@ -347,6 +364,8 @@ class Session:
             with self._comparing:
                 self._words += self._against.finish()
                 self._write_held()
+        if self._announcement is not None and not self.rank:
+            self._announcement.close()
 
     def _write_held(self) -> None:
         """Write what is held, where the comparison has said only now that the runs diverge."""
