@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from synthetic import row, write_run
 
-from introspect_cli.commands.watch import _with_rate
+from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.health.look import look
@@ -86,6 +86,18 @@ def test_the_rate_is_that_of_the_last_looks(runs):
     assert _with_rate(seen, looks, 102.0).rate == 2.0
     assert watch_line(_with_rate(seen, looks, 104.0)) == "running, step 5, 1 steps/s"
     assert not _with_rate(seen, deque(maxlen=3), 104.0).recent
+
+
+def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
+    monkeypatch.setattr("introspect_cli.commands.watch._SLOW", 0.0)
+    reader = iter([5, 17])
+    with open_run(runs / "a") as run:
+        seen = replace(look(run), state=RunState.RUNNING)
+    monkeypatch.setattr("introspect_cli.health.look.look", lambda _run: seen)
+    monkeypatch.setattr("introspect_cli.store.reader.Run.last_step", property(lambda _run: next(reader)))
+    next(reader)
+    behind, _ = _look(str(runs / "a"), None)
+    assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"
 
 
 def test_80_columns_are_enough(runs):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.beside import PATIENCE, Beside
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.records import count
 from introspect_cli.store.files import GOLDEN_RUN
 
 if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
+
+LATE = 10.0
+"""Seconds that a comparison may be behind training before that is said."""
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
@@ -88,6 +93,9 @@ class Against:
         self.agreed = -1
         self.code: int | None = None
         self._said = ""
+        self._ended = -1
+        self._mark: tuple[int, float] | None = None
+        self._patience = LATE
         self._rest = b""
         question = {
             "reference": options.against,
@@ -99,10 +107,24 @@ class Against:
         module = "introspect_cli.commands.alongside"
         self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
 
-    def look(self) -> list[str]:
-        """What is to be said now."""
+    def look(self, ended: int) -> list[str]:
+        """What is to be said now, when a step has ended."""
+        self._ended = ended
         data = self._beside.read()
-        return self._take(data) if data else []
+        said = self._take(data) if data else []
+        return said if said or self.first is not None or self.code is not None else self._late()
+
+    def _late(self) -> list[str]:
+        """How far the comparison is behind, once that is long, and again whenever it is twice as long."""
+        now = time.monotonic()
+        if self._mark is None or self.agreed >= self._mark[0]:  # it has seen what was the last step then
+            self._mark = self._ended, now
+        behind = now - self._mark[1]
+        if behind < self._patience:
+            return []
+        self._patience = 2 * behind
+        steps = count(self._ended - self.agreed, "step")
+        return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
@@ -110,7 +132,8 @@ class Against:
         said = self._take(data)
         if self.code is None:
             why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
-            said.append(f"not compared with {self.reference} to the end: {why}; `introspect diff` compares them")
+            until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
+            said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
         return said
 
     def abandon(self) -> None:

@@ -263,7 +263,7 @@ class Session:
         with self._comparing:
             first = None
             if self._against is not None:
-                for sentence in self._against.look():
+                for sentence in self._against.look(ended):
                     self._terminal.say(sentence)
                 first = self._against.first
                 stops_after = None if first is None else ended

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _PAUSE = 1.0
 _REST = 4
 _PATIENCE = 5
+_SLOW = 1.0
+"""Seconds from which on a look is said to be behind the run."""
 _LOOKS = 30
 """Looks over which the rate is taken."""
 
@@ -120,5 +122,10 @@ def _look(path: str, ask: Any) -> tuple[Look, DiffResult | None]:
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.look import look
 
+    began = time.monotonic()
     with open_any(path) as run:
-        return look(run), None if ask is None else ask(run)
+        seen, compared = look(run), None if ask is None else ask(run)
+    if seen.over or time.monotonic() - began < _SLOW:
+        return seen, compared
+    with open_any(path) as run:  # what took so long is behind
+        return replace(seen, behind=(run.last_step or 0) - (seen.last or 0)), compared
