@@ -155,6 +155,22 @@ def test_tolerance_is_that_of_diff(place, introspect, tmp_path):
     assert "within" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ("--kinds input --steps 6:", 0, "The runs are the same"),
+        ("--kinds 'output,loss' --modules Linear", 1, "First divergence at step 5: the output of Linear"),
+        ("--atol 100", 0, "within"),
+        ("--steps 300:", 2, "not compared with ref any further: "),
+    ],
+)
+def test_it_is_asked_with_the_options_of_diff(place, introspect, tmp_path, asked, code, said):
+    words = ("--diff", asked, "--stop", "--against", "ref", "-o", tmp_path / "run", "train.py", "40", "5", "0")
+    done = introspect("capture", *words, cwd=place)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+
+
 def damaged(run):
     index = run / "rank0" / "index.bin"
     data = bytearray(index.read_bytes())
@@ -279,6 +295,12 @@ def test_a_comparison_that_has_no_time_left_says_how_far_it_came(place, tmp_path
         (("--against", "nowhere"), "there is no run at nowhere to compare with"),
         (("--stop",), "name a run with --against"),
         (("--rtol", "1e-3"), "name a run with --against"),
+        (("--diff", "--kinds loss"), "name a run with --against"),
+        (("--against", "ref", "--diff", "--kinds nothing"), "nothing"),
+        (("--against", "ref", "--diff", "--kind loss"), "--diff takes options of `introspect diff`"),
+        (("--against", "ref", "--diff", "--map"), "that change the answer of `introspect diff`, and --map is none"),
+        (("--against", "ref", "--diff", "other"), "that change the answer of `introspect diff`, and a is none"),
+        (("--against", "ref", "--diff", "'"), "--diff ': no closing quotation"),
         (("--against", "ref", "-o", "ref"), "ref is the run to compare with: name another directory"),
     ],
 )

@@ -54,6 +54,16 @@ def test_the_distance_to_a_reference_is_shown_with_the_status_of_diff(runs, intr
     assert ("Divergence map (steps 0 to 5)" in done.stdout) is bool(code)
 
 
+def test_the_reference_is_compared_as_diff_would(runs, introspect):
+    words = ("watch", runs / "b", "--against", runs / "a", "--once")
+    assert introspect(*words, "--steps", ":3").returncode == 0
+    assert introspect(*words, "--kinds", "grad").returncode == 1
+    assert introspect(*words, "--atol", "100").returncode == 0
+    alone = introspect("watch", runs / "b", "--atol", "1", "--once")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "name a run with --against" in alone.stderr
+
+
 def test_a_run_that_goes_on_is_not_said_to_end(runs, tmp_path):
     part = write_run(tmp_path / "part", steps(6.0, 5.0))
     with open_run(runs / "a") as one, open_run(part) as two:

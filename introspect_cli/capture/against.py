@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -97,11 +98,15 @@ class Against:
         self._mark: tuple[int, float] | None = None
         self._patience = LATE
         self._rest = b""
+        noise = [word for run in options.noise for word in ("--noise", run)]
         question = {
             "reference": options.against,
             "run": str(run),
-            "rtol": options.rtol,
-            "noise": list(options.noise),
+            "asked": [
+                *(["--rtol", str(options.rtol)] if options.rtol else []),
+                *noise,
+                *shlex.split(options.diff or ""),
+            ],
             "command": options.on_divergence,
         }
         module = "introspect_cli.commands.alongside"

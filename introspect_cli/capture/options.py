@@ -93,6 +93,14 @@ class CaptureOptions:
         commas=False,
         in_manifest=False,
     )
+    diff: str | None = option(
+        None,
+        AGAINST,
+        "More options of diff for that, in one text: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
+        "--diff",
+        metavar="OPTIONS",
+        in_manifest=False,
+    )
     stop: bool = option(
         False,
         AGAINST,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,15 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
     options = CaptureOptions(**values)
     options = replace(options, **located(options))
-    if options.against is None and (options.rtol or options.noise or options.stop or options.on_divergence):
-        raise UsageError("--rtol, --noise, --stop and --on-divergence say how to compare: name a run with --against")
+    comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
+    if options.against is None and comparing:
+        raise UsageError(
+            "--rtol, --noise, --diff, --stop, --on-divergence say how to compare: name a run with --against"
+        )
+    try:
+        shlex.split(options.diff or "")
+    except ValueError as error:
+        raise UsageError(f"--diff {options.diff}: {str(error).lower()}") from None
     if options.keep_size is not None and options.keep_around is None:
         raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
     _check_rule(options)

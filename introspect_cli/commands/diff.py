@@ -21,7 +21,9 @@ from introspect_cli.commands.shared import (
 from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.compare.options import DiffOptions
 
 
 @click.command(
@@ -110,6 +112,39 @@ def diff(
         show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))
     code = exit_code(verdict)
     return CANNOT_TEST if bisect and code == UNDECIDED else code
+
+
+_ANSWER = frozenset(
+    {"steps", "kinds", "modules", "ranks", "rtol", "atol", "noise", "rename", "match", "strict", "offset"}
+)
+"""Options that change the answer; the others change how it is shown."""
+
+
+def options_in(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
+    """What a comparison is asked with, written as for `diff`: its options, and the repeated runs of a.
+
+    Raises:
+        UsageError: that is no option of `diff`, cannot be meant, or changes nothing but the look of the answer.
+    """
+    from click.core import ParameterSource
+
+    from introspect_cli.errors import UsageError
+
+    try:
+        with diff.make_context("diff", list(words)) as context:
+            asked = context.params
+            other = [
+                parameter.opts[0]
+                for parameter in diff.params
+                if context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT
+                and parameter.name not in _ANSWER
+            ]
+    except click.ClickException as error:
+        raise UsageError(f"--diff takes options of `introspect diff`: {error.format_message()}") from None
+    if other:
+        raise UsageError(f"--diff takes options that change the answer of `introspect diff`, and {other[0]} is none")
+    options: DiffOptions = _options(grouped=False, **{**asked, "everything": False})
+    return options, tuple(asked["noise"])
 
 
 def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:

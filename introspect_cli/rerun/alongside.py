@@ -10,11 +10,12 @@ twice as long as it worked.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Phase
 from introspect_cli.store.reader import Run, RunState, open_run
 
@@ -108,11 +109,12 @@ def alongside(
                             first(result)
                         return result
                     if waiting and began >= rest_until and may_be_judged(one, run):
-                        waiting, result = False, ask(one, run)
+                        with suppress(UsageError):  # what is selected may only come
+                            result = ask(one, run)
+                            waiting, told = False, result.verdict is Verdict.DIVERGED
+                            if told:
+                                first(result)
                         rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-                        if result.verdict is Verdict.DIVERGED:
-                            told = True
-                            first(result)
                     if not (waiting or told) and digests.last != last:
                         last = digests.last
                         agreed(last)

@@ -24,7 +24,7 @@ from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPy
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
 from introspect_cli.rerun.texts import encoded, search_path
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -167,7 +167,8 @@ class Attempts:
             paths = os.pathsep.join(filter(None, (str(planted.modules), paths)))
         if paths:
             environment["PYTHONPATH"] = paths
-        words = (*recipe.options, *self.options, "--until-step", str(self.until), *_line(recipe, self.ground, planted))
+        ends = ("--until-step", str(self.until), *stopping(self.reference.run, self.until))
+        words = (*recipe.options, *self.options, *ends, *_line(recipe, self.ground, planted))
         try:
             done = capture(Variant(self.output / name, words, planted.directory, environment, python))
         finally:

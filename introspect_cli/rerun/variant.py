@@ -7,6 +7,7 @@ a question that was answered before is answered from disk.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import subprocess
 import sys
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from introspect_cli.store.reader import Run
+
+LONG = 20.0
+"""Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
 
@@ -103,7 +108,30 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
         code = logged(command, log_of(variant.run), variant.directory, variant.variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
+    if "--stop" in variant.words:  # the status is then that of the comparison
+        ended = _kept(variant.run)
+        code = ended.exit_code if ended is not None else code
     return Rerun(variant.run, code, _steps(variant.run))
+
+
+def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
+    """Capture options that end a run where it diverges from a reference, if that may be long before a step.
+
+    Nothing where it cannot pay: to compare while a script runs takes a second or two to begin.
+    """
+    with open_run(reference) as run:
+        steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
+        pays = took(run) * min((until_step + 1) / max(steps, 1), 1.0) >= LONG
+    return ("--against", str(reference), "--stop") if pays else ()
+
+
+def took(run: Run) -> float:
+    """Seconds that a run took; 0 where it does not say."""
+    try:
+        began, ended = (dt.datetime.fromisoformat(str(run.manifest.get(name))) for name in ("started", "ended"))
+        return (ended - began).total_seconds()
+    except (TypeError, ValueError):  # there is none, or one is of a zone and the other is not
+        return 0.0
 
 
 def logged(
@@ -131,7 +159,7 @@ def _kept(run: Path) -> Rerun | None:
         with open_run(run) as opened:
             if opened.state is not RunState.COMPLETE:
                 return None
-            code = opened.manifest.get("exit_code")
+            code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
     except StoreError:
         return None
     return Rerun(run, code if isinstance(code, int) else 1, _steps(run))
