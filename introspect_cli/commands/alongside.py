@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
-_NICE = 5
+_NICE = 10
 
 
 def main() -> NoReturn:
