@@ -166,6 +166,22 @@ def test_the_screen_is_drawn_anew_and_the_command_ends_with_the_run(tmp_path, in
     assert not re.search(r"\x1b\[[0-9;]*3[0-9](;|m)", drawn), "colours were drawn despite NO_COLOR"
 
 
+def test_what_is_wider_than_the_terminal_is_wrapped_and_not_cut(runs):
+    with open_run(runs / "a") as one, open_run(runs / "b") as two:
+        sentence = compare_runs(one, two, DiffOptions()).sentence
+    drawn, code = on_a_terminal("watch", "b", "--against", "a", cwd=runs, NO_COLOR="1")
+    assert code == 1, drawn
+    rows = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).splitlines()
+    assert sentence in " ".join(" ".join(rows).split())
+    assert max(map(len, rows)) <= 80
+
+
+def test_a_number_that_stays_is_no_curve(runs):
+    with open_run(write_run(runs / "flat", steps(2.0, 2.0, 2.0))) as run:
+        text = [block.text for block in watch_blocks(look(run), 80)]
+    assert "loss  2 at each of 3 steps" in text
+
+
 def test_a_terminal_that_cannot_draw_over_gets_lines(runs):
     drawn, code = on_a_terminal("watch", "b", cwd=runs, TERM="dumb")
     assert code == 0, drawn

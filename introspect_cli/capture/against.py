@@ -93,7 +93,7 @@ class Against:
         self.first: tuple[int | None] | None = None
         self.agreed = -1
         self.code: int | None = None
-        self._said = ""
+        self._place: list[Any] | None = None
         self._ended = -1
         self._mark: tuple[int, float] | None = None
         self._patience = LATE
@@ -158,9 +158,9 @@ class Against:
             return []
         said = str(facts["said"])
         if "first" in facts:
-            self.first, self._said = (facts["first"],), said
+            self.first, self._place = (facts["first"],), facts["place"]
             return [f"against {self.reference}: {said}"]
         self.code = _CODES[facts["verdict"]]
-        if said == self._said:
+        if self._place is not None and facts["place"] == self._place:
             said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]

@@ -36,14 +36,14 @@ def main() -> NoReturn:
 
     def first(result: DiffResult) -> None:
         step = result.first.step_b if result.first is not None else None
-        _answer(first=step, said=result.sentence)
+        _answer(first=step, place=_place(result), said=result.sentence)
         if command:
             settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
             begun.append(subprocess.Popen(command, shell=True, env=settings, stdin=subprocess.DEVNULL, stdout=2))  # noqa: S602 - the user's own command
 
     try:
         result = compare_alongside(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
-        _answer(verdict=result.verdict.value, said=result.sentence)
+        _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
@@ -105,6 +105,12 @@ def question(
         about = golden.read(kept)
         return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
     return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)
+
+
+def _place(result: DiffResult) -> list[Any] | None:
+    """What tells whether two answers name the same divergence."""
+    first = result.first
+    return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 
 
 def _answer(**facts: Any) -> None:

@@ -66,8 +66,10 @@ def watch_line(look: Look) -> str:
 def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
-    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
+    if len(values) > 1 and len(finite) == len(values) and min(finite) == max(finite):
+        return [Line(((clean(curve.name), "heading"), (f"  {last} at each of {len(values):,} steps", "")))]
+    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     return [
         Line(((clean(curve.name), "heading"), (f"  {last} at step {curve.steps[-1]}{span}", ""))),
         line(sparkline(values, room, ascii_only=ascii_only), "name", wrap=False),
