@@ -284,7 +284,7 @@ ELSEWHERE = {
     "torch._C._is_any_autocast_enabled": "spares us _DisableAutocast where there is none; without it, each is used",
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
-    "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "where in its Python object a tensor lies; without it each takes twice as long",
+    "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "where a tensor lies; without it each takes twice as long",
     "torch._C._dispatch_keys": "tells lazy negation without a call; else each small tensor is asked",
     "torch._C._data_address": "tells where elements are; without it, lazy copies get memory of their own",
     "torch._C.Generator._cdata": "where the generator lies; without it, who draws within a step is not observed",
