@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, Mask, kind_code
 from introspect_cli.compare.names import with_ancestors
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, ModuleInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.sites import Alignment, Mask
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import ModuleInfo
 
 _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 """Of these, one run may have more than the other although both have the module: another call, another path."""

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Divergence, Verdict
+from introspect_cli.compare.result import Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.result import SettingChange
 
 MODEL = (Kind.PARAM, Kind.BUFFER)
 _NAMED = 3

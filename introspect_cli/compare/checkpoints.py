@@ -19,8 +19,8 @@ from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
-from introspect_cli.compare.result import DiffResult, Divergence, Verdict
-from introspect_cli.records import Kind, Status
+from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
+from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import SettingChange
-    from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
 
 _OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"

@@ -14,9 +14,9 @@ import numpy as np
 from introspect_cli.compare.causes import Causes
 from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.join.read_on import read_on
-from introspect_cli.compare.join.resume import goes_on
-from introspect_cli.compare.join.sites import KINDS, align, columns, kind_code, phase_code
+from introspect_cli.compare.join.read_on import ReadOn, read_on
+from introspect_cli.compare.join.resume import Goes, goes_on
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, align, columns, kind_code, phase_code
 from introspect_cli.compare.join.wholes import Gathered
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.noise import NoiseFloor
@@ -33,9 +33,6 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.read_on import ReadOn
-    from introspect_cli.compare.join.resume import Goes
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
 

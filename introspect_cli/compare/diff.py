@@ -11,7 +11,7 @@ from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, 
 from introspect_cli.compare.element.closeup import samples_told
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
-from introspect_cli.compare.join.split import splits_of
+from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
 from introspect_cli.compare.join.wholes import told as layouts_differ
@@ -36,7 +36,6 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader

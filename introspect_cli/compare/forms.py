@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import count
+from introspect_cli.records import Layout, Site, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Ids
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import Layout, Site
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 

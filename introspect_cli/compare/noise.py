@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reach import ROUNDING_FACTOR, begins_beside
+from introspect_cli.compare.join.sites import Alignment, Mask, kind_code
+from introspect_cli.compare.reach import ROUNDING_FACTOR, Reached, begins_beside
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Mask
-    from introspect_cli.compare.reach import Reached
     from introspect_cli.compare.table import Table
 
 _SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)

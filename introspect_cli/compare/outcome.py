@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.evidence import Known
+from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match.correspondence import Correspondence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.forms import Form
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.join.wholes import Gathered

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import distances, has_norms, norms, relative
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.result import Reach, StepReach
+from introspect_cli.compare.join.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.join.sites import Mask, kind_code, phase_code
+from introspect_cli.compare.result import Divergence, Reach, StepReach
 from introspect_cli.records import Kind, Phase, count, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.join.distance import Floats, Layouts
-    from introspect_cli.compare.join.sites import Mask
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table
 
 ROUNDING_FACTOR = 6.0

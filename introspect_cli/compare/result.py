@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.labels import both_words
+from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.ranking import CodeChanges
     from introspect_cli.compare.element.elements import Elements
-    from introspect_cli.labels import Labels
     from introspect_cli.records import Site, Summary
 
 

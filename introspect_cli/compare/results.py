@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Known
-from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.reasons.words import listed, what
-from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
 from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.table import Table
     from introspect_cli.store.reader import Run
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)

@@ -25,13 +25,12 @@ import numpy as np
 from introspect_cli.compare.join.distance import ROUNDING, shapes_differ
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.result import Size
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Site, Summary
 
 _FEWEST = 256
 _MULTIPLE = 4.0

@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import answer
+from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.carried import Carried
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code
 from introspect_cli.compare.match.trees import tree_at
 from introspect_cli.compare.names import FORWARD, ancestors, generator_of
-from introspect_cli.compare.table import WITHIN
+from introspect_cli.compare.table import WITHIN, Codes, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.evidence import Known
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.table import Codes, Table
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, kind_code
 from introspect_cli.compare.match.evicted import EVICTED
-from introspect_cli.compare.match.merged import merge_words, merges_of
-from introspect_cli.compare.match.names import Source, ambiguous, class_of_root
+from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
+from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.compare.result import StructureChange
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.match.correspondence import Correspondence
-    from introspect_cli.compare.match.merged import Merge
-    from introspect_cli.compare.match.names import Renamed
     from introspect_cli.compare.table import Table
 
 SHOWN = 3

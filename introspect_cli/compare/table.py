@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import Status
+from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
-    from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
 
 Codes = npt.NDArray[np.int8]

@@ -14,7 +14,7 @@ from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.words import what, what_diverges
-from introspect_cli.compare.result import Counts, Verdict
+from introspect_cli.compare.result import Counts, StructureChange, Verdict
 from introspect_cli.compare.results import names_of, within
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.watched import failed
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import StructureChange
     from introspect_cli.store.reader import Run
 
 

@@ -6,17 +6,14 @@ The manifests tell which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.listed import notes as listing_notes
-from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.join.sites import KINDS, Alignment, Mask, kind_code, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase
-
-if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Mask
 
 MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)

@@ -21,7 +21,7 @@ from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
 from introspect_cli.exchange.checkpoint_state import sites_below, state_of
 from introspect_cli.exchange.incoming import Incoming, value, write_run
 from introspect_cli.inspect.chosen import chosen
-from introspect_cli.records import SiteInfo
+from introspect_cli.records import Site, SiteInfo, Summary
 from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import is_pack, is_remote
 from introspect_cli.store.reader import Run, open_run
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Site, Summary
 
 _LARGEST_AGAIN = 1 << 24
 _MOST_AGAIN = 1 << 28

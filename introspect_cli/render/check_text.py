@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Line, line
 from introspect_cli.render.text import clean
@@ -13,7 +13,6 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.health.findings import Rule
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4

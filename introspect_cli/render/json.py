@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import clean
+from introspect_cli.compare.result import RESOLUTION, DiffResult, Divergence, Origin, Reach, Separate
+from introspect_cli.records import Record, Summary, clean
 from introspect_cli.rerun.element import kind_of, place_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.ranking import CodeChanges
     from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Origin, Reach, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.overview import Overview
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Record, Summary
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes import Proof
     from introspect_cli.rerun.minimise import Smallest

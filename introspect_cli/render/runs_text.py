@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.inspect.runs import DEEPEST, MOST
+from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, line, table_of
 from introspect_cli.render.text import clean, size
@@ -12,7 +12,6 @@ from introspect_cli.render.text import clean, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.inspect.runs import RunList, RunRow
 
 _STYLES = {"complete": "", "running": "unsure", "unreadable": "unsure"}
 _NAMED = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.labels import shown, step_words
+from introspect_cli.labels import Labels, shown, step_words
 from introspect_cli.records import Record, Status, Summary, count, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
 from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.overview import Overview
-    from introspect_cli.labels import Labels
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20

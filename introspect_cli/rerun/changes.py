@@ -20,20 +20,17 @@ from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.ddmin import ddmin
 from introspect_cli.rerun.element import Element, counted, place_of
-from introspect_cli.rerun.elements import sides_of
-from introspect_cli.rerun.ground import survey
+from introspect_cli.rerun.elements import Sides, sides_of
+from introspect_cli.rerun.ground import Ground, survey
 from introspect_cli.rerun.likely import likely_first
 from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import Rerun, judge
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.rerun.elements import Sides
-    from introspect_cli.rerun.ground import Ground
-    from introspect_cli.store.reader import Run
 
 MOST_RUNS = 50
 _NAMED = 4

@@ -22,18 +22,16 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.store import documents
 from introspect_cli.store.pack import pack
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.result import DiffResult
-    from introspect_cli.store.reader import Run
 
 ABOUT, STORE = "golden.yaml", "run.zip"
 KINDS = "rng,batch,loss,output,grad,param,buffer"

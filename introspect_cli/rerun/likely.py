@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.rerun.element import Difference, OtherPython
+from introspect_cli.rerun.element import Difference, Element, OtherPython
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.rerun.element import Element
 
 _LAST = 1 << 30
 

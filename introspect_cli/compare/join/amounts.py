@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because
-from introspect_cli.records import Kind, Phase
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
+from introspect_cli.records import Kind, Layout, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.compare.table import Table
-    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
 
 _FLOWING = [kind_code(kind) for kind in (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)]

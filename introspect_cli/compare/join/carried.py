@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import preceded
+from introspect_cli.store.batch import StepBatch, preceded
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.whole import Reader
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import Kind, Phase
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
-    from introspect_cli.records import Site
     from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.whole import Reader
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, columns, kind_code, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
-from introspect_cli.labels import step_words
+from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.labels import Labels
     from introspect_cli.store.whole import Reader
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)

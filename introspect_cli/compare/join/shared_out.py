@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.compare.element.closeup import samples_of
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Joined
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.whole import Reader
 
 SAME, OTHER, UNKNOWN = range(3)
 

@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.compare.join.amounts import Amounts
 from introspect_cli.compare.join.distance import Layouts, other_shapes
 from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, Phase, count
 from introspect_cli.store.launch import stages_in
@@ -26,7 +26,6 @@ from introspect_cli.store.whole import Reader, WholeReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.join.split import Calls, Splits
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions

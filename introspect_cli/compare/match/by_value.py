@@ -23,7 +23,7 @@ from introspect_cli.compare.match.candidates import (
     steps_apart,
     votes_of,
 )
-from introspect_cli.compare.match.holdings import one_sided
+from introspect_cli.compare.match.holdings import Feature, Held, Side, one_sided
 from introspect_cli.compare.match.names import (
     Renamed,
     Source,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.match.holdings import Feature, Held, Side
     from introspect_cli.compare.match.score import Pair
 
 

@@ -35,14 +35,13 @@ from introspect_cli.compare.match.names import (
     renamer_of,
 )
 from introspect_cli.compare.match.trees import moved_modules
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.whole import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""

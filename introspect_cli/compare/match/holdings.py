@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.match.names import Tree
 from introspect_cli.records import Kind, Phase, Status
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, KeysView, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.rank_reader import RankReader
 

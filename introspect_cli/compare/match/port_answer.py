@@ -6,20 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.listed import lists, ordered
-from introspect_cli.compare.match.flow import CLOSE, measured
-from introspect_cli.compare.match.ports import are_ports, ends, flow_of
+from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
+from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
 from introspect_cli.compare.reasons.words import amount, named, what
-from introspect_cli.compare.result import Counts, Divergence, Role, StructureChange, Verdict
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, StructureChange, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.flow import Match, Parameters, Value
-    from introspect_cli.compare.match.ports import Flow, ModulePair
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 _LISTED = 4

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.match.flow import (
+    Match,
+    Parameters,
+    Value,
     agreement,
     forward_of,
     matched,
@@ -26,7 +29,6 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.flow import Match, Parameters, Value
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.rank_reader import RankReader
 

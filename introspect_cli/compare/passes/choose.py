@@ -14,7 +14,7 @@ from introspect_cli.compare.reasons.hyperparameters import hyperparameter_change
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.step import Step
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.structure import Structure
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import Site
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 

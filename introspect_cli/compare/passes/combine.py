@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.table import EQUAL, WITHIN, Because
+from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.table import Table
 
 
 def combine(table: Table, comparison: Comparison) -> Table:

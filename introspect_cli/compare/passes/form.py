@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.distance import distances, relative
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.compare.size import LEAST_BOUND
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.compare.table import Table
 
 _EQUAL, _ROUNDED = 0, 1
 _AGREE = (EQUAL, WITHIN)

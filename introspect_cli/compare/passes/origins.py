@@ -14,16 +14,14 @@ from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.result import Part, Resumption, Role
 from introspect_cli.compare.resumed.data import PLACE, RANDOM
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.result import Part, Resumption
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Site
 
 _JUDGED = 300
 """Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""

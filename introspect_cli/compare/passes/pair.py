@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.join.carried import with_starts
 from introspect_cli.compare.join.listed import in_order_of, lists, ordered
 from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -25,7 +25,6 @@ from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.store.batch import StepBatch
 
 _UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative, same_nonfinite
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.table import WITHIN, Because
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code
+from introspect_cli.compare.table import WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.table import Table
 
 _VALUE = int(Status.VALUE)
 

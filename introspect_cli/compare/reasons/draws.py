@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, phase_code
 from introspect_cli.compare.names import generator_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 

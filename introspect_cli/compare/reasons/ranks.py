@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import apart, what
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Joined, Kind, Phase, Site, Summary
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Site, Summary
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 

@@ -17,15 +17,13 @@ from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
+from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.table import Table
-    from introspect_cli.records import ModuleInfo, Site
     from introspect_cli.store.reader import Run
 
 

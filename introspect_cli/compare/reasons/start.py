@@ -15,12 +15,11 @@ from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, listed, what
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Summary
 
 _TINY, _HUGE = 1e-20, 1e15
 """No initialisation makes a tensor whose largest value is beyond."""
