@@ -124,14 +124,7 @@ class Found:
 def sentence_of(
     found: Found, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
-    """The sentence, and what else is to be said.
-
-    Args:
-        found: what differs.
-        verdict: what comes of it.
-        renamed: clauses on names that differ.
-        settings: settings that differ.
-    """
+    """The sentence, and what else is to be said."""
     rest = [*_forms(found), *_also(found), *_alone(found), *_steps(found)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""

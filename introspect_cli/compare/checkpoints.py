@@ -66,14 +66,7 @@ def _names(run: Run) -> dict[str, None]:
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two checkpoints, in the place of one for two runs.
-
-    Args:
-        answer: that of the comparison of runs.
-        runs: a and b.
-        asked: what was asked for.
-        outcome: what came of the comparison of their one step.
-    """
+    """The answer for two checkpoints, in the place of one for two runs."""
     found = _sorted(runs, asked, outcome)
     compared = sum(found.counts.values())
     if not compared or (found.same and found.unread) or found.doubtful:

@@ -101,10 +101,6 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
 
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
-
-    Args:
-        scene: the first divergence.
-        answer: what is known of it else.
     """
     found = one_raised(scene.run_a, scene.run_b)
     if found is None:

@@ -60,11 +60,6 @@ class Groups:
 def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = ()) -> Groups:
     """Put opened runs into groups that agree.
 
-    Args:
-        runs: at least two, each another.
-        options: what counts.
-        noise: runs whose spread is let pass.
-
     Raises:
         StoreError: a store turns out to be damaged.
         UsageError: a run is named twice, or the options mean nothing for these runs.

@@ -72,11 +72,6 @@ def is_checkpoint(run: Run) -> bool:
 def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
     """Both as they are; of a run beside a checkpoint, the moment of it that the checkpoint is of.
 
-    Args:
-        a: run a.
-        b: run b.
-        write: makes a run of one step of records; it is closed with the checkpoint.
-
     Raises:
         StoreError: the run has no parameters on record.
     """

@@ -268,14 +268,7 @@ class Step:
 
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
-    """What the next step begins with, given how this one ended.
-
-    Args:
-        step: the step.
-        before: what it began with.
-        recorded: FQNs whose values are recorded at the end of each step; what a step recorded anew replaces what was
-            known before.
-    """
+    """What the next step begins with, given how this one ended."""
     params = {name for name in before.params if name not in recorded}
     buffers = {name for name in before.buffers if name not in recorded}
     states: set[tuple[str, str]] = set()

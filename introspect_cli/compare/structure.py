@@ -88,13 +88,7 @@ class Structure:
 
 
 def changes_of(structure: Structure, match: Correspondence, *, same: bool) -> tuple[StructureChange, ...]:
-    """All that differs in structure on a rank, the names first.
-
-    Args:
-        structure: what was seen of it.
-        match: which name of a is which of b.
-        same: whether no number differs, so that none of it has changed one.
-    """
+    """All that differs in structure on a rank, the names first."""
     changes = [*_renames(match), *_merged(structure), *_one_sided(structure, match, same=same)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]

@@ -83,15 +83,7 @@ def undiverged(
     *,
     results: bool = False,
 ) -> tuple[Verdict, str]:
-    """Verdict and sentence where nothing diverged, or nothing that a result rests on.
-
-    Args:
-        options: what counted.
-        counts: how much was compared.
-        outcomes: of each rank.
-        subject: what the sentence calls the same.
-        results: whether all results are on record and equal, so that they decide.
-    """
+    """Verdict and sentence where nothing diverged, or nothing that a result rests on."""
     if not counts.steps_compared:
         if options.steps:
             return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."

@@ -309,14 +309,7 @@ def _ranks(reader: Reader) -> int:
 def compare_rank(
     sides: Sides, options: DiffOptions, offset: int, ends: tuple[int | None, int | None] = (None, None)
 ) -> RankOutcome:
-    """Compare one rank of two runs.
-
-    Args:
-        sides: the runs.
-        options: what counts.
-        offset: step k of b belongs to step k + offset of a.
-        ends: the last step of a and of b that counts; None for all there are.
-    """
+    """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
     told = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)

@@ -106,14 +106,7 @@ def summarised(held: Any) -> Summary:
 def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
-    """A run of one step, opened, which is gone when it is closed.
-
-    Args:
-        summaries: its records, in their order.
-        path: what it is called.
-        settings: documents by name.
-        about: what the manifest says beside.
-    """
+    """A run of one step, opened, which is gone when it is closed."""
     place = Path(tempfile.mkdtemp(prefix="introspect-"))
     try:
         rows = tuple((site, SiteInfo(), summary) for site, summary in summaries.items())

@@ -106,14 +106,7 @@ class Collectives(Gathered):
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
 ) -> tuple[int, str] | None:
-    """The first collective of a group that ranks call differently: the rank, and a sentence; None where they agree.
-
-    Args:
-        ranks: the calls of each, in order.
-        group: what it is called.
-        when: which step, in words.
-        whole: whether these are all calls of the step, so that their number counts too.
-    """
+    """The first collective of a group that ranks call differently: the rank, and a sentence; None where they agree."""
     base = min(ranks)
     for other in sorted(ranks):
         one, two = ranks[base], ranks[other]

@@ -47,10 +47,6 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
 def latest(count: int, asked: str = "") -> list[Path]:
     """The last runs below `introspect-runs/`, the newest first.
 
-    Args:
-        count: how many.
-        asked: what they are wanted for, where it is not that nothing was named.
-
     Raises:
         UsageError: there are not so many.
     """

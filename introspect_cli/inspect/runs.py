@@ -173,12 +173,6 @@ def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | No
 
     A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one, nor one
     whose age is not known while an age is asked for.
-
-    Args:
-        rows: runs, the latest first.
-        keep: how many of the latest stay whatever their age.
-        older_than: only runs that started longer ago go; None for any age.
-        now: the time to count from.
     """
     return [
         row

@@ -27,14 +27,7 @@ _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 def watch_blocks(
     look: Look, width: int, against: tuple[str, DiffResult | None] | None = None, *, ascii_only: bool = False
 ) -> list[Block]:
-    """The whole screen.
-
-    Args:
-        look: what is seen of the run.
-        width: columns of the terminal.
-        against: the reference, and the comparison with it; None before anything can be said.
-        ascii_only: whether no other characters can be shown.
-    """
+    """The whole screen."""
     room = min(width, 80)
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
     for curve in look.curves[:_CURVES]:

@@ -77,10 +77,6 @@ class Attempts:
     def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
         """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
 
-        Args:
-            chosen: places in `elements`.
-            name: what is tried, in words.
-
         Raises:
             OutOfRunsError: no more runs are allowed.
             UsageError: what was to run is not what ran.

@@ -79,16 +79,6 @@ def prove(
 ) -> Proof:
     """Find the smallest set of changes that makes two runs diverge.
 
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: further capture options for every attempt.
-        output: where runs are kept; None for a directory under `introspect-runs/`.
-        until_step: last step to look at; None for the step at which the runs diverge.
-        tell: shown a line for each attempt.
-        most_runs: how many runs may be made.
-        keep: leave the directory of each attempt in place.
-
     Raises:
         UsageError: the runs do not diverge, nothing differs that could be changed, or a cannot be run again.
         StoreError: a run cannot be read.

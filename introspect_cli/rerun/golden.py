@@ -69,12 +69,6 @@ def own_options(steps: int) -> list[str]:
 def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
     """Run the script and keep what it computes.
 
-    Args:
-        golden: what to run, and how it will be checked.
-        path: where it is kept.
-        force: replace one that is there.
-        sources: whether the text of the script's source files is kept with it.
-
     Returns:
         how many bytes it takes.
 
@@ -129,11 +123,6 @@ def _kept(path: Path) -> Run:
 
 def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
     """Run the script of a golden run again and compare.
-
-    Args:
-        path: the golden run.
-        noise: whether to run it twice, and to let pass four times what these two differ by.
-        keep_run: where the new run is left.
 
     Raises:
         StoreError: there is no golden run, or the script recorded nothing.
@@ -225,11 +214,6 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
 
 def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:
     """Tolerances by kind.
-
-    Args:
-        texts: `KIND=RTOL` or `KIND=RTOL,ATOL`.
-        rtol: for all other kinds.
-        atol: for all other kinds.
 
     Raises:
         UsageError: a text is none, or names no kind.

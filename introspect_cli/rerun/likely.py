@@ -16,12 +16,7 @@ _LAST = 1 << 30
 
 
 def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
-    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely.
-
-    Args:
-        elements: what differs.
-        recorded: how the runs diverge.
-    """
+    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely."""
     settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
     code = recorded.code.ranked if recorded.code is not None else ()
     statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}

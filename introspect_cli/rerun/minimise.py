@@ -62,15 +62,6 @@ def minimise(
 ) -> Smallest:
     """Find which of the settings in which two runs differ make them diverge.
 
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: further capture options for every rerun.
-        words: the script, or nothing to take it from run a; arguments come from the runs.
-        output: where reruns are kept; None for a directory under `introspect-runs/`.
-        until_step: last step to look at; None for the step at which the runs diverge.
-        tell: shown a line for each rerun.
-
     Raises:
         UsageError: the runs do not part, or no setting that could be changed differs.
         StoreError: a run cannot be read.
@@ -203,12 +194,7 @@ class Applied:
 
 
 def applied(chosen: Iterable[Difference], given: Mapping[str, Any]) -> Applied:
-    """What running a with these of b's settings takes.
-
-    Args:
-        chosen: the settings that are to be as in run b.
-        given: a's arguments, by name.
-    """
+    """What running a with these of b's settings takes."""
     words = dict(given)
     environment: dict[str, str | None] = {}
     options: list[str] = []

@@ -105,15 +105,6 @@ def zoom(
 ) -> Zoomed:
     """Run what two runs recorded again, up to their first divergence, and look at that.
 
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: what counts in the comparison.
-        output: where the new captures are kept; None for a directory under `introspect-runs/`.
-        links: paths outside of git that a work tree of a commit needs.
-        tell: shown a line for each run that is started.
-        noise: runs that should equal a, whose spread is let pass.
-
     Raises:
         UsageError: an option cannot be meant.
         StoreError: a run cannot be read.

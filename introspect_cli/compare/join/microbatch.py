@@ -32,13 +32,7 @@ class Microbatch:
 
 
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
-    """The microbatches of a step, of each rank.
-
-    Args:
-        reader: of the run.
-        root: the model's name.
-        step: the run's own number of the step.
-    """
+    """The microbatches of a step, of each rank."""
     readers = reader.readers if isinstance(reader, WholeReader) else [reader]
     return [_of_rank(own, root, step) for own in readers]
 

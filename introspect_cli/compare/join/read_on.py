@@ -170,13 +170,7 @@ def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
 
 
 def without_read_on(table: Table, read: ReadOn, late: str) -> Table:
-    """The table of that step, in which what the later run read and drew before is no divergence.
-
-    Args:
-        table: the step.
-        read: what that is.
-        late: `a` or `b`, the later run.
-    """
+    """The table of that step, in which what the later run read and drew before is no divergence."""
     alignment = table.alignment
     missing = table.row_a if late == "b" else table.row_b
     named = [alignment.site(site) for site in table.site.tolist()]

@@ -80,13 +80,7 @@ class Late:
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
-    """Which run goes on from the other, where it is so.
-
-    Args:
-        sides: the runs.
-        offset: step k of b is compared with step k + offset of a.
-        asked: whether that offset was asked for.
-    """
+    """Which run goes on from the other, where it is so."""
     if not len(sides.a) or not len(sides.b):
         return None
     first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
@@ -110,12 +104,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 
 
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
-    """By how much a step's number is larger in a than in b, and what is said of it.
-
-    Args:
-        sides: the runs.
-        same_size: whether both have as many ranks.
-    """
+    """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
     apart = named_apart(a.labels, b.labels)
     if apart:

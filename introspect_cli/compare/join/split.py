@@ -151,13 +151,7 @@ def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
 
 
 def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
-    """How both runs take the batch of a step.
-
-    Args:
-        a: run a.
-        b: run b.
-        alike: whether their ranks are laid out alike.
-    """
+    """How both runs take the batch of a step."""
     if alike and _same_sites(a, b):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}))
     one, two = _Called(a), _Called(b)

@@ -395,15 +395,7 @@ class Gathered:
         return np.asarray(out)
 
     def _add_up(self, one: Column, two: Column, often: tuple[Ids, Ids], rtol: float, losses: Mask) -> Mask:
-        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are.
-
-        Args:
-            one: their means in run a.
-            two: those in run b.
-            often: how many there are, on a rank of a and on one of b.
-            rtol: what sums in another order may differ by.
-            losses: of which this is told.
-        """
+        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
         total, other = one * often[0], two * often[1]
         divided = np.abs(total - other) <= rtol * np.abs(total)
         self._divided |= bool((divided & losses & (often[0] != often[1])).any())

@@ -23,14 +23,7 @@ _LISTED = 4
 
 
 def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two implementations that share hardly a name; for others that of a comparison by name.
-
-    Args:
-        answer: that of the comparison by name.
-        runs: run a and run b.
-        options: what counts.
-        outcome: what came out of the comparison by name.
-    """
+    """The answer for two implementations that share hardly a name; for others that of a comparison by name."""
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.by_value and not listed:

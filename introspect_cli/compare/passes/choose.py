@@ -102,14 +102,7 @@ def is_drawn_from(step: Step, position: int) -> bool:
 
 
 def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:
-    """Whether an effect lies at its own place, and not at one of the causes before it.
-
-    Args:
-        step: the step, without what one run only has.
-        effect: the first effect, by its place in the step.
-        cause: what is known of it.
-        before: the sites of the causes before it.
-    """
+    """Whether an effect lies at its own place, and not at one of the causes before it."""
     if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
         return False
     inside = cause.module or step.sites[effect].fqn

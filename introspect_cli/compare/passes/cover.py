@@ -81,12 +81,6 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
     run recorded of that module has no partner and means nothing.
-
-    Args:
-        alignment: the runs' sites.
-        sites: sites of the one run.
-        other: the other run's records of the step.
-        other_sites: their sites.
     """
     blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
         alignment.kind[other_sites] == kind_code(Kind.OUTPUT)
@@ -112,11 +106,6 @@ def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:
     An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
     operators are gone or made anew, and the numbers of the rest need not mean the same. Such a run says so, by one
     record for a module and phase. There the results of an operator are compared only if both runs have as many of them.
-
-    Args:
-        alignment: the runs' sites.
-        sites_a: sites that run a has in the step.
-        sites_b: sites that run b has.
     """
     if not len(alignment.others):
         return None

@@ -33,14 +33,7 @@ _AT_ITS_PLACE = frozenset({"rng", "initial", "outside", "batch", "module", "own_
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """The other origins among some divergences of a step, one for each cause, in order.
-
-    Args:
-        step: the step.
-        positions: the divergences, in order.
-        first: the site of the first one, which is told already.
-        cause: its cause.
-    """
+    """The other origins among some divergences of a step, one for each cause, in order."""
     seen = {_key(step, first, cause)}
     found: list[tuple[int, Cause]] = []
     for position in _looked_at(step, positions):

@@ -61,14 +61,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 def matched(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
-    """The records of one step of both runs, as they are.
-
-    Args:
-        alignment: the runs' sites.
-        compared: by site, which are compared at all; settings, for one, are not.
-        steps: the step of run a, and of run b.
-        batches: the records of either.
-    """
+    """The records of one step of both runs, as they are."""
     a, b = batches
     sites = np.asarray(a.site).astype(np.int64), alignment.b_ids[np.asarray(b.site)]
     row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)

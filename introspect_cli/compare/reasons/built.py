@@ -9,13 +9,7 @@ from typing import Any
 def built_changes(
     a: Any, b: Any, differing: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]]
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """(kind, name, value in a, value in b) of what differs between things that both runs built, with where that was.
-
-    Args:
-        a: what a built.
-        b: what b built.
-        differing: name and both values of each difference of nested data.
-    """
+    """(kind, name, value in a, value in b) of what differs between things that both runs built, with where that was."""
     for kind in _shared(a, b):
         one_side, other_side = a[kind], b[kind]
         for thing in _shared(one_side, other_side):

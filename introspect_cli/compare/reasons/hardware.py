@@ -67,11 +67,7 @@ def on_one_device(runs: Sequence[Run]) -> bool:
 
 
 def fault_sentence(results: Sequence[DiffResult]) -> str:
-    """What several comparisons with one run say of the device together; "" where they do not accuse it.
-
-    Args:
-        results: the same run a against others, at least two, without tolerance.
-    """
+    """What several comparisons with one run say of the device together; "" where they do not accuse it."""
     found = [result.suspect for result in results]
     accused = [one for one in found if one is not None]
     places = dict.fromkeys((one.step, one.place) for one in accused)

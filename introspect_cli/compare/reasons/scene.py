@@ -50,14 +50,7 @@ class Scene:
     def __init__(
         self, outcome: RankOutcome, runs: tuple[Run, Run], peers: Sequence[RankOutcome], *, narrowed: bool
     ) -> None:
-        """Take what came out of comparing the rank that diverges first.
-
-        Args:
-            outcome: of that rank.
-            runs: run a and run b.
-            peers: of all ranks that were compared.
-            narrowed: whether only some records were selected.
-        """
+        """Take what came out of comparing the rank that diverges first."""
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
