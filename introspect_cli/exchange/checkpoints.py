@@ -20,7 +20,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
 from introspect_cli.exchange.checkpoint_state import sites_below, state_of
 from introspect_cli.exchange.incoming import Incoming, value, write_run
-from introspect_cli.inspect.chosen import chosen
+from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import Site, SiteInfo, Summary
 from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import is_pack, is_remote
