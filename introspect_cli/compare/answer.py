@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
 from introspect_cli.compare.endings import at_the_end, before_the_end
-from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
+from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
@@ -20,9 +20,8 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
 from introspect_cli.compare.results import same_results
-from introspect_cli.compare.sentence import lines_of
 from introspect_cli.compare.separate import separately, told_separately
-from introspect_cli.compare.verdict import counts_of, doubted, first_of, undiverged
+from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
 

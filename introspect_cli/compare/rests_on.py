@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site

@@ -17,8 +17,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Divergence, Separate, Verdict
-from introspect_cli.compare.sentence import sentence
-from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, undiverged
+from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, sentence, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 

@@ -15,8 +15,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import Alignment, kind_code
 from introspect_cli.compare.match.evicted import EVICTED
 from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
-from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root
-from introspect_cli.compare.names import owner_of, with_ancestors
+from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root, owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count

@@ -13,8 +13,6 @@ import numpy as np
 
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.evidence import Cause, Known, least
-from introspect_cli.compare.forms import forms_of
-from introspect_cli.compare.items import materialise
 from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.listed import lists
@@ -25,7 +23,7 @@ from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form
+from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.origins import origins, shown_by
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
@@ -41,6 +39,7 @@ from introspect_cli.compare.results import (
     watches_results,
 )
 from introspect_cli.compare.resumed.parts import resumption_of
+from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table

@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.resume import Goes, Late
 from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.records import DRAWN_BEFORE, KIND_CODES, Kind, Phase, Status
 

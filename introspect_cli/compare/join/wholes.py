@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.amounts import Amounts
+from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import Layouts, other_shapes
-from introspect_cli.compare.join.shared_out import OTHER, SAME, SharedOut
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, Phase, count

@@ -28,12 +28,13 @@ from introspect_cli.compare.match.names import (
     Renamed,
     Source,
     ambiguous,
+    ancestors,
     class_of_root,
     numbered_children,
     renamer_of,
+    with_ancestors,
 )
 from introspect_cli.compare.match.score import assigned, by_votes, modules_by_votes
-from introspect_cli.compare.names import ancestors, with_ancestors
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:

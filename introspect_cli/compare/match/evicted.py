@@ -16,8 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import by_place
-from introspect_cli.compare.match.names import Renamed, Source, Tree, renamer_of
-from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.match.names import Renamed, Source, Tree, ancestors, renamer_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:

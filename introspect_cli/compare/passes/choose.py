@@ -8,7 +8,7 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import ancestors, generator_of
+from introspect_cli.compare.match.names import ancestors, generator_of
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.structure import drawn

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes

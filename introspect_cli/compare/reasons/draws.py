@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:

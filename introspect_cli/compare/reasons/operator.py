@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.words import although, apart, scaled, what
 from introspect_cli.records import Kind, Phase, Status

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws

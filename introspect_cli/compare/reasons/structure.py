@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     has_parameter,
