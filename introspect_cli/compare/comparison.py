@@ -15,9 +15,19 @@ from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.read_on import ReadOn, read_on
 from introspect_cli.compare.join.resume import Goes, goes_on
-from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, align, columns, kind_code, phase_code
-from introspect_cli.compare.join.wholes import Gathered
+from introspect_cli.compare.join.sites import (
+    KINDS,
+    Alignment,
+    Ids,
+    Mask,
+    align,
+    columns,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.compare.match.names import owner_of
+from introspect_cli.compare.passes.combine import Gathered
 from introspect_cli.compare.passes.separate import Causes
 from introspect_cli.compare.passes.tolerate import NoiseFloor
 from introspect_cli.compare.reach import Reached
@@ -196,7 +206,7 @@ class Comparison:
 
     @cached_property
     def _of_tensors(self) -> Mask:
-        return np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])
+        return of_kinds(self.alignment.kind, _TENSORS)
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.join.steps import Paired
-    from introspect_cli.compare.join.wholes import Gathered
     from introspect_cli.compare.overview import Heat
+    from introspect_cli.compare.passes.combine import Gathered
     from introspect_cli.compare.passes.form import Form
     from introspect_cli.compare.result import Divergence, Reach, Resumption
     from introspect_cli.compare.step import Step

@@ -15,7 +15,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.carried import Carried
-from introspect_cli.compare.join.sites import Alignment, Ids, kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds
 from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of
 from introspect_cli.compare.match.trees import tree_at
 from introspect_cli.compare.table import WITHIN, Codes, Table
@@ -292,5 +292,5 @@ def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried
 def within_tolerance_of(table: Table) -> set[str]:
     """FQNs of the tensors that a step leaves within tolerance, not equal."""
     sites = table.site[table.state == WITHIN]
-    tensors = sites[np.isin(table.alignment.kind[sites], [kind_code(kind) for kind in _TENSORS])]
+    tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
     return {table.alignment.fqn[site] for site in tensors}

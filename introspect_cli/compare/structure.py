@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, kind_code
+from introspect_cli.compare.join.sites import Alignment, of_kinds
 from introspect_cli.compare.match.evicted import EVICTED
 from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
 from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root, owner_of, with_ancestors
@@ -275,7 +275,7 @@ def _subjects(
 
 def _has_tensors(alignment: Alignment, module: str, names: set[str]) -> bool:
     """Whether a parameter or buffer of a module itself is among the names."""
-    tensors = np.isin(alignment.kind, [kind_code(kind) for kind in (Kind.PARAM, Kind.BUFFER)])
+    tensors = of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))
     of_tensors = {alignment.fqn[union] for union in np.flatnonzero(tensors).tolist()}
     return any(owner_of(name) == module and name in names for name in of_tensors)
 

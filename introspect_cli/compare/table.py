@@ -168,6 +168,16 @@ class Table:
         """Those partners, in the same order."""
         return np.asarray(self.row_b[self.differing])
 
+    @property
+    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
+        """Of a and of b, its records and the rows of those that differ from their partners."""
+        return (self.a, self.rows_a), (self.b, self.rows_b)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind codes of the rows that differ."""
+        return np.asarray(self.alignment.kind[self.site[self.differing]])
+
     @cached_property
     def only_a(self) -> Ids:
         """Rows of a's records that b should have and has not."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import Columns, columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -206,7 +206,7 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
     sites = own.sites_whole
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
-    wanted &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    wanted &= of_kinds(sites.kind, STATE_KINDS)
     last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
     shared = [tensor for tensor in start if tensor in last]
     if not shared:

@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import redundant_starts, starts
 from introspect_cli.compare.join.listed import lists
-from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.watched import MODULE_KINDS
 from introspect_cli.records import Kind, Phase, Status
@@ -88,7 +88,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     if not blind.any() or not len(sites):
         return np.zeros(len(sites), dtype=np.bool_)
     hidden = {alignment.fqn[site] for site in other_sites[blind]}
-    inside = np.isin(alignment.kind[sites], [kind_code(kind) for kind in MODULE_KINDS])
+    inside = of_kinds(alignment.kind[sites], MODULE_KINDS)
     return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
 
 

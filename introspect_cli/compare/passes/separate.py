@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Mask, kind_code
+from introspect_cli.compare.join.sites import Alignment, Mask, kind_code, of_kinds
 from introspect_cli.compare.match.names import with_ancestors
 from introspect_cli.records import Kind, ModuleInfo
 
@@ -35,7 +35,7 @@ class Causes:
         """Look at all names once, those of the modules and of their tensors included that left no record."""
         self._alignment = alignment
         self._random = alignment.kind == kind_code(Kind.RNG)
-        alone = np.isin(alignment.kind, [kind_code(kind) for kind in _ACTIVATIONS])
+        alone = of_kinds(alignment.kind, _ACTIVATIONS)
         alone |= alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = [with_ancestors(names | _named_in(tree)) for names, tree in zip(named, trees, strict=True)]

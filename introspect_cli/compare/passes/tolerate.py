@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative, same_nonfinite
-from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds
 from introspect_cli.compare.reach import ROUNDING_FACTOR, Reached, begins_beside
 from introspect_cli.compare.table import WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
@@ -35,7 +35,7 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, options, *comparison.layouts)
         if comparison.gathered is not None:
-            near &= comparison.gathered.of_one_dtype(table.alignment, table)
+            near &= comparison.gathered.of_one_dtype(table)
         table = _let_pass(table, near, Because.TOLERANCE)
     if len(table.differing) and comparison.floors:
         rel, own = _relative_rows(table, *comparison.layouts), comparison.layouts[0]
@@ -128,7 +128,7 @@ class NoiseFloor:
         union = table.sites_a[table.rows_a]
         if self.seed is None:
             return np.asarray(self.floor[union])
-        summed = np.isin(table.alignment.kind[union], [kind_code(kind) for kind in _SUMS])
+        summed = of_kinds(table.alignment.kind[union], _SUMS)
         units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
         return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code
+from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
@@ -145,7 +143,7 @@ class Scene:
     def agreeing_before(self) -> dict[int, int]:
         """How many of this step's records that come before it are in which state; settings are told as settings."""
         step = self.step
-        settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 

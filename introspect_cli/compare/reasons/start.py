@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
@@ -228,7 +226,7 @@ def _gradient(scene: Scene, number: str) -> str:
 
 def _by_hand(step: Step) -> bool:
     """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
     return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
