@@ -18,7 +18,7 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.results import same_results
 from introspect_cli.compare.separate import separately, told_separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
@@ -70,9 +70,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
-            code=code,
+            findings=_found(code, furthest_of(outcome.reach for outcome in outcomes)),
             training=alike,
-            reach=furthest_of(outcome.reach for outcome in outcomes),
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
@@ -109,7 +108,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
-        code=code,
+        findings=_found(code, reach),
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,
@@ -121,10 +120,13 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
-        reach=reach,
         training=training or Separate(Verdict.DIVERGED, told, best.first),
         evaluation=evaluation,
     )
+
+
+def _found(*findings: Finding | None) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one is not None)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

@@ -19,7 +19,7 @@ from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
-from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
@@ -95,13 +95,12 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         notes=tuple(_notes(runs)),
         suggestions=(),
         counts=replace(answer.counts, diverged=len(listed)),
-        structure=(),
         training=None,
         evaluation=None,
         strip=(),
         suspect=None,
         tree=(),
-    )
+    ).with_findings(StructureChange, ())
 
 
 def _prefixed(pattern: str, new: str) -> list[str]:

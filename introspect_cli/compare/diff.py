@@ -23,7 +23,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
 from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.separate import tell_apart
 from introspect_cli.compare.verdict import structure_of
@@ -99,9 +99,9 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
         same = outcomes[0].first is None
-        answer = replace(answer, structure=structure_of(outcomes, same=same))
+        answer = answer.with_findings(StructureChange, structure_of(outcomes, same=same))
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
-    answer = replace(answer, structure=structure_of(outcomes, same=_all_same(answer, outcomes)))
+    answer = answer.with_findings(StructureChange, structure_of(outcomes, same=_all_same(answer, outcomes)))
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     plain = options.by_value and not options.strict and entire

@@ -9,22 +9,18 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.origins import head_of
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, count
-from introspect_cli.render.code_text import HEADS
+from introspect_cli.render.findings import findings_html
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
 from introspect_cli.render.text import clean, distance, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
-    from introspect_cli.compare.changes.statements import Side
 
 
 _STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
@@ -40,37 +36,16 @@ def first_screen(result: DiffResult) -> str:
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
     if result.first is None:
         sentence = f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>'
-        return f"{sentence}{resumed(result)}{_rest(result)}"
+        return f"{sentence}{findings_html(result)}{_rest(result)}"
     first = result.first
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
-        code_html(result.code),
-        resumed(result),
-        _origins(result),
+        findings_html(result),
         strip(result),
     ]
     return "".join(parts)
-
-
-def resumed(result: DiffResult) -> str:
-    """What a resumed run goes on with, a row for each part."""
-    found = result.resumed
-    if found is None:
-        return ""
-    whole = "ba"["ab".index(found.run)]
-    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
-    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
-    return head + table(f"What run {found.run} begins with, against step {found.at} of {whole}", ("part", "", ""), rows)
-
-
-def _origins(result: DiffResult) -> str:
-    """Every origin, where there are several."""
-    if len(result.origins) < 2:
-        return ""
-    lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
-    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
 
 
 def _apart(result: DiffResult) -> str:
@@ -307,44 +282,3 @@ def run_cards(
         )
         + "</div>"
     )
-
-
-_SHOWN, _MOST = 3, 100
-_LONGEST, _LINES = 200, 40
-
-
-def code_html(code: CodeChanges | None) -> str:
-    """The likely changes, and all others folded; nothing where no source file differs."""
-    if code is None or not (code.ranked or code.in_comments or code.in_names):
-        return ""
-    shown = code.likely[:_SHOWN]
-    parts = [_figure(one) for one in shown]
-    rest = code.ranked[len(shown) : _MOST]
-    if rest:
-        more = f"{count(len(code.ranked) - len(shown), 'more changed statement')} in {count(code.files, 'file')}"
-        likely = len(code.likely) - len(shown)
-        folded = "".join(map(_figure, rest))
-        parts.append(f"<details><summary>{more}, {likely or 'none'} of them likely</summary>{folded}</details>")
-    if code.in_comments:
-        names = ", ".join(code.in_comments[:_MOST])
-        parts.append(f'<p class="quiet">Changed in comments alone: {text(names)}.</p>')
-    if code.in_names:
-        names = ", ".join(code.in_names[:_MOST])
-        parts.append(f'<p class="quiet">Changed in the names of variables alone: {text(names)}.</p>')
-    return f'<div class="code">{"".join(parts)}</div>'
-
-
-def _figure(one: Ranked) -> str:
-    change = one.change
-    scope = f" in <code>{text(change.scope)}</code>" if change.scope else ""
-    caption = f"<code>{text(change.place)}</code>{scope} <small>{text(HEADS[one.nearness].lower())}</small>"
-    sides = "".join(_side(name, side) for name, side in (("a", change.a), ("b", change.b)))
-    return f'<figure><figcaption>{caption}</figcaption><div class="sides">{sides}</div></figure>'
-
-
-def _side(name: str, side: Side | None) -> str:
-    if side is None:
-        return f'<pre class="{name}"><small>{name}</small> not there</pre>'
-    lines = f"{name} {side.first}" if side.first == side.last else f"{name} {side.first}-{side.last}"
-    code = "\n".join(text(own, _LONGEST) for own in side.text.splitlines()[:_LINES])
-    return f'<pre class="{name}"><small>{lines}</small>\n{code}</pre>'

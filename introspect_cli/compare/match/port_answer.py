@@ -67,12 +67,11 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         counts=_counts(before.counts, flow, len(listed)),
         notes=(note, *before.notes),
         suggestions=(),
-        structure=_changes(flow),
         map=None,
         tree=(),
         strip=(),
         suspect=None,
-    )
+    ).with_findings(StructureChange, _changes(flow))
 
 
 def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
