@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from opcapture import captured
+from summaries import taken
 from test_import_arrays import as_safetensors
 
 from introspect_cli.commands.diff import diff
@@ -108,7 +109,7 @@ def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(
     save({"w": tensor}, tmp_path / f"a.{ending}")
     summarizer = Summarizer()
     summarizer.add(tensor)
-    theirs = summarizer.take()
+    theirs = taken(summarizer)
     summarizer.close()
     with open_any(tmp_path / f"a.{ending}") as run:
         (record,) = run.rank(0).records(0)
