@@ -124,7 +124,7 @@ def diff(
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.inspect.chosen import chosen
+    from introspect_cli.inspect.runs import chosen
 
     if asked["values"] and format_ != "table":
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
@@ -203,7 +203,7 @@ def _revisions(*words: str | None) -> list[str]:
 def _run_of(word: str) -> str | None:
     """The run or the checkpoint that a word stands for; None where it stands for none."""
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.inspect.chosen import chosen
+    from introspect_cli.inspect.runs import chosen
     from introspect_cli.store.files import MANIFEST
     from introspect_cli.store.pack import is_remote
 

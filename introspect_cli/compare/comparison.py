@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.causes import Causes
 from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.join.gathered import Gathered
 from introspect_cli.compare.join.read_on import ReadOn, read_on
 from introspect_cli.compare.join.resume import Goes, goes_on
 from introspect_cli.compare.join.sites import (
@@ -27,9 +29,7 @@ from introspect_cli.compare.join.sites import (
     phase_code,
 )
 from introspect_cli.compare.match.names import owner_of
-from introspect_cli.compare.passes.combine import Gathered
-from introspect_cli.compare.passes.separate import Causes
-from introspect_cli.compare.passes.tolerate import NoiseFloor
+from introspect_cli.compare.noise import NoiseFloor
 from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
     chooses_modules,

@@ -11,9 +11,9 @@ from introspect_cli.compare.match.correspondence import Correspondence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.passes.combine import Gathered
     from introspect_cli.compare.passes.form import Form
     from introspect_cli.compare.result import Divergence, Reach, Resumption
     from introspect_cli.compare.step import Step
