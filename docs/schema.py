@@ -181,6 +181,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 def properties_of(cls: type) -> dict[str, property]:
+    """What a dataclass computes of its fields."""
     return {name: one for name, one in vars(cls).items() if isinstance(one, property)}
 
 

@@ -26,13 +26,14 @@ BACKEND = ROOT / "build_backend.py"
 SCRIPT = """
 import json, sys
 import torch
+from summaries import taken
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 made = Summarizer(threads=2)
 x = torch.randn(300_000, generator=torch.Generator().manual_seed(1))
 for tensor in (x, x[:1000].half(), x.view(500, 600).t(), x[:77].to(torch.float8_e5m2), x.to(torch.complex64)):
     made.add(tensor)
-table = made.take()
+table = taken(made)
 made.close()
 json.dump({
     "reason": kernels.REASON,

@@ -182,9 +182,11 @@ def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]
         for names, name in ((saved_a - saved_b, "a"), (saved_b - saved_a, "b")):
             if names:
                 notes.append(f"Only run {name} saves {listed(sorted(names)[:_SHOWN])}: not compared.")
-        for steps, name in ((outcome.paired.only_a, "a"), (outcome.paired.only_b, "b")):
+        for steps, name, other in ((outcome.paired.only_a, "a", b), (outcome.paired.only_b, "b", a)):
             if steps:
-                notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared.")
+                ended = f" (run {'ab'[name == 'a']} was ended at its first divergence)"
+                why = ended if other.manifest.get("stopped") is True else ""
+                notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What explains and decides nothing: random states, and what one run only has as the other has nothing so named."""
+"""Which sites are causes, that explain a divergence, and not values, that make one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.table import Table
+
 
 _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 """Of these, one run may have more than the other although both have the module: another call, another path."""

@@ -22,6 +22,7 @@ from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
 from introspect_cli.compare.results import unchanged
@@ -148,9 +149,9 @@ def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
 
 
-def _read(run: Run, rank: int) -> frozenset[str]:
-    """The checkpoints that a rank read before its first step."""
-    return checkpoints_read(run.settings_of(rank).get(DOCUMENT))
+def _read(run: Run, rank: int) -> dict[str, str]:
+    """The checkpoints that a rank read before its first step and those that its run opened, by what they are."""
+    return tensor_files(run) | checkpoints_read(run.settings_of(rank).get(DOCUMENT))
 
 
 def _rank(

@@ -1,11 +1,10 @@
-"""What runs that should equal a differ from it by: each site's floor, which grows from step to step."""
+"""The noise of runs that should be equal: how far from run a they are, site by site."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.compare.join.sites import Alignment, Mask, of_kinds
@@ -13,6 +12,8 @@ from introspect_cli.compare.reach import ROUNDING_FACTOR, Reached, begins_beside
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from introspect_cli.compare.table import Table
 
 _SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)

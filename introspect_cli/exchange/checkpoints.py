@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import StoreError
-from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
+from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.exchange.checkpoint_files import SUFFIXES, is_tensors, read_any
 from introspect_cli.exchange.checkpoint_state import sites_below, state_of
 from introspect_cli.exchange.incoming import Incoming, value, write_run
 from introspect_cli.inspect.runs import chosen
@@ -60,7 +60,14 @@ def open_any(path: str | Path) -> Run:
         UsageError: it stands for no run, or for several.
     """
     path = chosen(path)
-    return _opened(Path(path)) if is_checkpoint(path) else open_run(path)
+    if is_checkpoint(path):
+        return _opened(Path(path))
+    try:
+        return open_run(path)
+    except NoRunError as error:
+        raise StoreError(
+            f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
+        ) from None
 
 
 def _opened(path: Path) -> Run:

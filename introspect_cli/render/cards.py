@@ -34,7 +34,7 @@ _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 def first_screen(result: DiffResult) -> str:
     """Verdict, cards and strip of a comparison."""
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
-    if result.first is None:
+    if result.first is None or result.subject == "checkpoints":
         sentence = f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>'
         return f"{sentence}{findings_html(result)}{_rest(result)}"
     first = result.first

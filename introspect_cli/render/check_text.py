@@ -30,7 +30,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
     """The findings, worst first, and what could not be looked for."""
     blocks: list[Block] = []
     for finding in result.findings:
-        blocks += _finding(finding)
+        blocks += _finding(finding, "" if result.checkpoint else f" from step {finding.step}")
         blocks.append(line())
     blocks.append(line(summary(result), "bad" if result.reaches(Level.WARNING) else "good"))
     blocks += [line(clean(note), "dim", 2) for note in result.notes]
@@ -38,7 +38,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
         needs: dict[str, list[str]] = {}
         for rule, need in result.unseen:
             needs.setdefault(need, []).append(rule)
-        blocks.append(line("not checked, because the run lacks:", "dim"))
+        blocks.append(line(f"not checked, because the {'checkpoint' if result.checkpoint else 'run'} lacks:", "dim"))
         blocks += [line(f"{clean(need)}: {', '.join(rules)}", "dim", 2) for need, rules in needs.items()]
     return blocks
 
@@ -52,16 +52,17 @@ def summary(result: CheckResult) -> str:
     ]
     what = ", ".join(counts) if counts else "nothing found"
     what += f" on {clean(result.only)}" if result.only else ""
-    return f"{what} ({count(len(result.checked), 'rule')} over {count(result.steps, 'step')} of {clean(result.run)})"
+    over = "the tensors" if result.checkpoint else count(result.steps, "step")
+    return f"{what} ({count(len(result.checked), 'rule')} over {over} of {clean(result.run)})"
 
 
-def _finding(finding: Finding) -> list[Block]:
+def _finding(finding: Finding, since: str) -> list[Block]:
     rank = f", rank {finding.rank}" if finding.rank else ""
     head = Line(
         (
             (f"{finding.level.value}: ", _STYLE[finding.level]),
             (f"{finding.rule}", "heading"),
-            (f" from step {finding.step}{rank}: ", ""),
+            (f"{since}{rank}: ", ""),
             (clean(finding.site), "name"),
         )
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, shown, step_words
-from introspect_cli.records import Record, Status, Summary, count, perturbed_by
+from introspect_cli.records import Kind, Record, Status, Summary, count, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
 from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
 
@@ -24,25 +24,8 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 
 def overview_blocks(run: Overview) -> list[Block]:
-    """What a run is."""
-    manifest = run.manifest
-    facts = [
-        ("run", run.path),
-        ("ran", _command(manifest)),
-        ("in", run.directory),
-        ("on", run.machine),
-        ("started", str(manifest.get("started", ""))),
-        ("ended", _ending(run)),
-        ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
-        ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
-        ("perturbed", _perturbed(manifest)),
-        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
-    ]
-    if run.labels:
-        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
-    if len(run.ranks) > 1:
-        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
+    """What a run is, or a checkpoint."""
+    facts = _facts_of_checkpoint(run) if isinstance(run.manifest.get("checkpoint"), dict) else _facts(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [
         Line(
@@ -54,7 +37,7 @@ def overview_blocks(run: Overview) -> list[Block]:
         for name, text in facts
         if text
     ]
-    unobserved = manifest.get("not_observed")
+    unobserved = run.manifest.get("not_observed")
     notes = [
         *run.endings,
         *(f"not held: {clause}" for clause in run.thinned),
@@ -64,6 +47,42 @@ def overview_blocks(run: Overview) -> list[Block]:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
     return blocks
+
+
+def _facts(run: Overview) -> list[tuple[str, str]]:
+    manifest = run.manifest
+    facts = [
+        ("run", run.path),
+        ("ran", _command(manifest)),
+        ("in", run.directory),
+        ("on", run.machine),
+        ("started", str(manifest.get("started", ""))),
+        ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
+        ("ended", "" if source else _ending(run)),
+        ("steps", _steps(run)),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
+        ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("perturbed", _perturbed(manifest)),
+        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
+    ]
+    if run.labels:
+        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
+    if len(run.ranks) > 1:
+        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
+    return facts
+
+
+def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
+    """A file holds one moment, and nothing of what ran."""
+    kinds = sorted(Kind, key=lambda kind: kind is Kind.RNG)
+    parts = [(kind, run.kinds[kind.value]) for kind in kinds if kind.value in run.kinds]
+    return [
+        ("checkpoint", run.path),
+        ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
+        ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
+        ("size", f"{size(run.size)} on disk"),
+        ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
+    ]
 
 
 def _perturbed(manifest: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.elements import Sides
 
 
-_LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
+LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
 _MANY = 2000
 _MOST_ENTRIES = 20_000
 _LEVELS_ABOVE = 2
@@ -109,7 +109,7 @@ def survey(
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     files, made = [], []
     for top in tops:
-        for path, linked in _entries(top, needed, Path(os.path.realpath(skipped))):
+        for path, linked in entries_below(top, needed, Path(os.path.realpath(skipped))):
             if not linked:
                 made.append(path)
             elif path not in sources and (before is None or path in kept or path.is_dir() or _changed(path) <= before):
@@ -141,7 +141,7 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
+def entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
     """What lies below a directory, and whether it is linked rather than made."""
     waiting, count = [top], 0
     while waiting:
@@ -151,7 +151,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
         except OSError:
             entries = []
         count += len(entries)
-        whole = len(entries) > _MANY or count > _MOST_ENTRIES or _is_foreign(entries)
+        whole = len(entries) > _MANY or count > _MOST_ENTRIES or is_foreign(entries)
         if whole and directory not in needed:
             yield directory, True
             continue
@@ -160,7 +160,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
             continue
         for entry in entries:
             path = directory / entry.name
-            if entry.name in _LEFT_OUT or path == skipped:
+            if entry.name in LEFT_OUT or path == skipped:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(path)
@@ -168,7 +168,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
                 yield path, True
 
 
-def _is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
+def is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
     """Whether it is an environment of packages."""
     return any(entry.name in {"pyvenv.cfg", "site-packages", "conda-meta"} for entry in entries)
 
@@ -201,8 +201,7 @@ def plant(
         shutil.rmtree(place, ignore_errors=True)
         tops = {}
         for number, top in enumerate(ground.tops):
-            above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
-            tops[top] = place.joinpath(str(number), *(path.name for path in reversed(above)), top.name)
+            tops[top] = rebuilt_below(place / str(number), top)
         planted = Planted(place, tops, place)
         for path in ground.made:
             planted.moved(path).mkdir(parents=True, exist_ok=True)
@@ -221,14 +220,20 @@ def plant(
         # by it, a capture finds the root of the project
         (planted.moved(ground.root) / ".git").mkdir(exist_ok=True)
         for top, rebuilt in tops.items():
-            _beside(top, rebuilt, place)
+            beside(top, rebuilt, place)
         modules = _modules(planted, sources, reachable)
     except OSError as error:
         raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
     return replace(planted, directory=planted.moved(ground.directory), modules=modules)
 
 
-def _beside(top: Path, rebuilt: Path, place: Path) -> None:
+def rebuilt_below(place: Path, top: Path) -> Path:
+    """Where a directory is rebuilt below another, with room for what lies beside it and above."""
+    above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
+    return place.joinpath(*(path.name for path in reversed(above)), top.name)
+
+
+def beside(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
     for _ in range(_LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
@@ -239,7 +244,7 @@ def _beside(top: Path, rebuilt: Path, place: Path) -> None:
             return
         for entry in entries:
             link = rebuilt / entry.name
-            if entry.name not in _LEFT_OUT and entry.name != before.name and not link.exists():
+            if entry.name not in LEFT_OUT and entry.name != before.name and not link.exists():
                 link.symlink_to(top / entry.name)
 
 

@@ -1,4 +1,4 @@
-"""How what was gathered from several ranks compares.
+"""What ranks gathered or microbatches share out, compared as the whole that it is.
 
 Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
 gathered from several ranks, extrema and means are compared, and no more is claimed.

@@ -95,7 +95,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     for sign, holds in (
         (Sign.COUNTED, bool(named_apart(sides.a.labels, sides.b.labels))),
         (Sign.STATE, _not_new(own)),
-        (Sign.READ, _read_more(sides, late)),
+        (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
@@ -116,7 +116,7 @@ def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
         own = Late.of(sides, late)
-        found = _begins_after(own, read=_read_more(sides, late))
+        found = _begins_after(own, read=bool(_read_more(sides, late)))
         if found is None:
             continue
         step, decided = found
@@ -133,18 +133,33 @@ def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
                 f"Run {late} begins with what run {whole} has after {after}: "
                 f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
             )
-    return 0, ""
+    return 0, _may_go_on(sides)
 
 
-def checkpoints_read(document: object) -> frozenset[str]:
+def _may_go_on(sides: Sides) -> str:
+    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where both begin alike."""
+    more = {late: _read_more(sides, late) for late in "ab"}
+    late, whole = ("a", "b") if more["a"] else ("b", "a")
+    own = Late.of(sides, late)
+    begun = began_with(own.late, own.sites)
+    if bool(more["a"]) is bool(more["b"]) or begun == began_with(own.whole, own.sites_whole):
+        return ""
+    return (
+        f"Run {late} alone reads {more[late][-1]}. If it goes on after a step of run {whole}, say which: --offset "
+        f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
+    )
+
+
+def checkpoints_read(document: object) -> dict[str, str]:
     """The checkpoints that a run read before its first step, by what its capture noted of its beginning."""
     read = document.get("read") if isinstance(document, dict) else None
-    return frozenset(str(name) for name in read) if isinstance(read, list) else frozenset()
+    return {str(name): str(name) for name in read} if isinstance(read, list) else {}
 
 
-def _read_more(sides: Sides, late: str) -> bool:
-    """Whether the later run read a checkpoint that the other one did not read."""
-    return bool(sides.read["ab".index(late)] - sides.read["ba".index(late)])
+def _read_more(sides: Sides, late: str) -> list[str]:
+    """The checkpoints that the later run read and the other one did not."""
+    mine, theirs = sides.read["ab".index(late)], sides.read["ba".index(late)]
+    return [name for key, name in mine.items() if key not in theirs]
 
 
 def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:

@@ -8,7 +8,7 @@ steps are not worth ten thousand objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +194,7 @@ class Sides:
         tensors: whole tensors, where they are stored.
         rename: FQNs of a to those of b; None where they are the same.
         splits: how both take the batch of a step, where ranks or calls are put together.
-        read: names of the checkpoints that a and b read before their first step.
+        read: the checkpoints that a and b read: names by what they are.
     """
 
     rank: int
@@ -207,4 +207,4 @@ class Sides:
     tensors: Tensors
     rename: Rename | None = None
     splits: Splits | None = None
-    read: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    read: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))

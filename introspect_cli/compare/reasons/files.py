@@ -66,6 +66,13 @@ def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str
         yield FileChange(name, None, READ, checkpoint=_ending(name) in _CHECKPOINTS)
 
 
+def tensor_files(run: Run) -> dict[str, str]:
+    """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
+    return {
+        str(own.get("digest") or name): name for name, own in _documents(run).items() if _ending(name) in _CHECKPOINTS
+    }
+
+
 def _documents(run: Run) -> dict[str, Mapping[str, Any]]:
     """What a run says of single files, by name."""
     found = run.settings.get("files")

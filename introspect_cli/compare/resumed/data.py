@@ -76,6 +76,8 @@ def place(beside: Beside) -> Part:
             if late[1] == beside.goes.first:
                 here = here[thrown.get(loader, 0) :]
             seen += bool(here) and here == there
+            if here and here != there and here == there[-len(here) :] and late[1] == beside.goes.first:
+                return _by_inputs(beside)  # those before may have been thrown away by the whole run, too
             if here != there:
                 when = beside.since(late, whole)
                 text = f"{when} " if when else ""
