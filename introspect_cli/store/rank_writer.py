@@ -41,6 +41,7 @@ from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
 from introspect_cli.store.rank_files import RankFiles, Written
+from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, StepTotals
 from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
@@ -67,15 +68,17 @@ class RankWriter:
         run_id: bytes,
         *,
         durable: bool = False,
+        totals: bool = False,
     ) -> None:
         self.failure: str | None = None
         self._rank = rank
         self._digest = StepDigest()
+        self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
         columns = Columns(schema)
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(columns.layouts, encode_layouts)
+        self._layouts: Interner[Layout] = Interner(columns.layouts, self._encode_layouts)
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
         self._interners = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
         self._schema = schema
@@ -165,6 +168,8 @@ class RankWriter:
         entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
         if labels and before.lengths.get(LABELS, 0) < LIMIT_LABELS:
             names[LABELS] = encode_labels(step, labels)
+        if self._totals is not None and before.lengths.get(TOTALS, 0) < LIMIT_TOTALS:
+            names[TOTALS] = self._totals.encoded(step, digest, columns, before.lengths.get(TOTALS, 0))
         self._files.commit(
             {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
         )
@@ -264,4 +269,11 @@ class RankWriter:
         counted = self._files.written.names[SITES].rows  # beyond it, what an append encoded that did not end
         self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
         self._setting = np.concatenate([self._setting[:counted], setting])
+        if self._totals is not None:
+            self._totals.name_sites(counted, np.asarray(encoded["key"]), [site.kind for site, _ in rows])
         return encoded
+
+    def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
+        if self._totals is not None:
+            self._totals.name_layouts(self._files.written.names[LAYOUTS].rows, list(rows))
+        return encode_layouts(rows)
