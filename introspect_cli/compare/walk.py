@@ -45,7 +45,7 @@ from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +97,7 @@ class Walk:
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                outcome.later += len(table.a) * _ranks(sides.a) + len(table.b) * _ranks(sides.b)
+                outcome.later += len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break
@@ -298,11 +298,6 @@ class Walk:
         position = next((own for own in positions if not step.is_one_sided(own)), None)
         if position is not None:
             self.outcome.shared = materialise(step, position, judge(step, position))
-
-
-def _ranks(reader: Reader) -> int:
-    """How many ranks' records are read for those of a reader."""
-    return len(reader.readers) if isinstance(reader, WholeReader) else 1
 
 
 def compare_rank(

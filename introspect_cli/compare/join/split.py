@@ -18,7 +18,7 @@ from introspect_cli.compare.join.sites import columns as columns_of
 from introspect_cli.compare.join.sites import evaluating, phase_code
 from introspect_cli.records import KIND_CODES, Kind, Phase, Site, count
 from introspect_cli.store.launch import stages_in
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -249,8 +249,7 @@ class Microbatch:
 
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank."""
-    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
-    return [_of_rank(own, root, step) for own in readers]
+    return [_of_rank(own, root, step) for own in readers_of(reader)]
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -290,9 +289,8 @@ def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list
         step: the run's own number of the step.
         each: how many calls a microbatch makes.
     """
-    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
     found = []
-    for own in readers:
+    for own in readers_of(reader):
         sites, batch = own.sites, own.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(np.asarray(batch.site).tolist()):
