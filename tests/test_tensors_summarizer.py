@@ -773,7 +773,7 @@ def test_the_short_way_answers_as_the_long_one(sort):
     """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
     tables = []
     short, long = Summarizer(), Summarizer()
-    if intake.functions() is None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if intake.functions() is None:
         pytest.skip("this torch tells no extension quickly where a tensor is")
     assert short._intake is not None
     long._intake = None
