@@ -86,7 +86,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
-        if not alike or (splits.apart and not options.strict):
+        if not alike or (splits.differ and not options.strict):
             answer = _as_wholes(a, b, options, noise, splits)
             # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
             multiple = answer.first is not None and answer.first.scale is not None

@@ -47,7 +47,7 @@ class Gathered:
         a, b = sides.a, sides.b
         self.factor: int | None = None
         self._shared = SharedOut(sides)
-        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
         self._ranks = len(readers_of(b)) / len(readers_of(a))
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()

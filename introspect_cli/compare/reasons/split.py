@@ -102,7 +102,7 @@ class Split(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
         splits = scene.step.sides.splits
-        return [] if splits is None or not splits.apart else [f"a takes {splits.a.words}, b {splits.b.words}."]
+        return [] if splits is None or not splits.differ else [f"a takes {splits.a.words}, b {splits.b.words}."]
 
 
 # --- what it is
@@ -117,7 +117,7 @@ def found_in(step: Step, position: int) -> Finding | None:
         found = _by_itself(step, position)
         if found is not None:
             return found
-    if not splits.apart:
+    if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step, splits)
