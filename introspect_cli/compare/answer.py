@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.results import same_results
-from introspect_cli.compare.separate import separately, told_separately
+from introspect_cli.compare.separate import separate_sentence, separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
@@ -89,7 +89,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     )
     scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
-    told = told_separately(scene, training, evaluation)
+    told = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     told = leaves_words(reach, best.first) + told if reach is not None else told
     told, later = at_the_end(scene, told)

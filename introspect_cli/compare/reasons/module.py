@@ -11,7 +11,7 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Thing
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.draws import drew_alone, drew_before
+from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
@@ -115,7 +115,7 @@ class OwnCode(Reason):
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
         text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
-        side = drew_before(scene.draws, scene.site)
+        side = drew_alone(scene.draws, scene.site, before=True)
         taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
         text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
