@@ -61,7 +61,7 @@ def test_difference_that_bare_runs_have_too():
 def test_output_with_times_in_it():
     finding = judge(outcome(out=1), outcome(out=2), lambda: outcome(out=3))
     assert finding.exit_code == SAME
-    assert "standard output differs between bare runs too" in finding.sentence
+    assert "standard output differs between runs without a capture, too" in finding.sentence
     assert judge(outcome(out=1, parameters=1), outcome(out=2), lambda: outcome(out=3)).exit_code == DIVERGED
 
 
@@ -77,7 +77,7 @@ def capture(introspect, tmp_path, *options, noise="", disturbed="pass"):
 def test_neutral_script(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--verify-neutral")
     assert out.returncode == 0, out.stderr
-    assert "neutral: watched and bare agree in " in out.stderr
+    assert "neutral: the runs with and without a capture agree in " in out.stderr
     assert len(out.stdout.splitlines()) == 3
     assert (tmp_path / "run" / "manifest.yaml").exists()
 
@@ -93,7 +93,7 @@ def test_script_that_notices_the_capture(introspect, tmp_path):
     notices = "call = torch.nn.Module.__call__; net.weight.data += call is not torch.nn.Module._wrapped_call_impl"
     out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
     assert out.returncode == 1, out.stderr
-    assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr
+    assert "not neutral: the runs with and without a capture differ in parameters and optimizer state" in out.stderr
 
 
 @pytest.mark.sweep
