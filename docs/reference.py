@@ -253,10 +253,10 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
                     yield from ("", f"Each {inner}: {definition['description']}", "", *keys(definition))
 
     about = (
-        "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints the same as YAML. "
+        "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints it as YAML. "
         "`check`, `runs`, `show` and a `diff` of more than two runs have "
         "[documents too](#documents-of-the-other-verbs). A JSON Schema of each comes with the package, below "
-        "`render/assets/` of `introspect_cli`: `diff`, `groups` (of more than two runs), `check`, `show` and `runs`. The "
+        "`render/assets/` of `introspect_cli`: `diff`, `groups` (of more than two runs), `check`, `show`, `runs`. The "
         "tests hold real answers against them. What `show` prints of a part of a run (`--tree`, `--step`, `--history`, "
         "`--values`, `--graph`) and what `bisect` prints has no schema. [Reasons](reasons.md) says what the word of "
         "`reason` means. Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name "
