@@ -268,7 +268,7 @@ def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(reposit
 
 
 @pytest.mark.sweep
-def test_git_bisect_run_recipe(repository: Path):
+def test_git_bisect_run_takes_the_exit_status_of_diff(repository: Path):
     """The recipe of the documentation, as git runs it."""
     python = f"{sys.executable} -m introspect_cli"
     recipe = repository.parent / "bisect.sh"
@@ -301,7 +301,7 @@ def test_ddmin_finds_the_smallest_set(culprits: set[str]):
     assert all(asked)
 
 
-def test_command_line_round_trip():
+def test_a_command_line_is_read_and_written_the_same():
     words = [
         "data",
         "--lr",

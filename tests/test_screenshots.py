@@ -60,7 +60,7 @@ def on_a_terminal(*words, cwd):
         ("check", ("check", "a"), "rule"),
     ],
 )
-def test_terminal_view(tmp_path, browser, name, words, seen):
+def test_a_view_fits_a_terminal_and_can_be_drawn(tmp_path, browser, name, words, seen):
     pair(tmp_path)
     modules = [ModuleInfo("Net", "Net", "train.py:3"), ModuleInfo("Net.layer", "Linear", "", ("weight", "bias"))]
     write_run(tmp_path / "c", [step_rows(0)], modules=modules)

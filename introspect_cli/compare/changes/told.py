@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
-    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import SettingChange
 
@@ -65,17 +64,23 @@ def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, roun
 
 
 def statement_words(one: Ranked) -> str:
-    """`line 41 (Net.forward): return x / 2 -> return x / 3`."""
+    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`."""
     change = one.change
-    side = change.b or change.a
     where = f" ({change.scope})" if change.scope else ""
-    return f"line {side.first if side else 0}{where}: {_line(change.a)} -> {_line(change.b)}"
+    if change.a and change.b:
+        return f"line {change.b.first}{where}: {_short(change.a.text)} -> {_short(change.b.text)}"
+    side, what = (change.b, "added") if change.b else (change.a, "removed")
+    return f"line {side.first}{where}: {what} {_head(side.text)}" if side else ""
 
 
-def _line(side: Side | None) -> str:
-    if side is None:
-        return "nothing"
-    text = " ".join(side.text.split())
+def _head(text: str) -> str:
+    """The first line of a statement, without what decorates it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return _short(next((line for line in lines if not line.startswith("@")), lines[0]).removesuffix(":"))
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
