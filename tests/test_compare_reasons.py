@@ -443,7 +443,7 @@ SGD = row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']")
 
 @pytest.mark.parametrize(
     ("stepped", "words"),
-    [([SGD], "it was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
+    [([SGD], "It was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
     ids=["optimizer", "none"],
 )
 def test_a_tensor_changed_outside_of_the_optimizer(compare, stepped, words):
