@@ -65,6 +65,8 @@ class Initial(Reason):
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text}. The model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+        if a is not None and b is not None and a.layout.shape != b.layout.shape:
+            return f"{text}. The model is built with other sizes."
         other = _exchanged(scene)
         if other:
             return (
