@@ -271,13 +271,41 @@ def test_a_module_that_one_run_lacks_is_explained_by_the_line_that_gives_it_to_t
 
 
 def test_a_module_of_another_class_is_told_as_one_and_the_line_that_builds_it_comes_first(two):
-    other = PARTS.replace("Around(Part(4)), Around", "Around(Part(4)), Part(4), Around")
+    other = PARTS.replace("Around(Part(4)), Around(Part(4))", "Around(Part(4)), torch.nn.LayerNorm(4)")
     document = two(TRAIN, TRAIN, (PARTS, other.replace("width):", "width, *, more=1):")))
-    assert (
-        "the structure differs: Net.parts.1 is Around in a and Part in b, so that the "
-        "parameter Net.parts.1.g exists only in a."
-    ) in document["sentence"]
+    assert "the structure differs: Net.parts.1 is Around in a and LayerNorm in b; the " in document["sentence"]
     assert changes(document)[0] == ("model.py:27", "Net.__init__", True)
+
+
+def test_the_forward_of_a_module_of_another_class_is_laid_to_the_line_that_chose_the_class(two):
+    other = "\n\nclass Other(Part):\n    def forward(self, x):\n        return self.inside(x + 1)\n"
+    model = PARTS.replace("\n\nclass Net", f"{other}\n\nclass Net").replace("Around(Part(4)))", "Around({}(4)))")
+    document = two(TRAIN, TRAIN, (model.format("Part"), model.format("Other").replace("x + 1)", "x + 2)")))
+    assert document["sentence"].count("its class is Part in a and Other in b") == 1
+    assert changes(document)[0] == ("model.py:32", "Net.__init__", True)
+
+
+def test_a_head_that_takes_one_parameter_more_comes_after_what_computes(two):
+    model = MODEL.replace("def __init__(self{}):", "def __init__(self):").replace(
+        "        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)",
+        "        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)\n"
+        "        self.register_buffer('table', table())",
+    )
+    model = model.replace("\n\nclass", "\n\ndef table():\n    return {} * torch.ones(3)\n\n\nclass")
+    one, two_ = model.format("2"), model.format("3").replace("__init__(self)", "__init__(self, table=table)")
+    document = two(TRAIN, TRAIN, (one, two_))
+    assert document["first"]["kind"] == "buffer"
+    assert changes(document)[0][1] == "table"
+
+
+def test_how_often_a_module_runs_points_to_the_number_that_says_so(two):
+    train = TRAIN.replace("    loss = net", "    for _ in range(every):\n        loss = net").replace(
+        "    loss.backward()\n", "    loss.backward()\n    late = step\n"
+    )
+    first = train.replace("torch.manual", "every = 1\nif torch.get_num_threads() == 77:\n    every //= 2\ntorch.manual")
+    second = train.replace("torch.manual", "every = 1\nevery *= 6\ntorch.manual")
+    document = two(first, second)
+    assert changes(document)[0] == ("train.py:6", "", True)
 
 
 def test_the_line_that_raised_comes_first_where_an_exception_cuts_off_the_first_step(two):

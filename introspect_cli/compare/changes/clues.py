@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.nearness import Clues
 from introspect_cli.compare.endings import cut_short
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.match.names import ancestors
+from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.beginning import differing_events
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
-from introspect_cli.compare.reasons.structure import other_class
+from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def clues_of(scene: Scene) -> Clues:
     cause, site = scene.cause, scene.site
     tree = scene.step.modules[0] | scene.step.modules[1]
     subject = cause.module or cause.subject or site.fqn
-    replaced = other_class(scene) if cause.reason == "structure" else None
-    subject = replaced[0] if replaced is not None else subject
+    around = owner_of(subject) if cause.reason == "structure" else subject
+    replaced = other_class(scene, around) if cause.reason in {"structure", "own_code", "module"} else ()
+    subject = around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for label in tuned for word in (label.rpartition(".")[2], label.about)}
@@ -40,12 +41,16 @@ def clues_of(scene: Scene) -> Clues:
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
     if cause.subject:
-        words |= {_last(cause.subject), *(replaced or ())[1:]}
+        words.add(_last(cause.subject))
+    words |= {*replaced}
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
     # all steps before agree: a condition on the number of this one is a hint
     late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
+    if scene.calls is not None and cause.reason in {"structure", "loss"}:
+        few, many = sorted(scene.calls[1:])
+        late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     if cause.reason == "gradient":
         words |= _handling(scene)
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
@@ -59,7 +64,7 @@ def clues_of(scene: Scene) -> Clues:
             found += [event.line for event in told]
             words |= {word for event in told for word in event.name.split(".")[-2:]}
     return Clues(
-        reason=cause.instead or cause.reason,
+        reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),

@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
-from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     has_parameter,
@@ -18,6 +18,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     names_in,
     other_optimizer,
 )
+from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
@@ -186,12 +187,11 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
-    replaced = other_class(scene)
-    if replaced is not None:
-        name, one, two = replaced
+    replaced = other_class(scene, owner_of(subject))
+    if replaced:
         return (
-            f"the structure differs: {name} is {one} in a and {two} in b, so that the {kind} {subject} exists only in "
-            f"{side}."
+            f"the structure differs: {owner_of(subject)} is {replaced[0]} in a and {replaced[1]} in b; the {kind} "
+            f"{subject} exists only in {side}."
         )
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
@@ -202,17 +202,6 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     if subject in trees[other] or (known is not None and not owner_of(subject)):  # it may be there and not be called
         return f"the structure differs: the {kind} {subject} runs only in {side}{told}."
     return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
-
-
-def other_class(scene: Scene) -> tuple[str, str, str] | None:
-    """The outermost module around the subject that is of another class in b, and both classes; None for none."""
-    for name in reversed([*ancestors(scene.cause.subject)]):
-        known = [tree.get(name) for tree in scene.step.modules]
-        if owner_of(name) and known[0] is not None and known[1] is not None:
-            one, two = (module.module_class for module in known if module is not None)
-            if one != two:
-                return name, one, two
-    return None
 
 
 def _calls(scene: Scene, side: str, _other: str) -> str:
