@@ -97,7 +97,9 @@ def assert_unharmed(process, tmp_path, fault):
     )
     assert printed == bare.stdout
     assert "Traceback" not in said
-    lines = [line for line in said.splitlines() if "against ref:" in line or "at the end" in line or "compared" in line]
+    lines = [
+        line for line in said.splitlines() if "against ref:" in line or "at the end" in line or "not compared" in line
+    ]
     assert 1 <= len(lines) <= 2, said
     with open_run(tmp_path / "run") as run:
         assert len(run.rank(0)) == STEPS

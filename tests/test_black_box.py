@@ -12,7 +12,6 @@ from torch import nn
 
 from introspect_cli.api import recording
 from introspect_cli.capture.black_box import BlackBox
-from introspect_cli.capture.ended_step import EndedStep
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.writer import StoreWriter
@@ -201,7 +200,7 @@ def test_a_comparison_that_comes_late_finds_the_steps_that_were_set_aside(tmp_pa
         digests = dict.fromkeys(range(9), b"a")
         box = BlackBox(2, 10**6, store, digests, said.append, said.append)
         for step in range(9):
-            box.add(_ended(step), None, b"a" if step < 4 else b"b")
+            box.add(step, {}, b"a" if step < 4 else b"b", not_finite=False)
         box.agreed(3)
         box.diverged(4)
         assert box.written == []  # the steps had no tensors
@@ -209,14 +208,9 @@ def test_a_comparison_that_comes_late_finds_the_steps_that_were_set_aside(tmp_pa
         assert not said
         late = BlackBox(2, 10**6, store, {}, said.append, said.append)
         for step in range(9):
-            late.add(_ended(step), None, b"")
+            late.add(step, {}, b"", not_finite=False)
         late.diverged(4)
         assert said == ["whole tensors of step 4 are not held any more: it was compared 4 steps later"]
-
-
-def _ended(step):
-
-    return EndedStep(step, [], [], [], [], None, {}, None, {})
 
 
 @pytest.mark.parametrize(

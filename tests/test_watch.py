@@ -18,7 +18,7 @@ from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.health.look import look
-from introspect_cli.render.watch_text import watch_blocks, watch_line
+from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -110,7 +110,7 @@ def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
     assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"
 
 
-def test_80_columns_are_enough(runs):
+def test_a_screen_of_80_columns_is_enough(runs):
     with open_run(runs / "b") as run:
         blocks = watch_blocks(look(run), 200)
     assert all(len(block.text) <= 80 for block in blocks if not block.wrap)

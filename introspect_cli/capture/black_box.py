@@ -15,29 +15,22 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 
-from introspect_cli.capture.ended_step import save_whole
+from introspect_cli.capture.step_block import save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
-from introspect_cli.records import Kind, count, human_size
+from introspect_cli.records import count, human_size
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from introspect_cli.capture.ended_step import EndedStep
     from introspect_cli.records import Site
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.columns import SummaryTable
 
 _SHARE = 4
-_TELLING = frozenset({Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER})
-"""Where a NaN counts. A gradient scaler meets NaN gradients by design."""
-_INFINITE = frozenset({Kind.LOSS, Kind.PARAM})
-"""Where an infinity counts as a NaN does. Masks and gradients of a scaled loss are infinite by design."""
 
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
@@ -129,23 +122,26 @@ class BlackBox:
         self._aside = []
         self._taken = 0
 
-    def add(self, ended: EndedStep, table: SummaryTable | None, digest: bytes) -> None:
-        """Hold the tensors of a step that was written."""
+    def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
+        """Hold the tensors of a step that was written.
+
+        Args:
+            step: its number.
+            tensors: copies, by checksum.
+            digest: of the step.
+            not_finite: whether it has a NaN, or an infinity, that counts.
+        """
         if not self.open:
             return
         before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
-        tensors: dict[int, torch.Tensor] = {}
-        for item in ended.saved if table is not None else ():
-            checksum = int(table.checksum[item.slot]) if table is not None and not item.always else 0
-            if checksum:
-                tensors[checksum] = before.get(checksum, item.value)  # what did not change is held once
-        self._steps.append(Held(ended.step, tensors))
+        tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
+        self._steps.append(Held(step, tensors))  # what did not change since the step before is held once
         if tensors or self._left:
             self._tell(tensors)
-        if self._digests.get(ended.step, digest) != digest and not self._aside:
+        if self._digests.get(step, digest) != digest and not self._aside:
             self._aside = list(self._steps)
-        if table is not None and "nan" in self._waits and _nonfinite(ended, table):
-            self._write("nan", list(self._steps), f"at step {ended.step}")
+        if not_finite and "nan" in self._waits:
+            self._write("nan", list(self._steps), f"at step {step}")
 
     def agreed(self, step: int) -> None:
         """The comparison has seen all steps up to one, and the runs do not diverge."""
@@ -172,7 +168,7 @@ class BlackBox:
         tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
         try:
             for checksum, tensor in tensors.items():
-                save_whole(self._store, checksum, tensor)
+                save_tensor(self._store, checksum, tensor)
         except Exception as error:  # a disk that is full costs the tensors, and not the run
             self.failed(error)
             return
@@ -210,21 +206,3 @@ class BlackBox:
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _nonfinite(ended: EndedStep, table: SummaryTable) -> bool:
-    """Whether a loss, an output or a parameter has a NaN, or a loss or a parameter an infinity."""
-    infinities = (_INFINITE, ("posinfs", "neginfs"))
-    return holds_any(ended.kinds, ended.slots, table) or holds_any(ended.kinds, ended.slots, table, *infinities)
-
-
-def holds_any(
-    kinds: Sequence[Kind],
-    slots: Sequence[int],
-    table: SummaryTable,
-    telling: frozenset[Kind] = _TELLING,
-    counts: Sequence[str] = ("nans",),
-) -> bool:
-    """Whether a value of some kinds, a loss, an output or a parameter, holds any of what was counted, a NaN."""
-    looked_at = np.asarray(slots)[np.fromiter((kind in telling for kind in kinds), np.bool_, len(kinds))]
-    return any(bool((table.counts[name][looked_at] > 0).any()) for name in counts if name in table.counts)

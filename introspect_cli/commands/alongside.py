@@ -68,11 +68,11 @@ def compare_alongside(
     """
     from contextlib import ExitStack
 
-    from introspect_cli.commands.diff import options_in
+    from introspect_cli.commands.shared import compared_as
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.alongside import alongside
 
-    options, noise = options_in(asked)
+    options, noise = compared_as(asked)
     with ExitStack() as stack:
         others = [stack.enter_context(open_any(path)) for path in noise]
         opened, ask = question(reference, run, others, options)

@@ -58,9 +58,9 @@ def capture(
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")
     options = options_of(values)
     if options.diff:
-        from introspect_cli.commands.diff import options_in
+        from introspect_cli.commands.shared import compared_as
 
-        options_in(shlex.split(options.diff))
+        compared_as(shlex.split(options.diff))
     first, args = words[0], words[1:]
     target = Target(module=first, args=args) if module else Target(script=first, args=args)
     command = command_of(words, module=module, interpreter=sys.executable)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, atol, exit_code, last_runs, rtol, selecting, selection_of
+from introspect_cli.commands.shared import RunType, compared_by, comparing, exit_code, last_runs
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -40,25 +40,22 @@ Exit status: 0; with --against, 1 where the runs diverge, and that of diff once 
 )
 @click.argument("run", type=RunType(), required=False)
 @click.option("--against", type=RunType(), metavar="RUN", help="A run, pack, URL or golden run to compare with.")
-@selecting("steps", "kinds", "modules", "ranks")
-@rtol
-@atol
-@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of the one to compare with.")
+@comparing
 @click.option("--once", is_flag=True, help="Show it once, as it is now, for scripts and cron.")
-def watch(run: str | None, against: str | None, noise: tuple[str, ...], *, once: bool, **asked: Any) -> int:
+def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> int:
     """Show how far RUN is, its losses and norms, what `check` finds, and its distance to another run.
 
-    The screen is drawn anew as steps come, and the command ends with the run. In a pipe, a line tells of each look, and
-    the screen is drawn at the end.
+    The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
+    line each time it looks, and draws the screen at the end.
     """
     from introspect_cli.errors import StoreError
+    from introspect_cli.render.check_text import watch_blocks, watch_line
     from introspect_cli.render.console import Screen
-    from introspect_cli.render.watch_text import watch_blocks, watch_line
 
     path, screen, failed, last = run or last_runs(1)[0], Screen(), 0, None
     looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
     with ExitStack() as stack:
-        ask = _question(stack, against, path, noise, asked)
+        ask = _question(stack, against, path, asked)
         draw = None if once else stack.enter_context(screen.live())
         while True:
             began = time.monotonic()
@@ -100,13 +97,13 @@ def _with_rate(seen: Look, looks: deque[tuple[float, int]], now: float) -> Look:
     return replace(seen, rate=(seen.last - before) / (now - then), recent=True)
 
 
-def _question(stack: ExitStack, against: str | None, path: str, noise: tuple[str, ...], asked: dict[str, Any]) -> Any:
+def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str, Any]) -> Any:
     """Gives the comparison with a reference, opened, of a run, opened; None without one."""
     from introspect_cli.errors import UsageError
 
     if against is None:
-        if noise or any(asked.values()):
-            raise UsageError("--noise, --rtol, --atol and what selects say how to compare: name a run with --against")
+        if any(value for name, value in asked.items() if name != "match"):
+            raise UsageError("the options of diff say how to compare: name a run with --against")
         return None
     from introspect_cli.commands.alongside import question
     from introspect_cli.compare.options import DiffOptions
@@ -114,8 +111,9 @@ def _question(stack: ExitStack, against: str | None, path: str, noise: tuple[str
     from introspect_cli.rerun.alongside import may_be_judged
     from introspect_cli.store.reader import RunState
 
-    options = DiffOptions(**vars(selection_of(asked)), **asked, want_map=True)
-    reference, ask = question(against, Path(path), [stack.enter_context(open_any(run)) for run in noise], options)
+    options = DiffOptions(**compared_by(asked), want_map=True)
+    noise = [stack.enter_context(open_any(run)) for run in asked["noise"]]
+    reference, ask = question(against, Path(path), noise, options)
     held = [stack.enter_context(reference())]
 
     def compared(run: Run) -> DiffResult | None:

@@ -74,13 +74,8 @@ def alongside(
 ) -> DiffResult:
     """Compare until the run is over.
 
-    Args:
-        reference: opens the run to compare with.
-        path: the run that is written.
-        ask: compares the two, opened.
-        first: hears once of the first divergence that is seen.
-        agreed: hears, until then, up to which step the two do not diverge, whenever that is another.
-        pause: seconds between two looks.
+    `first` hears once of the first divergence that is seen, and `agreed`, until then, of each step up to which the two
+    do not diverge.
 
     Returns:
         the comparison of the whole run.
