@@ -15,7 +15,7 @@ from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, scaled, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Site
 
@@ -58,7 +58,7 @@ class Module(Reason):
         taken = [
             e for e in scene.cause.evidence if not (e.thing in RANDOM and _DRAWS_NOTHING.match(first.module_class))
         ]
-        text = f"{what(first.site, first.module_class)} differs{apart(first)}{although(taken)}{scaled(first)}"
+        text = f"{what(first.site, first.module_class)} differs{how_far(first)}{although(taken)}{scaled(first)}"
         return f"{text}. {_inside(scene)}"
 
 
@@ -106,7 +106,9 @@ class OwnCode(Reason):
     def sentence(self, scene: Scene) -> str:
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
-        text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
+        text = (
+            f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
+        )
         side = drew_alone(scene.draws, scene.site, before=True)
         taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
         text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "

@@ -11,7 +11,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, scaled, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{apart(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
         text += nondeterministic(first)
         options = argument_changes(scene)
         if options:

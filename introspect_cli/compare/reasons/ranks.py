@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
 from introspect_cli.store.whole import readers_of
 
@@ -268,7 +268,7 @@ class Collective(Reason):
                 f"{name} is another one: {_told(first.a)}{lines[0]} in a, {_told(first.b)}{lines[1]} in b. One is "
                 "missing, doubled or in another place."
             )
-        return f"{name} differs{apart(first)}{lines[1]}: what the ranks compute, or the order of collectives."
+        return f"{name} differs{how_far(first)}{lines[1]}: what the ranks compute, or the order of collectives."
 
 
 def _counted(scene: Scene) -> str:

@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     other_optimizer,
 )
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.words import although, apart, listed, often, what
+from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.table import EQUAL, Table
@@ -176,7 +176,7 @@ def _merged(scene: Scene, _side: str, other: str) -> str:
         how = "by rounding" if shared.size is Size.ROUNDING else "by more than rounding"
         when = f" in step {shared.step}" if shared.step != scene.first.step else ""
         first = f" The first value of both runs that differs{beyond} is {what(shared.site)}{when}: {how}"
-        return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{apart(shared)}."
+        return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{how_far(shared)}."
     return ""
 
 

@@ -64,7 +64,7 @@ def same_values(divergence: Divergence) -> bool:
     )
 
 
-def apart(divergence: Divergence) -> str:
+def how_far(divergence: Divergence) -> str:
     """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
     distance = far(divergence)
     return f" ({distance})" if distance else ""
@@ -75,7 +75,7 @@ def what_diverges(divergence: Divergence) -> str:
     name = what(divergence.site, divergence.module_class)
     if divergence.a is None or divergence.b is None:
         return f"only {'b' if divergence.a is None else 'a'} has {name}"
-    return f"{name} differs{apart(divergence)}"
+    return f"{name} differs{how_far(divergence)}"
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
