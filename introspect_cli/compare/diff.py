@@ -13,8 +13,7 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
-from introspect_cli.compare.join.wholes import told as layouts_differ
+from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
 from introspect_cli.compare.match.correspondence import correspond
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
@@ -128,9 +127,9 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], split
     readers = wholes(a, b, splits)
     options = tolerances(options, readers)
     outcome, told = _rank(a, b, readers, options, (), splits)
-    notes = [layouts_differ(a, b, options, splits), *stages_apart(readers), *told]
+    notes = [layouts_note(a, b, options, splits), *stages_note(readers), *told]
     if outcome.first is not None:
-        notes = [*copies_told(outcome.first, (a, b)), *notes]
+        notes = [*copies_note(outcome.first, (a, b)), *notes]
     if noise:
         notes.append("The noise runs are not used: they say nothing of what another layout changes.")
     answer = answer_for(a, b, options, [outcome], notes)
