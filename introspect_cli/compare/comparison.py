@@ -34,9 +34,9 @@ from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
-    draws_apart,
-    draws_known,
+    draws_at_other_moments,
     draws_recorded,
+    notices_all_draws,
     observed_kinds,
 )
 from introspect_cli.records import Kind, Phase
@@ -96,7 +96,7 @@ class Comparison:
             mask = mask & (alignment.kind != kind_code(Kind.RNG))
             if self.sides.splits is not None and self.sides.splits.folded:  # operators are numbered through all calls
                 mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
-        return np.asarray(mask & ~draws_apart(alignment, self.sides.manifest_a, self.sides.manifest_b))
+        return np.asarray(mask & ~draws_at_other_moments(alignment, self.sides.manifest_a, self.sides.manifest_b))
 
     @cached_property
     def chosen(self) -> Mask:
@@ -184,12 +184,15 @@ class Comparison:
     @cached_property
     def draws_recorded(self) -> bool:
         """Whether both captures looked for draws within a step, and at the same moments."""
-        return all(map(draws_recorded, self.manifests)) and not draws_apart(self.alignment, *self.manifests).any()
+        return (
+            all(map(draws_recorded, self.manifests))
+            and not draws_at_other_moments(self.alignment, *self.manifests).any()
+        )
 
     @cached_property
-    def draws_known(self) -> bool:
+    def notices_all_draws(self) -> bool:
         """Whether both captures noticed every draw from a default random generator."""
-        return all(map(draws_known, self.manifests))
+        return all(map(notices_all_draws, self.manifests))
 
     @cached_property
     def ended(self) -> frozenset[str]:

@@ -73,7 +73,7 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     known = step.known(own)
     if known is not Known.UNSEEN:
         return [Evidence(Thing.DRAWN_FROM, known)]
-    noticed = step.comparison.draws_known and place.site.phase is not Phase.RECOMPUTE
+    noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
     return [] if noticed else random_at_start(step, place)
 
 

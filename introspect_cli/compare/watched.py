@@ -75,7 +75,7 @@ def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str
     return [name for name in one if name in two and one[name] != two[name]]
 
 
-def draws_known(manifest: dict[str, Any]) -> bool:
+def notices_all_draws(manifest: dict[str, Any]) -> bool:
     """Whether a capture noticed every draw from a default generator, and by the right module."""
     return draws_recorded(manifest) and not chooses_modules(manifest)
 
@@ -136,7 +136,7 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     return hidden
 
 
-def draws_apart(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
+def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
     """Random states within a step, where the captures looked at the generators at different moments; else none.
 
     What is recorded is the state at the look before: with fewer looks, the same name holds an earlier state.
