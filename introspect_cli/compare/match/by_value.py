@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import (
     by_place,
+    differing_steps,
     equal_pairs,
     near_pairs,
     plausible,
-    steps_apart,
     votes_of,
 )
 from introspect_cli.compare.match.holdings import Feature, Held, Side, one_sided
@@ -150,7 +150,7 @@ class Search:
             apart = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
             return set(one.places[0].tolist()) - apart
 
-        return plausible(pairs, {old: steps_apart(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
+        return plausible(pairs, {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
 
     def _kept(self) -> AbstractSet[str]:
         """Tensors that have the same name in both."""

@@ -95,7 +95,7 @@ def correspond(a: Reader, b: Reader, options: DiffOptions) -> Correspondence:
     found = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
         offset = options.offset if options.offset is not None else named_apart(a.labels, b.labels)
-        found = known_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
+        found = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
     moved = {old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(found.settled)}
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
@@ -123,7 +123,7 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def known_by_value(
+def matched_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0, close: float = CLOSE
 ) -> Correspondence:
     """Which names of a are other names of b, by what they hold in the steps that both have."""
