@@ -234,7 +234,7 @@ class Gradient(Reason):
                 f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
-        own = _own_backward(scene)
+        own = _use_in_module(scene)
         if first.scale is not None:
             words = reduction_words(scene)
             if words:
@@ -301,7 +301,7 @@ def no_multiples(scene: Scene) -> list[str]:
     return found if len(found) < multiples else []
 
 
-def _own_backward(scene: Scene) -> str:
+def _use_in_module(scene: Scene) -> str:
     """That the code of the parameter's own module may compute another gradient for it, as the end of a list.
 
     No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.

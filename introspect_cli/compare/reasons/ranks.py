@@ -255,7 +255,7 @@ class Collective(Reason):
         name = what(site)
         if first.a is None or first.b is None:
             side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
-            text = _told(first.b if first.a is None else first.a)
+            text = _shown(first.b if first.a is None else first.a)
             other_line = _in_its_place(scene, other)
             if other_line:
                 return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."
@@ -265,7 +265,7 @@ class Collective(Reason):
             )
         if "." not in site.path:
             return (
-                f"{name} is another one: {_told(first.a)}{lines[0]} in a, {_told(first.b)}{lines[1]} in b. One is "
+                f"{name} is another one: {_shown(first.a)}{lines[0]} in a, {_shown(first.b)}{lines[1]} in b. One is "
                 "missing, doubled or in another place."
             )
         return f"{name} differs{how_far(first)}{lines[1]}: what the ranks compute, or the order of collectives."
@@ -292,7 +292,7 @@ def _counted(scene: Scene) -> str:
     return text
 
 
-def _told(summary: Summary | None) -> str:
+def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 

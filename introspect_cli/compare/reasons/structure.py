@@ -154,8 +154,8 @@ def _no_forward(scene: Scene, side: str, _other: str) -> str:
     )
 
 
-def _idle(scene: Scene, side: str, other: str) -> str:
-    lacking = _idle_side(scene.table, scene.site.fqn)
+def _did_not_run(scene: Scene, side: str, other: str) -> str:
+    lacking = _side_without_run(scene.table, scene.site.fqn)
     if not lacking or _missing(scene, other):
         return ""
     return f"only {side} has {what(scene.site)}: {scene.site.fqn} does not run in this step of {lacking}."
@@ -277,7 +277,7 @@ _LOOKS = (
     _tied,
     _losses,
     _no_forward,
-    _idle,
+    _did_not_run,
     _merged,
     _subject,
     _calls,
@@ -323,7 +323,7 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
     return shown[0], shown[1]
 
 
-def _idle_side(table: Table, fqn: str) -> str:
+def _side_without_run(table: Table, fqn: str) -> str:
     """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
     alignment = table.alignment
     ran = {
