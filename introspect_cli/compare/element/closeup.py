@@ -233,7 +233,7 @@ def _left(reader: RankReader, step: int, start: Site) -> int:
 # --- which samples differ
 
 
-def samples_told(a: Run, b: Run, first: Divergence) -> str:
+def samples_note(a: Run, b: Run, first: Divergence) -> str:
     """Which samples differ and by how much, as a sentence; "" where that was not recorded.
 
     Raises:

@@ -131,17 +131,17 @@ class SharedOut:
         told = (sides.manifest_a, sides.manifest_b)
         self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
 
-    def known(self, pair: Table) -> Ids:
+    def sameness(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""
         out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
         shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
         if not self._each:
             shared &= np.isin(pair.rows_a, list(pair.a.samples)) & np.isin(pair.rows_b, list(pair.b.samples))
         for at in np.flatnonzero(shared).tolist():
-            out[at] = self.known_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
+            out[at] = self.sameness_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
         return out
 
-    def known_of(self, pair: Table, row_a: int, row_b: int) -> int:
+    def sameness_of(self, pair: Table, row_a: int, row_b: int) -> int:
         """Whether the samples of a record of both runs are the same, others, or not known."""
         sums = pair.a.samples.get(row_a), pair.b.samples.get(row_b)
         if None not in sums and self._alike(pair, row_a, row_b):

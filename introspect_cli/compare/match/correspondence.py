@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.resume import named_apart
+from introspect_cli.compare.join.resume import offset_by_labels
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.match.by_value import Search, matched_roots
 from introspect_cli.compare.match.evicted import emptied, evicted
@@ -94,7 +94,7 @@ def correspond(a: Reader, b: Reader, options: DiffOptions) -> Correspondence:
         return Correspondence(options.rename)
     found = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
-        offset = options.offset if options.offset is not None else named_apart(a.labels, b.labels)
+        offset = options.offset if options.offset is not None else offset_by_labels(a.labels, b.labels)
         found = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
     moved = {old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(found.settled)}
     notes = tuple(
