@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
-from introspect_cli.compare.changes.told import nothing_changed, with_code
+from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.endings import at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
