@@ -70,7 +70,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
-            findings=_found(code, furthest_of(outcome.reach for outcome in outcomes)),
+            findings=_present(code, furthest_of(outcome.reach for outcome in outcomes)),
             training=alike,
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
@@ -108,7 +108,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
-        findings=_found(code, reach),
+        findings=_present(code, reach),
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,
@@ -125,7 +125,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     )
 
 
-def _found(*findings: Finding | None) -> tuple[Finding, ...]:
+def _present(*findings: Finding | None) -> tuple[Finding, ...]:
     return tuple(one for one in findings if one is not None)
 
 

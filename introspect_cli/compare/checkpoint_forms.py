@@ -32,7 +32,7 @@ class Forms:
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
         rename: Rename = outcome.match.rename or str
-        self.runs, self.found = runs, list[Form]()
+        self.runs, self.matched = runs, list[Form]()
         changes: tuple[Rename, Rename] = (rename, str)
         values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
         # under b's names, as divergences have them
@@ -67,7 +67,7 @@ class Forms:
         return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
-        self.found.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        self.matched.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         self.settled[0].update(a)
         self.settled[1].update(b)
         for side, names in zip(self.left, (a, b), strict=True):

@@ -130,8 +130,8 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
         found.counts[kind] = one[kind] - alone
     forms = Forms(runs, only, outcome)
     found.shapes = forms.look(only, [own for own in every if _other_shape(own)])
-    found.forms = forms.found
-    moved = [form for form in forms.found if form.a != form.b]
+    found.forms = forms.matched
+    moved = [form for form in forms.matched if form.a != form.b]
     found.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
     settled = forms.settled
     found.only_a, found.only_b = (

@@ -79,7 +79,7 @@ def difference(
         return None
     about = about or About()
     mask = differing(a, b).reshape(a.shape)
-    apart = _apart(a, b)
+    apart = _distances(a, b)
     bins, unit = ulp_bins(a, b, dtypes)
     return Difference(
         shape=a.shape,
@@ -93,7 +93,7 @@ def difference(
     )
 
 
-def _apart(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """|a - b|; infinite where only one is finite, or neither and they are not equal."""
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(all="ignore"):
