@@ -186,7 +186,7 @@ def _also(found: Found) -> list[str]:
 
 
 def _all(found: Found) -> list[Divergence]:
-    casts = [own for cast in found.casts for own in cast.tensors]
+    casts = [tensor for cast in found.casts for tensor in cast.tensors]
     return [*found.differ, *found.shapes, *casts, *found.only_a, *found.only_b]
 
 
@@ -248,7 +248,7 @@ def _where(members: Sequence[Divergence]) -> str:
     """Which tensors differ, by how much; of many the span, and the farthest."""
     if len(members) <= _NAMED:
         return f": {', '.join(_name(own) + _far(own) for own in members)}"
-    known = [own for own in members if own.rel_l2 is not None]
+    known = [member for member in members if member.rel_l2 is not None]
     if not known:
         return f": {_some([_name(own) for own in members])}"
     farthest = known[0]
@@ -278,7 +278,7 @@ def _cast(found: Found) -> list[str]:
     told = []
     for cast in found.casts:
         number = len(cast.tensors)
-        kinds = {own.site.kind for own in cast.tensors}
+        kinds = {tensor.site.kind for tensor in cast.tensors}
         what = _name(cast.tensors[0]) if number == 1 else f"{number:,} of {_of(found, kinds | set(MODEL)):,} tensors"
         text = f"{what} {'is' if number == 1 else 'are'} {cast.a} in a and {cast.b} in b"
         coarse = max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
@@ -295,7 +295,7 @@ def _cast(found: Found) -> list[str]:
 
 
 def _shapes(found: Found) -> list[str]:
-    words = [f"{_name(own)} is {_shape(own, 'a')} in a and {_shape(own, 'b')} in b" for own in found.shapes]
+    words = [f"{_name(shape)} is {_shape(shape, 'a')} in a and {_shape(shape, 'b')} in b" for shape in found.shapes]
     return [_some(words)] if words else []
 
 

@@ -219,9 +219,9 @@ def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
         groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
     found = []
     for (a, b), members in groups.items():
-        proofs = [_is_rounded(runs, own.a, own.b) for own in members]
+        proofs = [_is_rounded(runs, member.a, member.b) for member in members]
         rounded = None if any(proof is None for proof in proofs) else all(proofs)
-        known = [own.rel_l2 for own in members if own.rel_l2 is not None]
+        known = [member.rel_l2 for member in members if member.rel_l2 is not None]
         found.append(Cast(a, b, tuple(members), rounded, max(known, default=None)))
     return found
 

@@ -108,7 +108,7 @@ def within_words(reach: Reach) -> str:
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
     """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
-    at = next((own for own in reach.steps if own.times > ROUNDING_FACTOR), None)
+    at = next((step for step in reach.steps if step.times > ROUNDING_FACTOR), None)
     if at is None or at.site is None:
         return ""
     fqn, times = at.site.fqn, at.times

@@ -210,7 +210,9 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
         scale=scale,
         residual=None if fit is None else fit[1],
-        floor=max((float(own.floor[number]) for own in comparison.floors if number < len(own.floor)), default=None),
+        floor=max(
+            (float(floor.floor[number]) for floor in comparison.floors if number < len(floor.floor)), default=None
+        ),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
         elements=apart,

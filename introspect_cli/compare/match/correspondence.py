@@ -159,4 +159,6 @@ def matched_by_value(
 
 def _variables(reader: RankReader, rename: Rename | None) -> dict[str, str]:
     """What the script calls each root, by the root's name as it is compared."""
-    return {rename(own.fqn) if rename else own.fqn: own.variable for own in reader.modules if own.variable}
+    return {
+        rename(module.fqn) if rename else module.fqn: module.variable for module in reader.modules if module.variable
+    }

@@ -142,7 +142,7 @@ def ends(values: Sequence[Value]) -> list[Value]:
     """The telling outputs of the model that ran last; of the last module where no model has any."""
     outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
     roots = [value for value in outputs if "." not in value.site.fqn] or outputs
-    return [own for own in roots if (own.site.fqn, own.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
+    return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
 def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:

@@ -44,7 +44,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         key = _key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _AT_ITS_PLACE or key in seen:
             continue
-        if any(own.known is not Known.EQUAL for own in other.evidence):
+        if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
         if _has_effect(step, position, other):
             seen.add(key)

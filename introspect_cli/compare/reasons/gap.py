@@ -49,7 +49,7 @@ class Gap(Reason):
             more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
             text = f"{what(site)} differs when the step begins{how_far(scene.first)}{more}"
             return f"{text}. {_between(scene, 'before')}"
-        known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
+        known = [fact for fact in cause.evidence if fact.known is not Known.UNSEEN]
         unseen = those(cause.evidence, Known.UNSEEN)
         text = f"{what(site, scene.first.module_class)} differs{how_far(scene.first)}{although(known)}"
         lacks = f"{things(unseen, 'was', 'were')} not recorded"

@@ -226,7 +226,7 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
-        text += although([found for found in scene.cause.evidence if found.thing not in RANDOM])
+        text += although([fact for fact in scene.cause.evidence if fact.thing not in RANDOM])
         side = stale_side(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"

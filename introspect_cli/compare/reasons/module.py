@@ -110,7 +110,7 @@ class OwnCode(Reason):
             f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
         )
         side = drew_alone(scene.draws, scene.site, before=True)
-        taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
+        taken = [fact for fact in cause.evidence if not (side and fact.thing in RANDOM)]
         text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"

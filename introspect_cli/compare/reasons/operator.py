@@ -67,7 +67,7 @@ def argument_changes(scene: Scene) -> list[str]:
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
-    a, b = (found.get(own) if isinstance(found, Mapping) else None for found in documents)
+    a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]

@@ -82,11 +82,17 @@ def _before(scene: Scene) -> str:
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    known = [found.known for found in scene.cause.evidence]
+    known = [fact.known for fact in scene.cause.evidence]
     environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
-    if Known.EQUAL not in known or not all(isinstance(found, Mapping) and found for found in environments):
+    if Known.EQUAL not in known or not all(
+        isinstance(environment, Mapping) and environment for environment in environments
+    ):
         return ""
-    seeds = {str(found.get("PYTHONHASHSEED", "random")) for found in environments if isinstance(found, Mapping)}
+    seeds = {
+        str(environment.get("PYTHONHASHSEED", "random"))
+        for environment in environments
+        if isinstance(environment, Mapping)
+    }
     if seeds != {"random"} or any(change.explains and change.weight >= 0.8 for change in scene.settings):
         return ""
     return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
@@ -110,7 +116,9 @@ class Script(Reason):
         found = rests_on(step, place, RESTS_ON[self.word])
         if calls_left_out(step, site.fqn):
             return self.cause(*found, LEFT_OUT)
-        return self.cause(*found, *(own for own in outputs(step, place) if own.known in {Known.EQUAL, Known.WITHIN}))
+        return self.cause(
+            *found, *(output for output in outputs(step, place) if output.known in {Known.EQUAL, Known.WITHIN})
+        )
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
@@ -221,7 +229,7 @@ class Plain(Reason):
     def sentence(self, scene: Scene) -> str:
         """What is not known, and how to know it."""
         first = scene.first
-        taken = [found for found in scene.cause.evidence if found.thing not in RANDOM]
+        taken = [fact for fact in scene.cause.evidence if fact.thing not in RANDOM]
         text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(taken)}{scaled(first)}."
         side = stale_side(scene.step, scene.position) if first.site.kind is Kind.GRAD else ""
         if side:

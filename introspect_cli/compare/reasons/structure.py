@@ -319,7 +319,7 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
         paths.append([alignment.path[u] or "the value itself" for u in own])
     if not paths[0] or not paths[1]:
         return None
-    shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
+    shown = [", ".join(path[:4]) + (", ..." if len(path) > 4 else "") for path in paths]
     return shown[0], shown[1]
 
 
