@@ -77,7 +77,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     code = code_changes(a, b, scene)
-    found = setting_changes(
+    changed_settings = setting_changes(
         a,
         b,
         reason_named(scene.cause.reason),
@@ -87,12 +87,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         fed=scene.fed,
         rates=bool(tuned) or scene.no_rates,
     )
-    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
+    scene.settings = settings = with_code(changed_settings, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
-    told = separate_sentence(scene, training, evaluation)
+    sentence = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
-    told = leaves_words(reach, best.first) + told if reach is not None else told
-    told, later = at_the_end(scene, told)
+    sentence = leaves_words(reach, best.first) + sentence if reach is not None else sentence
+    sentence, later = at_the_end(scene, sentence)
     notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
-        sentence=told,
+        sentence=sentence,
         evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         first=best.first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
@@ -120,7 +120,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
-        training=training or Separate(Verdict.DIVERGED, told, best.first),
+        training=training or Separate(Verdict.DIVERGED, sentence, best.first),
         evaluation=evaluation,
     )
 

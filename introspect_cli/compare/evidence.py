@@ -103,7 +103,7 @@ def answer(states: Codes, *, every: bool = False) -> Known:
 def least(answers: Sequence[Known]) -> Known:
     """The answer for several things together: the one that says least for them."""
     return next(
-        (known for known in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if known in answers), Known.EQUAL
+        (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
     )
 
 

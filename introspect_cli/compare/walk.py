@@ -305,9 +305,9 @@ def compare_rank(
 ) -> RankOutcome:
     """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
-    told = options_of(sides.manifest_a), options_of(sides.manifest_b)
+    started = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset, listing)
+    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), started, offset, listing)
     outcome = RankOutcome(sides.rank, paired, offset)
     comparison = Comparison(sides, options, offset)
     outcome.gathered = comparison.gathered

@@ -93,17 +93,17 @@ class Amounts:
 
     def notes(self) -> list[str]:
         """What to say of them."""
-        found = [
+        lines = [
             f"{name} was asked for batches of later steps: those of a step are not what it uses, so what goes into the "
             "model is compared in their place."
             for name in sorted(self.ahead)
         ]
         if self.padded:
-            found.append(
+            lines.append(
                 "Samples are padded to the longest of their microbatch, so that what is as long as they are has other "
                 "elements in each run and is not compared: losses, gradients and parameters are."
             )
-        return found
+        return lines
 
 
 def _amounts(batch: StepBatch, rows: Ids, layouts: Sequence[Layout]) -> tuple[Ids, Ids]:
@@ -159,14 +159,14 @@ class SharedOut:
         """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
         if not self._each:
             return None
-        found = []
+        both = []
         sides = zip(self._runs, self._readers, (pair.a, pair.b), (pair.step, pair.step_b), (row_a, row_b), strict=True)
         for run, reader, batch, step, row in sides:
             bag = _bag(run, reader, batch, step, row)
             if bag is None:
                 return None
-            found.append(bag)
-        one, two = found
+            both.append(bag)
+        one, two = both
         return (one, two) if one.total() == two.total() else None
 
 

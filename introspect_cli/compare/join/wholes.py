@@ -116,15 +116,15 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
 
 def stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
-    found = []
+    notes = []
     for name, reader in zip("ab", readers, strict=True):
         roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
-        found += [
+        notes += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."
             for root in roots
         ]
-    return found
+    return notes
 
 
 def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:

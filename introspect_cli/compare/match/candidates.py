@@ -112,10 +112,10 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
 
 def by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
     """Checksums by where they stand."""
-    found: dict[Feature, set[int]] = defaultdict(set)
+    checksums: dict[Feature, set[int]] = defaultdict(set)
     for *place, checksum in features:
-        found[tuple(place)].add(checksum)
-    return found
+        checksums[tuple(place)].add(checksum)
+    return checksums
 
 
 def differing_steps(one: set[Feature], two: set[Feature]) -> set[int]:
@@ -192,13 +192,13 @@ def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str,
 def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: Any, close: float) -> list[Pair]:
     """Names that are near each other and few others; many are compared in pieces, in the order of recording."""
     pieces = -(-max(len(one), len(two)) // _MOST)
-    found = []
+    pairs = []
     splits = (np.array_split(np.arange(len(names)), pieces) for names in (one, two))
     for rows_one, rows_two in zip(*splits, strict=True):
         near = _within(sketches_one[rows_one], sketches_two[rows_two], close)
         near &= (near.sum(1, keepdims=True) <= _FEW) & (near.sum(0, keepdims=True) <= _FEW)
-        found += [(one[rows_one[i]], two[rows_two[j]]) for i, j in np.argwhere(near).tolist()]
-    return found
+        pairs += [(one[rows_one[i]], two[rows_two[j]]) for i, j in np.argwhere(near).tolist()]
+    return pairs
 
 
 def _within(one: Any, two: Any, close: float) -> Mask:

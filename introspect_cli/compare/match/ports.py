@@ -154,7 +154,7 @@ def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value],
             partners[first.owner] = ""
     merged = {name.rpartition(".")[0] for merge in known.merges for name in (*merge.parts, merge.whole)}
     sides = _by_call(one), _by_call(two)
-    found = []
+    pairs = []
     for value in one:
         name, call = value.site.fqn, value.site.call
         other = partners.get(name)
@@ -168,15 +168,15 @@ def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value],
         agree = all(any(agreement(x, y, close) for y in inputs[1]) for x in inputs[0]) if all(inputs) else None
         match = agreement(value, partner, close)
         rel = match.rel_l2 if match is not None else measured(value, partner)
-        found.append(ModulePair(value, partner, agree, rel, match is not None))
-    return found
+        pairs.append(ModulePair(value, partner, agree, rel, match is not None))
+    return pairs
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    found: dict[tuple[Kind, str, int], list[Value]] = {}
+    by_call: dict[tuple[Kind, str, int], list[Value]] = {}
     for value in values:
-        found.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
-    return found
+        by_call.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
+    return by_call
 
 
 def _gradients(

@@ -261,9 +261,9 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = differing_gradients(scene)
-        told = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
+        lines = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
         words = reduction_words(scene) if summed(scene) else ""
-        return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
+        return [f"b is {scene.first.scale:.6g} x a: {words}.", *lines] if words else lines
 
 
 def _rounded(scene: Scene) -> str:
@@ -286,7 +286,7 @@ def no_multiples(scene: Scene) -> list[str]:
     if first.scale is None or differ < recorded:
         return []
     table = step.table
-    found, multiples = [], 0
+    others, multiples = [], 0
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
             continue
@@ -295,10 +295,10 @@ def no_multiples(scene: Scene) -> list[str]:
             return []
         rest = float(np.linalg.norm(b - first.scale * a))
         if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
-            found.append(site.fqn)
+            others.append(site.fqn)
         else:
             multiples += 1
-    return found if len(found) < multiples else []
+    return others if len(others) < multiples else []
 
 
 def _use_in_module(scene: Scene) -> str:

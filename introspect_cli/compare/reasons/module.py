@@ -140,9 +140,9 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
     """The module that was running when a module inside it was called: name, when its call began, call index."""
     parent = owner_of(fqn)
     while parent:
-        found = step.running(parent, order)
-        if found is not None:
-            return parent, *found
+        calls = step.running(parent, order)
+        if calls is not None:
+            return parent, *calls
         parent = owner_of(parent)
     return None
 
@@ -225,17 +225,17 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
         return []
     a, b = dict(one.attributes), dict(two.attributes)
     modes = {"True": "train mode", "False": "eval mode"}
-    told: list[str] = []
+    changes: list[str] = []
     for name in dict.fromkeys([*a, *b]):
         if a.get(name) == b.get(name):
             continue
         if name == "training":
-            told.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
+            changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
         elif name not in a or name not in b:
-            told.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
+            changes.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
         else:
-            told.append(f"{name} {a[name]} -> {b[name]}")
-    return told
+            changes.append(f"{name} {a[name]} -> {b[name]}")
+    return changes
 
 
 def _frozen_buffers(scene: Scene) -> str:

@@ -122,15 +122,15 @@ _SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
 
 def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
-    told = []
+    clauses = []
     for union in _went_in(scene):
         table = next((own for own in (scene.table, scene.before) if own is not None and _in_both(own, union)), None)
         if table is None:
             continue
         one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
         if one and two and one != two:
-            told.append(f"{_name(scene, union)} is {one} in a and {two} in b")
-    return told
+            clauses.append(f"{_name(scene, union)} is {one} in a and {two} in b")
+    return clauses
 
 
 def _went_in(scene: Scene) -> Iterator[int]:

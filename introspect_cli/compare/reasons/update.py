@@ -169,13 +169,13 @@ def tuned(scene: Scene) -> Told:
 
 def changes(scene: Scene) -> Told:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    told = changes_for(*_settings(scene), scene.site.fqn)
+    clauses = changes_for(*_settings(scene), scene.site.fqn)
     others = {
         name: both
         for name, both in scene.hyperparameters.items()
-        if not (name.of_all and name.about in told) and not (told and None in both)
+        if not (name.of_all and name.about in clauses) and not (clauses and None in both)
     }
-    return told | others
+    return clauses | others
 
 
 def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
