@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
-from introspect_cli.compare.match.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     has_parameter,
@@ -186,6 +186,13 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
+    replaced = other_class(scene)
+    if replaced is not None:
+        name, one, two = replaced
+        return (
+            f"the structure differs: {name} is {one} in a and {two} in b, so that the {kind} {subject} exists only in "
+            f"{side}."
+        )
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
     trees = dict(zip("ab", scene.step.modules, strict=True))
@@ -195,6 +202,17 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     if subject in trees[other] or (known is not None and not owner_of(subject)):  # it may be there and not be called
         return f"the structure differs: the {kind} {subject} runs only in {side}{told}."
     return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
+
+
+def other_class(scene: Scene) -> tuple[str, str, str] | None:
+    """The outermost module around the subject that is of another class in b, and both classes; None for none."""
+    for name in reversed([*ancestors(scene.cause.subject)]):
+        known = [tree.get(name) for tree in scene.step.modules]
+        if owner_of(name) and known[0] is not None and known[1] is not None:
+            one, two = (module.module_class for module in known if module is not None)
+            if one != two:
+                return name, one, two
+    return None
 
 
 def _calls(scene: Scene, side: str, _other: str) -> str:
