@@ -87,7 +87,7 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
 
 
-def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
+def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
@@ -114,30 +114,30 @@ def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     )
 
 
-def stages_apart(readers: Iterable[Reader]) -> list[str]:
+def stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
-    found = []
+    notes = []
     for name, reader in zip("ab", readers, strict=True):
         roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
-        found += [
+        notes += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."
             for root in roots
         ]
-    return found
+    return notes
 
 
-def copies_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """Notes on copies that are not equal within one run, where the first divergence is of that."""
     found = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
-    return [*found, *_samples_told(first, runs)]
+    return [*found, *_samples_note(first, runs)]
 
 
-def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
     if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
         return []
