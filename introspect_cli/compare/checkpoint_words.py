@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Divergence, Verdict
+from introspect_cli.compare.result import Divergence, Size, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
@@ -261,8 +261,10 @@ def _where(members: Sequence[Divergence]) -> str:
         return f": {_some([_name(own) for own in members])}"
     farthest = known[0]
     least = min(own.rel_l2 or 0.0 for own in known)
-    span = f"{least:.1e} to {farthest.rel_l2:.1e}" if least < (farthest.rel_l2 or 0.0) else f"{farthest.rel_l2:.1e}"
-    return f", by relative L2 {span}, most in {_name(farthest)}"
+    most = farthest.rel_l2 or 0.0
+    span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
+    small = ", the size of rounding" if all(own.size is Size.ROUNDING for own in members) else ""
+    return f", by relative L2 {span}{small}, most in {_name(farthest)}"
 
 
 def _far(own: Divergence) -> str:
