@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from opcapture import captured
+from summaries import taken
 from test_import_arrays import as_safetensors
 
 from introspect_cli.commands.diff import diff
@@ -92,30 +93,31 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8"
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 
-@pytest.mark.parametrize("name", [*DTYPES, *FP8])
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(
-    tmp_path, monkeypatch, name, ending, kernels
-):
+def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(tmp_path, monkeypatch, ending, kernels):
     if not kernels:
         monkeypatch.setattr("introspect_cli.tensors.kernels.KERNELS", None)
     monkeypatch.setattr("introspect_cli.exchange.checkpoint_files.PIECE", 1 << 16)
     monkeypatch.setattr("introspect_cli.tensors.torch_files.PIECE", 1 << 16)
     torch.manual_seed(1)
-    tensor = (torch.randn(700, 300) * 3).to(getattr(torch, name))
+    tensors = {name: (torch.randn(700, 300) * 3).to(getattr(torch, name)) for name in (*DTYPES, *FP8)}
     save = safetensors.save_file if ending == "safetensors" else torch.save
-    save({"w": tensor}, tmp_path / f"a.{ending}")
-    summarizer = Summarizer()
-    summarizer.add(tensor)
-    theirs = summarizer.take()
-    summarizer.close()
+    save(tensors, tmp_path / f"a.{ending}")
     with open_any(tmp_path / f"a.{ending}") as run:
-        (record,) = run.rank(0).records(0)
-    assert record.site == Site(Phase.START, Kind.PARAM, "w")
-    assert (record.summary.layout.dtype, record.summary.checksum) == (name, int(theirs.checksum[0]))
-    for statistic in ("mean", "var", "min", "max"):
-        assert record.summary.stats[statistic] == pytest.approx(float(theirs.floats[statistic][0]), rel=1e-5, abs=1e-6)
+        records = {record.site.fqn: record for record in run.rank(0).records(0)}
+    assert records.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        summarizer = Summarizer()
+        summarizer.add(tensor)
+        theirs = taken(summarizer)
+        summarizer.close()
+        record = records[name]
+        assert record.site == Site(Phase.START, Kind.PARAM, name)
+        assert (record.summary.layout.dtype, record.summary.checksum) == (name, int(theirs.checksum[0]))
+        for statistic in ("mean", "var", "min", "max"):
+            known = float(theirs.floats[statistic][0])
+            assert record.summary.stats[statistic] == pytest.approx(known, rel=1e-5, abs=1e-6), (name, statistic)
 
 
 @pytest.mark.parametrize("name", ["3.pt", "weights.pt", "old.bin", "3.npz", "packed.npz"])

@@ -19,7 +19,7 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
-@click.option("--sources/--no-sources", default=True, help="Also the text of source files [default: yes].")
+@click.option("--sources/--no-sources", default=True, help="Also take the text of the source files [default: yes].")
 def merge(runs: tuple[str, ...], output: str, *, sources: bool) -> int:
     """Put the ranks of one launch, which machines without a common disk recorded in RUNS, into one run.
 

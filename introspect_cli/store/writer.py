@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
     r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|labels\.jsonl|records-\d+\.arrow|\.index\.bin\.\d+"
+    r"|[a-z]+\.arrow|labels\.jsonl|totals\.bin|records-\d+\.arrow|\.index\.bin\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -93,7 +93,7 @@ class StoreWriter:
         try:
             if path.parent.name == RUNS:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _ignored(path.parent)
+                ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
             place = joined(path, launch, lambda other: _set_aside(other, force=force))
@@ -244,7 +244,8 @@ class StoreWriter:
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
         except OSError as error:
             raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
-        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable)
+        several = self._rank is not None
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, totals=several)
         self._ranks.append(writer)
         return writer
 
@@ -346,7 +347,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         folder.close()
 
 
-def _ignored(runs: Path) -> None:
+def ignored(runs: Path) -> None:
     """Have git leave out the directory of runs that were given none, as caches of other tools are."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")

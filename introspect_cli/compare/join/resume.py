@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
-from introspect_cli.labels import step_words
+from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.labels import Labels
     from introspect_cli.store.whole import Reader
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
@@ -82,13 +80,7 @@ class Late:
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
-    """Which run goes on from the other, where it is so.
-
-    Args:
-        sides: the runs.
-        offset: step k of b is compared with step k + offset of a.
-        asked: whether that offset was asked for.
-    """
+    """Which run goes on from the other, where it is so."""
     if not len(sides.a) or not len(sides.b):
         return None
     first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
@@ -112,12 +104,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 
 
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
-    """By how much a step's number is larger in a than in b, and what is said of it.
-
-    Args:
-        sides: the runs.
-        same_size: whether both have as many ranks.
-    """
+    """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
     apart = named_apart(a.labels, b.labels)
     if apart:
@@ -234,7 +221,7 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
     sites = own.sites_whole
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
-    wanted &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    wanted &= of_kinds(sites.kind, STATE_KINDS)
     last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
     shared = [tensor for tensor in start if tensor in last]
     if not shared:

@@ -129,12 +129,6 @@ def known_tails(
     """The steps, the tails without what the other run was told not to record: it may have had these steps as well.
 
     So may a run that lists arrays: nobody says that it ended.
-
-    Args:
-        paired: the steps.
-        options: the capture options of a and of b.
-        offset: step k of b belongs to step k + offset of a.
-        listing: whether a and b list values.
     """
 
     def left(tail: int, only: tuple[int, ...], told: Mapping[str, Any], shift: int) -> int:

@@ -50,13 +50,7 @@ class FileChange(NamedTuple):
 
 
 def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]]) -> Iterator[FileChange]:
-    """What differs between the files that two runs read.
-
-    Args:
-        a: run a.
-        b: run b.
-        nested: name and both values of each difference of nested data.
-    """
+    """What differs between the files that two runs read."""
     one, two = (_documents(run) for run in (a, b))
     imported = [
         found if isinstance(found, Mapping) else {} for found in (a.settings.get("sources"), b.settings.get("sources"))

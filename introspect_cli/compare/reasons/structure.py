@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     has_parameter,
@@ -18,17 +18,17 @@ from introspect_cli.compare.reasons.hyperparameters import (
     names_in,
     other_optimizer,
 )
+from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role, Size
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.table import EQUAL, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 class Structure(Reason):
@@ -187,6 +187,12 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
+    replaced = other_class(scene, owner_of(subject))
+    if replaced:
+        return (
+            f"the structure differs: {owner_of(subject)} is {replaced[0]} in a and {replaced[1]} in b; the {kind} "
+            f"{subject} exists only in {side}."
+        )
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
     trees = dict(zip("ab", scene.step.modules, strict=True))
