@@ -10,7 +10,7 @@ from introspect_cli.compare.endings import after_the_end, at_the_end, before_the
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
-from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
+from introspect_cli.compare.reach import furthest_of, leaves_words, measured_by_one, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
@@ -93,7 +93,9 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     training, evaluation = separately(a, b, options, outcomes)
     sentence = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
-    sentence = leaves_words(reach, best.first) + sentence if reach is not None else sentence
+    if reach is not None:
+        sentence = leaves_words(reach, best.first) + sentence
+        notes += [text] if (text := measured_by_one(reach)) else []
     sentence, later = at_the_end(scene, sentence)
     notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Divergence, SettingChange, Verdict
+from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
@@ -254,9 +254,11 @@ def _where(members: Sequence[Divergence]) -> str:
     if not measured:
         return f": {_some([_name(own) for own in members])}"
     farthest = measured[0]
-    least = min(own.rel_l2 or 0.0 for own in measured)
-    span = f"{least:.1e} to {farthest.rel_l2:.1e}" if least < (farthest.rel_l2 or 0.0) else f"{farthest.rel_l2:.1e}"
-    return f", by relative L2 {span}, most in {_name(farthest)}"
+    least = min(member.rel_l2 or 0.0 for member in measured)
+    most = farthest.rel_l2 or 0.0
+    span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
+    small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
+    return f", by relative L2 {span}{small}, most in {_name(farthest)}"
 
 
 def _far(tensor: Divergence) -> str:

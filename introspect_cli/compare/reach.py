@@ -118,6 +118,16 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
     return f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
 
 
+def measured_by_one(reach: Reach) -> str:
+    """That b left what a single perturbed run measured; "" where there are several, or b stays within it."""
+    if len(reach.seeds) > 1 or reach.furthest.times <= ROUNDING_FACTOR:
+        return ""
+    return (
+        "One perturbed run measured what a rounding does. Where units switch (ReLU, a maximum) or sums cancel (a "
+        "convolution before a BatchNorm), other seeds may go further: give three or four of them as --noise."
+    )
+
+
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
     """Sentences on runs whose initial parameters were moved; `foreign` where one among the noise is none of a."""
     seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))

@@ -315,9 +315,10 @@ def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
             module = tree.get(owner)
             if module is None:
                 continue
-            names |= {f"{owner}.{name}" for name in (module.parameters if kind is Kind.PARAM else module.buffers)}
-            tied = (alias.partition("=") for alias in module.aliases)
-            names |= {target for _, equals, target in tied if equals and _is(step, target, kind)}
+            parts = (alias.partition("=") for alias in module.aliases)
+            tied = {name: target for name, equals, target in parts if equals and _is(step, target, kind)}
+            held = module.parameters if kind is Kind.PARAM else module.buffers
+            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
     names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
     return names
 
