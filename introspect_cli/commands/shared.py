@@ -82,6 +82,16 @@ rtol = click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="T
 atol = click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
 
 
+HERE = "here"
+engine_option = click.option(
+    "--engine",
+    metavar="ENGINE",
+    default=HERE,
+    show_default=True,
+    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+)
+
+
 def formats(*more: str) -> Callable[[Any], Any]:
     """Declare `--format`: a table, JSON, and more."""
     choice = click.Choice(["table", "json", *more])

@@ -8,6 +8,7 @@ CRC is taken over those very bytes, and columns are views of them.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.columns import ColumnData
 
 _STATUSES = len(Status)
+_MOST_OPEN = 64
+"""Files of records that the ranks of a run have open at once."""
 
 
 class RankReader(StepReader):
@@ -61,8 +64,18 @@ class RankReader(StepReader):
         thinned: steps that were recorded and then dropped.
     """
 
-    def __init__(self, run: Folder, rank: int, *, damaged: bool = False) -> None:
-        """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole."""
+    def __init__(
+        self, run: Folder, rank: int, *, damaged: bool = False, opened: deque[RankReader] | None = None
+    ) -> None:
+        """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole.
+
+        Args:
+            run: the run's directory.
+            rank: its number.
+            damaged: see above.
+            opened: the ranks of the run that have their records open, which this one joins: thousands must not.
+        """
+        self._opened = deque[RankReader]() if opened is None else opened
         self.cut = ""
         self._damaged = damaged
         self.rank = rank
@@ -230,9 +243,7 @@ class RankReader(StepReader):
                 to be given to it page by page, which takes as long as all the rest.
         """
         entry = self.entries[row]
-        if self._records is None:
-            self._records = self._open(self._file_of_records)
-        records = self._records
+        records = self._records_open()
         step, length = int(entry["step"]), int(entry["length"])
         try:
             data = self._read_over(records, entry) if over else records.read(int(entry["offset"]), length)
@@ -256,6 +267,17 @@ class RankReader(StepReader):
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def _records_open(self) -> Handle:
+        """The file of records, for which that of another rank may be closed."""
+        if self._records is None:
+            self._records = self._open(self._file_of_records)
+            self._opened.append(self)
+            while len(self._opened) > _MOST_OPEN:
+                other = self._opened.popleft()
+                if not other.running and other is not self:
+                    other.close()
+        return self._records
 
     def _read_over(self, records: Handle, entry: Any) -> NDArray[np.uint8]:
         """The bytes of a step, in the memory of the one that was read so before."""

@@ -8,6 +8,7 @@ exist.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
@@ -122,7 +123,7 @@ class Run:
         self._ranks = self._open_ranks()
         self.ranks = tuple(sorted(self._ranks))
         self.manifests: dict[int, dict[str, Any]] = {}
-        self.world_size = world_size(self.manifest) or len(self.ranks)
+        self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
         if launch_of(self.manifest) is not None:
             self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
             locked |= some_locked
@@ -138,9 +139,10 @@ class Run:
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
+        opened = deque[RankReader]()
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank)
+            reader = readers[rank] = RankReader(self._folder, rank, opened=opened)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -167,6 +169,13 @@ class Run:
     def recorded(self) -> tuple[int, ...]:
         """The ranks that were to record steps; all, where none was."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+
+    @property
+    def whole_of(self) -> int:
+        """How many ranks were put together in this run's one; 0 where it is no such run."""
+        whole = self.manifest.get("whole")
+        size = whole.get("world_size") if isinstance(whole, dict) else None
+        return size if isinstance(size, int) and size > 0 else 0
 
     @property
     def alone(self) -> str:
@@ -197,7 +206,7 @@ class Run:
     @property
     def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
-        if self.world_size < 2 or self.state is RunState.RUNNING:
+        if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}

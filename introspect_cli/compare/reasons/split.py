@@ -138,7 +138,7 @@ def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]
 
 def _ranks(step: Step) -> tuple[int, int]:
     """How many ranks of a, and of b, are read."""
-    one, two = (len(own.readers) if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
+    one, two = (own.many if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
     return one, two
 
 
