@@ -8,7 +8,6 @@ exist.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
@@ -36,7 +35,7 @@ from introspect_cli.store.files import (
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
 from introspect_cli.store.pack import is_remote, open_store
-from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
@@ -139,10 +138,10 @@ class Run:
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
-        opened = deque[RankReader]()
+        shared = Shared()
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, opened=opened)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -155,17 +154,17 @@ class Run:
         """
         return self._ranks[rank]
 
-    @property
+    @cached_property
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
-    @property
+    @cached_property
     def left_out(self) -> frozenset[int]:
         """Ranks that were to record no step (`capture --ranks`)."""
         return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
 
-    @property
+    @cached_property
     def recorded(self) -> tuple[int, ...]:
         """The ranks that were to record steps; all, where none was."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
@@ -193,7 +192,7 @@ class Run:
             return ""
         return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
 
-    @property
+    @cached_property
     def endings(self) -> list[str]:
         """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
         launch = launch_of(self.manifest)
@@ -203,7 +202,7 @@ class Run:
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
         return [again, *self.lost_ranks]
 
-    @property
+    @cached_property
     def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
         if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
