@@ -86,6 +86,8 @@ def write(path, ranks, hows, *, steps=3, changed=None, lean=False):
                 if changed is None or not changed(step, rank, site, record):
                     layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous", part))
                     made.append((writer.site(site, SiteInfo()), layout, *record))
+            if not made:
+                break
             site, layout, status, checksum = (np.array(column, object) for column in zip(*made, strict=True))
             numbers = np.random.default_rng(checksum.tolist()).normal(size=(len(made), 16)).astype(np.float32)
             batch = StepBatch(

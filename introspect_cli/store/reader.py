@@ -8,7 +8,7 @@ exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,7 @@ class Run:
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
-    def __init__(self, path: str | Path, folder: Folder) -> None:
+    def __init__(self, path: str | Path, folder: Folder, only: Collection[int] | None = None) -> None:
         self.path = path
         self._folder = folder
         self._when_closed: list[Callable[[], None]] = []
@@ -119,7 +119,7 @@ class Run:
         # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
         self.manifest = read_manifest(folder)
-        self._ranks = self._open_ranks()
+        self._ranks = self._open_ranks(only)
         self.ranks = tuple(sorted(self._ranks))
         self.manifests: dict[int, dict[str, Any]] = {}
         self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
@@ -133,8 +133,9 @@ class Run:
         """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
         return None if any(map(len, self._ranks.values())) else _only_launch(self._folder)
 
-    def _open_ranks(self) -> dict[int, RankReader]:
+    def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
@@ -345,8 +346,12 @@ def last_common_step(ranks: Iterable[RankReader]) -> int | None:
     return min(recorded) if recorded and len(recorded) == len(last) else None
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:
     """Open the run in the directory `path`.
+
+    Args:
+        path: where it is.
+        only: the ranks to open, of a run of so many that a task looks at some; all where it is None.
 
     Raises:
         StoreError: there is none, it is not a run, it is damaged, or it is newer than this reader.
@@ -354,12 +359,12 @@ def open_run(path: str | Path) -> Run:
     folder = open_store(path)
     try:
         shown = path if is_remote(path) else Path(path)
-        run = Run(shown, _last_attempt(folder))
+        run = Run(shown, _last_attempt(folder), only)
         spawned = run.spawned()
         if spawned is None:
             return run
         run.close()
-        return Run(shown, spawned)
+        return Run(shown, spawned, only)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 
