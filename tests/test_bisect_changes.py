@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
@@ -18,6 +17,7 @@ from introspect_cli.rerun.changes import _Search
 from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, plant, survey
 from introspect_cli.rerun.recipe import Recipe
+from introspect_cli.rerun.texts import undefined
 from introspect_cli.rerun.variant import Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -315,7 +315,7 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
         ("x = (", set()),
     ],
 )
-def test_names_that_nothing_defines(text, names):
+def test_names_that_nothing_defines_are_noticed(text, names):
     assert undefined(text) == names
 
 

@@ -10,7 +10,7 @@ from synthetic import row, write_run
 from introspect_cli.api import diff
 from introspect_cli.commands.report import report
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.chosen import chosen
+from introspect_cli.inspect.runs import chosen
 from introspect_cli.store.labels import write_label
 
 STARTED = "2026-06-15T12:00:0{}+00:00"
@@ -87,7 +87,7 @@ def test_every_verb_that_takes_a_run_takes_a_label(home, introspect, words):
     assert done.returncode == 0, done.stderr
 
 
-def test_python_takes_them_too(home):
+def test_the_python_functions_take_numbers_of_runs_too(home):
     assert diff("@3", "@1").verdict == "same"
     assert diff("@2", "@1").verdict == "diverged"
 

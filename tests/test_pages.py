@@ -63,7 +63,7 @@ def test_the_readme_describes_every_extra():
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == extras
 
 
-def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
+def test_the_readmes_notebook_cell_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cell = next(text for text in blocks(DOCS.parent / "README.md") if "recording(" in text)
 
@@ -79,7 +79,7 @@ def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
     assert "lr 0.2 -> 0.1" in introspect_cli.diff("runA", "runB").sentence
 
 
-def test_the_page_on_lightning(run_page):
+def test_the_scripts_of_the_page_on_lightning_run(run_page):
     pytest.importorskip("lightning.pytorch")
     place = run_page("guides/lightning.md")
     same = introspect_cli.diff(place / "runA", place / "runB")
@@ -91,7 +91,7 @@ def test_the_page_on_lightning(run_page):
     assert introspect_cli.diff(place / "runA", place / "runB", steps="epoch=1").result.counts.steps_compared == 4
 
 
-def test_the_page_on_transformers(run_page, introspect):
+def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     place = run_page("guides/transformers.md")
@@ -103,7 +103,7 @@ def test_the_page_on_transformers(run_page, introspect):
     assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
 
 
-def test_the_page_on_accelerate(run_page):
+def test_the_script_of_the_page_on_accelerate_runs(run_page):
     pytest.importorskip("accelerate")
     place = run_page("guides/accelerate.md")
     with introspect_cli.open_run(place / "runA") as run:

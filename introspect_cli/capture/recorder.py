@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.backlog import Backlog, EndedStep, SavedTensor
+from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
 from introspect_cli.capture.sites import Sites
+from introspect_cli.capture.step_block import EndedStep, SavedTensor
 from introspect_cli.capture.step_rows import StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.places import Placed
@@ -87,7 +88,7 @@ class Recorder:
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
         """The rows of the current step."""
-        self._backlog = Backlog(rank, store, summarizer, keeping, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -129,11 +130,12 @@ class Recorder:
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed):
+        if not isinstance(value, Placed):
             samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
-            is_short = site in samples.activations if samples.first else site not in samples.batches
-            slot = self._short(site, value) if is_short else -1
-            if slot >= 0:
+            is_short = given is not None or (
+                site in samples.activations if samples.first else site not in samples.batches
+            )
+            if is_short and (slot := self._noted(site, value, given)) >= 0:
                 return slot
         with self._lock:
             slot = self.summarizer.add(value)
@@ -143,6 +145,17 @@ class Recorder:
             if site in self._sites.whole:
                 self._save(slot, value)
             self._samples.note(site, self._sites.of[site].kind, slot, value)
+            return slot
+
+    def _noted(self, site: int, value: torch.Tensor, given: Given | None) -> int:
+        """Record a tensor in the short way, with what its operator was given; -1 if it cannot be."""
+        if given is None:
+            return self._short(site, value)
+        with self._lock:
+            row = len(self.step_rows.sites)
+            slot = self._short(site, value)
+            if slot >= 0:
+                self.step_rows.given[row] = given
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -273,12 +286,10 @@ class Recorder:
         if not self.step_rows.sites:
             return
         try:
-            labels, rows, slots = self.labels(), self.step_rows.sites.copy(), self.step_rows.slots.copy()
-            saved, samples, given = self._saved, self._samples.step, self.step_rows.given
-            looks = self._keeping.looks
-            kinds = [self._sites.of[site].kind for site in rows] if looks else []
-            summaries = self._backlog.summaries(slots, tabled=bool(looks or saved or samples.each))
-            self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
+            rows, samples = self.step_rows, self._samples.step
+            given, saved = rows.given, self._saved
+            ended = EndedStep(self.step, rows.sites.copy(), rows.slots.copy(), saved, samples, given, self.labels())
+            self._backlog.add(ended)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
 

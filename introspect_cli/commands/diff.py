@@ -17,6 +17,7 @@ from introspect_cli.commands.shared import (
     rtol,
     selecting,
     selection_of,
+    tell,
 )
 from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 
@@ -24,7 +25,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_SELECTING = ("steps", "kinds", "modules", "ranks")
+
+
+class DiffCommand(click.Command):
+    """Takes what follows `--` for a command to capture, where two things to compare stand before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before `--`."""
+        if "--" in args[1:]:
+            at = args.index("--")
+            ctx.meta["command"] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage, with the command."""
+        return [*super().collect_usage_pieces(ctx), "[-- [CAPTURE OPTIONS] SCRIPT [ARGS]...]"]
+
+
 @click.command(
+    cls=DiffCommand,
     short_help="Find where two runs first diverge, and why.",
     epilog="""\b
 Examples:
@@ -34,11 +55,13 @@ Examples:
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
   introspect diff runA runB --values            (captured with --save-tensors)
   introspect diff runA checkpoint-40            (or two checkpoints: .safetensors, .pt, .ckpt, directories)
+  introspect diff main my-branch -- train.py --epochs 1
+  introspect diff HEAD~3 . -- --record param,grad,loss train.py
 
 Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
-@click.argument("a", type=RunType(), required=False)
-@click.argument("b", type=RunType(), required=False)
+@click.argument("a", type=click.Path(), required=False)
+@click.argument("b", type=click.Path(), required=False)
 @click.argument("more", type=RunType(), nargs=-1)
 @formats("yaml")
 @click.option("--all", "everything", is_flag=True, help="List every divergence and every setting that differs.")
@@ -50,7 +73,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
 @click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
-@selecting("steps", "kinds", "modules", "ranks")
+@selecting(*_SELECTING)
 @rtol
 @atol
 @click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass.")
@@ -63,7 +86,9 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
     help="value: recognise modules with other names by the values they hold.",
 )
 @click.option("--strict", is_flag=True, help="Count differences in structure and random states as divergences, too.")
-@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected for resumed runs.")
+@click.option(
+    "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; detected for resumed runs."
+)
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
@@ -75,18 +100,33 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
+@click.option("--repeat", is_flag=True, help="Of revisions: first run A twice, and say whether it repeats itself.")
+@click.option("--fresh", is_flag=True, help="Of revisions: run again what was run before.")
+@click.option("--link", "links", multiple=True, metavar="PATH", help="Of revisions: large data that git does not keep.")
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
+@click.pass_context
 def diff(
-    a: str | None, b: str | None, more: tuple[str, ...], format_: str, *, bisect: bool, zoom: bool, **asked: Any
+    ctx: click.Context,
+    /,
+    a: str | None,
+    b: str | None,
+    more: tuple[str, ...],
+    format_: str,
+    *,
+    bisect: bool,
+    zoom: bool,
+    **asked: Any,
 ) -> int:
     """Find where runs A and B first diverge, and why; of more runs, which agree with which.
 
     Without runs, the last two below introspect-runs/ are compared. A run is a path, @1 for the last one, @2 for the one
-    before it, or a label.
+    before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:
+    both are captured in a work tree beside it, with the same seed, environment and data.
     """
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
+    from introspect_cli.inspect.runs import chosen
 
     if asked["values"] and format_ != "table":
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
@@ -96,13 +136,24 @@ def diff(
         raise UsageError("--zoom shows two runs as a table: name two, without --format.")
     if zoom and any(map(is_checkpoint, filter(None, (a, b)))):
         raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
+    again = {name: asked.pop(name) for name in ("repeat", "fresh", "links")}
+    command = ctx.meta.get("command")
+    if command is None and any(again.values()):
+        raise UsageError("--repeat, --fresh and --link are of revisions: name what to run after `--`.")
+    if command is not None and (zoom or more):
+        raise UsageError("two revisions are compared at a time, and not zoomed into: leave the rest out.")
     try:
-        a, b = pair_of(a, b)
+        if command is None:
+            a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
+        else:
+            a, b, asked["noise"] = _captured(a, b, command, asked, again)
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
+        named = [] if command is not None else _revisions(a, b)
+        told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
         if bisect:
-            error.exit_code = CANNOT_TEST
-        raise
+            told.exit_code = CANNOT_TEST
+        raise told from None
     if zoom and verdict is Verdict.DIVERGED:
         from introspect_cli.commands.zoom import show_zoom
 
@@ -110,6 +161,58 @@ def diff(
         show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))
     code = exit_code(verdict)
     return CANNOT_TEST if bisect and code == UNDECIDED else code
+
+
+def _captured(
+    a: str | None, b: str | None, command: tuple[str, ...], asked: dict[str, Any], again: dict[str, Any]
+) -> tuple[str, str, tuple[str, ...]]:
+    """Capture what of a and b is a revision; both runs, and repetitions of a."""
+    from introspect_cli.commands.capture import capture
+    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import is_checkpoint
+    from introspect_cli.rerun.commits import Question, captured
+
+    if a is None or b is None:
+        raise UsageError("name two revisions before `--`, such as `introspect diff HEAD . -- train.py`.")
+    if not command:
+        raise UsageError("nothing to run: name a script after `--`.")
+    runs = [_run_of(word) for word in (a, b)]
+    if None not in runs:
+        tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
+        return str(runs[0]), str(runs[1]), asked["noise"]
+    options, words = split_words(capture, command)
+    # what the process that compares while b runs does not know of is asked of the whole of it
+    whole = any(asked[name] for name in ("atol", "rename", "strict", "everything", "want_map", *_SELECTING))
+    whole |= asked["offset"] is not None or asked["match"] != "value" or is_checkpoint(runs[0] or "")
+    question = Question(options, words, stop=not whole, rtol=asked["rtol"], noise=asked["noise"], **again)
+    pair = captured(a, b, runs, question, tell)
+    return pair.a, pair.b, pair.noise
+
+
+def _revisions(*words: str | None) -> list[str]:
+    """The words at which nothing is, and that git knows as revisions."""
+    from introspect_cli.errors import UsageError
+    from introspect_cli.rerun.worktree import Repository
+
+    try:
+        repository = Repository(Path.cwd())
+    except UsageError:
+        return []
+    return [word for word in words if word and not Path(word).exists() and repository.is_revision(word)]
+
+
+def _run_of(word: str) -> str | None:
+    """The run or the checkpoint that a word stands for; None where it stands for none."""
+    from introspect_cli.exchange.checkpoints import is_checkpoint
+    from introspect_cli.inspect.runs import chosen
+    from introspect_cli.store.files import MANIFEST
+    from introspect_cli.store.pack import is_remote
+
+    run = str(chosen(word))
+    path = Path(run)
+    is_run = run != word or is_remote(run) or path.is_file() or (path / MANIFEST).exists() or is_checkpoint(run)
+    return run if is_run else None
 
 
 def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
@@ -151,7 +254,8 @@ def _compare(
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
     from introspect_cli.render.code_text import changes_blocks
-    from introspect_cli.render.diff_text import diff_blocks, settings_blocks
+    from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.render.findings import settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 

@@ -20,7 +20,7 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
-@click.option("--sources/--no-sources", default=True, help="Also the text of source files [default: yes].")
+@click.option("--sources/--no-sources", default=True, help="Also take the text of the source files [default: yes].")
 @click.option("--whole", is_flag=True, help="Put the ranks of one RUN together, parts added up: kilobytes a step.")
 @engine_option
 def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, engine: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.commands.shared import RunType, last_runs, say, selecting, selection_of
+from introspect_cli.commands.shared import rtol as tolerated
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Examples:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
 @click.option("--noise", multiple=True, type=RunType(), help="A run that should equal RUN; drawn as a band.")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+@tolerated
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @selecting("steps", "kinds", "modules", "ranks")
 def report(
@@ -59,6 +60,7 @@ def report(
     """
     from contextlib import ExitStack
 
+    from introspect_cli.compare.moment import is_checkpoint
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
@@ -75,6 +77,9 @@ def report(
     with ExitStack() as stack:
         named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
         opened = [stack.enter_context(open_any(path)) for path in named]
+        if run_b is None and is_checkpoint(opened[0]):
+            held = f"`introspect show {named[0]} --step 0` lists what is in it"
+            raise UsageError(f"{named[0]} is a checkpoint, which has no course to draw: {held}; or name two")
         others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     if output is None:

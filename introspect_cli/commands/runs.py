@@ -42,7 +42,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
     """List runs, the latest first: what ran, when, how many steps, how large, how it ended."""
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.json import runs_document
-    from introspect_cli.render.runs_text import runs_blocks
+    from introspect_cli.render.show_text import runs_blocks
 
     places = _places(directories)
     search = find_runs(places)
@@ -69,7 +69,7 @@ def label(run: Path, text: str) -> int:
 
 @runs.command("prune")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--keep", type=click.IntRange(min=0), default=0, help="Keep the N latest runs.")
+@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N latest runs.")
 @click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
@@ -77,7 +77,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.records import count
-    from introspect_cli.render.runs_text import unseen_sentences
+    from introspect_cli.render.show_text import unseen_sentences
     from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 

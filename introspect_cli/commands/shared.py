@@ -35,7 +35,9 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
         help="Only modules of that name, with all that is inside them, such as blocks.0 or '*.attn'; may be repeated.",
     ),
     "ranks": click.option(
-        "--ranks", metavar="RANKS", help="Only these ranks: 0,3, one-per-replica (of copies the lowest), all."
+        "--ranks",
+        metavar="RANKS",
+        help="Only these ranks: 0,3, one-per-replica (the lowest of ranks that hold copies), all.",
     ),
 }
 
@@ -45,7 +47,7 @@ class RunType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path of the run."""
-        from introspect_cli.inspect.chosen import chosen
+        from introspect_cli.inspect.runs import chosen
 
         return super().convert(chosen(value), param, ctx)
 
@@ -56,7 +58,7 @@ def last_runs(count: int) -> list[str]:
     Raises:
         UsageError: there are not so many.
     """
-    from introspect_cli.inspect.chosen import latest
+    from introspect_cli.inspect.runs import latest
 
     paths = [str(path) for path in reversed(latest(count))]
     tell(f"introspect: the last run is {paths[0]}" if count == 1 else f"introspect: a is {paths[0]}, b is {paths[1]}")
@@ -78,8 +80,9 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     return a, b
 
 
-rtol = click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
-atol = click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+_TOLERATED = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
+rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
+atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 
 
 HERE = "here"
@@ -95,7 +98,9 @@ engine_option = click.option(
 def formats(*more: str) -> Callable[[Any], Any]:
     """Declare `--format`: a table, JSON, and more."""
     choice = click.Choice(["table", "json", *more])
-    return click.option("--format", "format_", type=choice, default="table", show_default=True)
+    return click.option(
+        "--format", "format_", type=choice, default="table", show_default=True, help="How the answer is written."
+    )
 
 
 def selecting(*names: str) -> Callable[[Any], Any]:

@@ -14,28 +14,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import columns, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
-from introspect_cli.compare.result import Separate, Verdict
-from introspect_cli.compare.sentence import sentence
-from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, undiverged
+from introspect_cli.compare.result import Divergence, Separate, Verdict
+from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, sentence, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
 
-def tell_apart(
+def add_evaluation(
     outcome: RankOutcome, sides: Sides, options: DiffOptions, ends: tuple[int | None, int | None] = (None, None)
 ) -> None:
     """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
@@ -158,7 +155,7 @@ def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
-def told_separately(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
+def separate_sentence(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
     """The answer, with what is known of the other of the two."""
     if training is None or evaluation is None:
         return sentence(scene)

@@ -8,19 +8,25 @@ links to those would be written through. A directory of very many files is linke
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.element import OtherFile
+from introspect_cli.rerun.worktree import Repository
 from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-_LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
+    from introspect_cli.rerun.elements import Sides
+
+
+LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
 _MANY = 2000
 _MOST_ENTRIES = 20_000
 _LEVELS_ABOVE = 2
@@ -103,7 +109,7 @@ def survey(
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     files, made = [], []
     for top in tops:
-        for path, linked in _entries(top, needed, Path(os.path.realpath(skipped))):
+        for path, linked in entries_below(top, needed, Path(os.path.realpath(skipped))):
             if not linked:
                 made.append(path)
             elif path not in sources and (before is None or path in kept or path.is_dir() or _changed(path) <= before):
@@ -135,7 +141,7 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
+def entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
     """What lies below a directory, and whether it is linked rather than made."""
     waiting, count = [top], 0
     while waiting:
@@ -145,7 +151,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
         except OSError:
             entries = []
         count += len(entries)
-        whole = len(entries) > _MANY or count > _MOST_ENTRIES or _is_foreign(entries)
+        whole = len(entries) > _MANY or count > _MOST_ENTRIES or is_foreign(entries)
         if whole and directory not in needed:
             yield directory, True
             continue
@@ -154,7 +160,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
             continue
         for entry in entries:
             path = directory / entry.name
-            if entry.name in _LEFT_OUT or path == skipped:
+            if entry.name in LEFT_OUT or path == skipped:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(path)
@@ -162,7 +168,7 @@ def _entries(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tup
                 yield path, True
 
 
-def _is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
+def is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
     """Whether it is an environment of packages."""
     return any(entry.name in {"pyvenv.cfg", "site-packages", "conda-meta"} for entry in entries)
 
@@ -195,8 +201,7 @@ def plant(
         shutil.rmtree(place, ignore_errors=True)
         tops = {}
         for number, top in enumerate(ground.tops):
-            above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
-            tops[top] = place.joinpath(str(number), *(path.name for path in reversed(above)), top.name)
+            tops[top] = rebuilt_below(place / str(number), top)
         planted = Planted(place, tops, place)
         for path in ground.made:
             planted.moved(path).mkdir(parents=True, exist_ok=True)
@@ -215,14 +220,20 @@ def plant(
         # by it, a capture finds the root of the project
         (planted.moved(ground.root) / ".git").mkdir(exist_ok=True)
         for top, rebuilt in tops.items():
-            _beside(top, rebuilt, place)
+            beside(top, rebuilt, place)
         modules = _modules(planted, sources, reachable)
     except OSError as error:
         raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
     return replace(planted, directory=planted.moved(ground.directory), modules=modules)
 
 
-def _beside(top: Path, rebuilt: Path, place: Path) -> None:
+def rebuilt_below(place: Path, top: Path) -> Path:
+    """Where a directory is rebuilt below another, with room for what lies beside it and above."""
+    above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
+    return place.joinpath(*(path.name for path in reversed(above)), top.name)
+
+
+def beside(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
     for _ in range(_LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
@@ -233,7 +244,7 @@ def _beside(top: Path, rebuilt: Path, place: Path) -> None:
             return
         for entry in entries:
             link = rebuilt / entry.name
-            if entry.name not in _LEFT_OUT and entry.name != before.name and not link.exists():
+            if entry.name not in LEFT_OUT and entry.name != before.name and not link.exists():
                 link.symlink_to(top / entry.name)
 
 
@@ -251,3 +262,75 @@ def _modules(planted: Planted, sources: Iterable[Path], reachable: Collection[Pa
         if not link.exists():
             link.symlink_to(planted.moved(package))
     return directory if directory.exists() else None
+
+
+_LARGEST = 256 * 2**20
+_MOST = 200
+
+
+def in_directories(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
+    """Files that are others in the project of b, where that is another directory."""
+    one, two = (_by_name(ground) for ground in (ground_a, ground_b))
+    return tuple(
+        OtherFile(name, one.get(name), two.get(name))
+        for name in sorted({*one, *two})
+        if not _equal(one.get(name), two.get(name))
+    )
+
+
+def _by_name(ground: Ground) -> dict[str, Path]:
+    files = [path for path in ground.files if path.is_relative_to(ground.tops[0]) and path.is_file()]
+    return {os.path.relpath(path, ground.tops[0]): path for path in files}
+
+
+def _equal(one: Path | None, two: Path | None) -> bool:
+    """Whether two files hold the same; where they are too large to be read, whether they are as long."""
+    if one is None or two is None:
+        return False
+    try:
+        size = one.stat().st_size
+        return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
+    except OSError:
+        return True
+
+
+def tracked(root: Path) -> frozenset[Path]:
+    """The files of a project that git knows: no run wrote them."""
+    try:
+        return frozenset(root / name for name in Repository(root).ask("ls-files", "-z").split("\0") if name)
+    except UsageError:
+        return frozenset()
+
+
+def at_commits(sides: Sides, ground: Ground, place: Path) -> tuple[OtherFile, ...]:
+    """Files that are no sources and differ between the commits of the runs, written out below a directory.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    if not all(sides.commits) or sides.commits[0] == sides.commits[1]:
+        return ()
+    try:
+        repository = Repository(sides.root)
+        if repository.root != sides.root or not all(map(repository.has, sides.commits)):
+            return ()
+        answer = repository.ask("diff", "--name-only", "-z", "--no-renames", *sides.commits)
+    except UsageError:
+        return ()
+    names = [name for name in answer.split("\0") if name and sides.root / name not in sides.places.values()]
+    return tuple(
+        OtherFile(
+            os.path.relpath(ground.root / name, ground.tops[0]),
+            *(_written(repository, f"{commit}:{name}", place / commit / name) for commit in sides.commits),
+        )
+        for name in names[:_MOST]
+    )
+
+
+def _written(repository: Repository, blob: str, path: Path) -> Path | None:
+    data = repository.blob(blob)
+    if data is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path

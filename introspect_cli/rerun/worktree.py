@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.writer import ignored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,9 +48,10 @@ class Repository:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             return subprocess.run(  # noqa: S603 - no shell
-                ["git", *words],  # noqa: S607 - the user's own git
+                # hooks of the user's may do anything
+                ["git", "-c", f"core.hooksPath={os.devnull}", *words],  # noqa: S607 - the user's own git
                 cwd=self.directory,
-                env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
                 capture_output=True,
                 check=False,
                 stdin=subprocess.DEVNULL,
@@ -67,9 +71,21 @@ class Repository:
             raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
         return answer.stdout.strip()
 
+    def names(self, *words: str) -> list[str]:
+        """The paths that git lists, of a command that was asked for NUL between them.
+
+        Raises:
+            UsageError: git refuses.
+        """
+        return [name for name in self.ask(*words).split("\0") if name]
+
     def has(self, commit: str) -> bool:
         """Whether it knows a commit."""
         return self.run("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+
+    def is_revision(self, word: str) -> bool:
+        """Whether a word names a commit."""
+        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}").returncode == 0
 
     def commit(self, revision: str) -> str:
         """The full name of a commit.
@@ -77,7 +93,7 @@ class Repository:
         Raises:
             UsageError: there is no such revision.
         """
-        answer = self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        answer = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         if answer.returncode:
             raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
         return answer.stdout.strip()
@@ -90,17 +106,24 @@ def work_tree(user: Repository, path: Path, commit: str, *, keep: bool = False) 
     Raises:
         UsageError: git refuses.
     """
-    user.run("worktree", "prune")
-    if path.exists():
-        user.run("worktree", "remove", "--force", str(path))
+    _remove(user, path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for directory in path.parents:
+        if directory.name == RUNS:
+            ignored(directory)
     user.ask("worktree", "add", "--detach", "--force", str(path), commit)
     try:
         yield Repository(path)
     finally:
         if not keep:
-            user.run("worktree", "remove", "--force", str(path))
-            user.run("worktree", "prune")
+            _remove(user, path)
+
+
+def _remove(user: Repository, path: Path) -> None:
+    """Remove a work tree if it is there, and what git remembers of it: other work trees may only be out of reach."""
+    user.run("worktree", "remove", "--force", "--force", str(path))
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def link(source: Path, directory: Path, paths: Sequence[str]) -> None:

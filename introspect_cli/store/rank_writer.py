@@ -82,7 +82,6 @@ class RankWriter:
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
         self._interners = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
         self._schema = schema
-        self._spare: Message | None = None  # of a step that was written
         header = index_header(rank, run_id, columns.described())
         schemas = (columns.sites, columns.layouts, columns.modules, schema)
         begun = dict(zip((SITES, LAYOUTS, MODULES, RECORDS), map(schema_message, schemas), strict=True))
@@ -124,7 +123,7 @@ class RankWriter:
         for module in modules:
             self._modules.intern(module, module)
 
-    def form(self, rows: int) -> Message:
+    def message(self, rows: int) -> Message:
         """The message of a step of so many records, to be filled in, and filled in anew for the next step."""
         return Message(self._schema, rows)
 
@@ -174,8 +173,6 @@ class RankWriter:
         self._files.commit(
             {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
         )
-        if message is not batch:
-            self._spare = message
 
     def restart(self) -> None:
         """Take back all steps; names stay. A reader sees the store as it was before its first step.
@@ -211,9 +208,7 @@ class RankWriter:
         }
 
     def _filled(self, batch: StepBatch) -> Message:
-        message, self._spare = self._spare, None
-        if message is None or message.rows != len(batch):
-            message = self.form(len(batch))
+        message = self.message(len(batch))
         for name, column in batch.columns(self._schema).items():
             message.put(name, column)
         return message

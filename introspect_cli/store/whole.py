@@ -413,3 +413,13 @@ def as_one(run: Run, fold: Mapping[tuple[bool, str], int] | None = None) -> Read
     recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
     complete = len(readers) == run.world_size
     return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
+
+
+def readers_of(reader: Reader) -> list[RankReader]:
+    """The readers of the ranks that are read as one; of one rank, its own."""
+    return reader.readers if isinstance(reader, WholeReader) else [reader]
+
+
+def many_of(reader: Reader) -> int:
+    """How many ranks a reader stands for."""
+    return reader.many if isinstance(reader, WholeReader) else 1

@@ -93,7 +93,7 @@ class StoreWriter:
         try:
             if path.parent.name == RUNS:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _ignored(path.parent)
+                ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
             place = joined(path, launch, lambda other: _set_aside(other, force=force))
@@ -348,7 +348,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         folder.close()
 
 
-def _ignored(runs: Path) -> None:
+def ignored(runs: Path) -> None:
     """Have git leave out the directory of runs that were given none, as caches of other tools are."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")

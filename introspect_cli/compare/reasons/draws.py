@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds, phase_code
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 
@@ -98,7 +97,7 @@ class _Side:
     @cached_property
     def looked(self) -> npt.NDArray[np.bool_]:
         """Which records were made where the generators are looked at."""
-        return np.isin(self.alignment.kind[self.unions], [kind_code(kind) for kind in (*_SEEN, Kind.LOSS)])
+        return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
     def unmatched(self, other: _Side) -> list[int]:
         """Draws at places where the other run has none, in their order."""
@@ -124,7 +123,7 @@ _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
 
 def _previous(alignment: Alignment, unions: Ids, sequence: Any, row: int, site: Site) -> str:
     """What was recorded last before a row of a run, in words."""
-    known = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _SEEN])
+    known = of_kinds(alignment.kind[unions], _SEEN)
     known &= (sequence < sequence[row]) & np.isin(alignment.phase[unions], [phase_code(p) for p in _PASSING])
     earlier = np.flatnonzero(known)
     own = not site.path.endswith(DRAWN_BEFORE)
@@ -148,19 +147,8 @@ def _next(site: Site) -> str:
     return f"{'the backward pass' if site.phase is Phase.LOSS else site.fqn}{call}"
 
 
-def drew_alone(draws: Iterable[Draw], site: Site) -> str:
-    """The side on which a module's call draws random numbers where it draws none in the other run; "" for none."""
-    for draw in draws:
-        own = draw.site
-        if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and not own.path.endswith(DRAWN_BEFORE):
-            return draw.side
-    return ""
-
-
-def drew_before(draws: Iterable[Draw], site: Site) -> str:
-    """The side on which random numbers are drawn just before a module's call, and not in the other run; "" for none."""
-    for draw in draws:
-        own = draw.site
-        if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and own.path.endswith(DRAWN_BEFORE):
-            return draw.side
-    return ""
+def drew_alone(draws: Iterable[Draw], site: Site, *, before: bool = False) -> str:
+    """The side on which a module's call draws, or what runs before it, and not in the other run; "" for none."""
+    call = site.fqn, site.call, site.phase
+    at_it = (one for one in draws if (one.site.fqn, one.site.call, one.site.phase) == call)
+    return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")

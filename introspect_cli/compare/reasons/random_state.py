@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.table import EQUAL, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
@@ -68,12 +66,13 @@ class RandomState(Reason):
             if drawn:
                 return f"{text}: {drawn}."
             return (
-                f"{text}: a different seed (or none), or a different number of random draws before it.{_built(scene)}"
+                f"{text}. The cause is a different seed (or none), or a different number of random draws before it."
+                f"{_built(scene)}"
             )
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return (
-            f"{what(site)} differs when the step begins, although {scene.all_before}: "
+            f"{what(site)} differs when the step begins, although {scene.all_before}. "
             f"{_drawn_before(scene)} (an extra random draw)."
         )
 
@@ -98,18 +97,18 @@ def _drawn_before(scene: Scene) -> str:
     step, last = scene.step, scene.first.step - 1
     text = "one run drew random numbers that the other did not"
     if step.before is None:
-        return f"since the last recorded step, {text}"
+        return f"Since the last recorded step, {text}"
     draws = lone_draws(step, step.before, scene.site.fqn)
     if draws:
-        return f"during step {last}, {draws[0]}"
+        return f"During step {last}, {draws[0]}"
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
         step.comparison.draws_known
         and scene.before is not None
         and set(map(int, losses)) & {*scene.before.rows_of("a")}
     ):
-        return f"between the backward pass of step {last} and the start of step {last + 1}, {text}"
-    return f"during step {last}, {text}"
+        return f"Between the backward pass of step {last} and the start of step {last + 1}, {text}"
+    return f"During step {last}, {text}"
 
 
 def _within(scene: Scene) -> str:

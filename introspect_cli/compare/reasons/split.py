@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.microbatch import Microbatch, microbatches, values_of
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.names import FORWARD
+from introspect_cli.compare.join.split import Microbatch, Splits, microbatches, values_of
+from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import many_of
 
 if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
@@ -103,7 +102,7 @@ class Split(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
         splits = scene.step.sides.splits
-        return [] if splits is None or not splits.apart else [f"a takes {splits.a.words}, b {splits.b.words}."]
+        return [] if splits is None or not splits.differ else [f"a takes {splits.a.words}, b {splits.b.words}."]
 
 
 # --- what it is
@@ -118,7 +117,7 @@ def found_in(step: Step, position: int) -> Finding | None:
         found = _by_itself(step, position)
         if found is not None:
             return found
-    if not splits.apart:
+    if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step, splits)
@@ -138,8 +137,7 @@ def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]
 
 def _ranks(step: Step) -> tuple[int, int]:
     """How many ranks of a, and of b, are read."""
-    one, two = (own.many if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
-    return one, two
+    return many_of(step.sides.a), many_of(step.sides.b)
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, listed, what
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Summary
 
 _TINY, _HUGE = 1e-20, 1e15
 """No initialisation makes a tensor whose largest value is beyond."""
@@ -62,23 +59,23 @@ class Initial(Reason):
         children = _children(scene)
         if children:
             return (
-                f"{text}: the script runs {children} in a process of its own, which is not recorded and may have "
-                "changed them; or the initialisation, seed or checkpoint is different."
+                f"{text}. The cause may be that the script runs {children} in a process of its own, which is not "
+                "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
             )
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-            return f"{text}: the model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+            return f"{text}. The model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
         other = _exchanged(scene)
         if other:
             return (
-                f"{text}: the initial values of {scene.site.fqn} and {other} are exchanged between a and b: they are "
-                "initialised in a different order, or one is taken for the other."
+                f"{text}. The cause: the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
+                "They are initialised in a different order, or one is taken for the other."
             )
         if not scene.is_first_step:
             return f"{text}: it was built, copied or updated differently before."
         if late:
             return (
-                f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
+                f"{text}. The steps before step {step} {scene.absent}, so the runs diverged there or began with "
                 "a different initialisation, seed or checkpoint."
             )
         wild = _wild(a, "a") or _wild(b, "b")
@@ -91,8 +88,8 @@ class Initial(Reason):
         if drawn:
             return f"{text}: {drawn}."
         return (
-            f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
-            "before it was recorded."
+            f"{text}. The cause is a different initialisation or seed, a different checkpoint, or a change by the "
+            "script before it was recorded."
         )
 
 
@@ -196,14 +193,14 @@ class Outside(Reason):
         text = f"{what(first.site)} differs when the step begins{apart(first)}{do}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
-        text += f", although {scene.all_before}: "
+        text += f", although {scene.all_before}."
         if _by_hand(scene.step):
             return (
-                f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
+                f"{text} No optimizer steps in these runs, so the script updates its parameters by hand after "
                 f"the backward pass of {step}, {_rule(scene)}."
             )
         return (
-            f"{text}it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
+            f"{text} It was changed outside of an optimizer step (loading a checkpoint, a moving average, "
             f"copying, in-place code) after {step} was recorded."
         )
 
@@ -229,7 +226,7 @@ def _gradient(scene: Scene, number: str) -> str:
 
 def _by_hand(step: Step) -> bool:
     """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
     return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 

@@ -1,0 +1,369 @@
+"""Run a script at two revisions, so that what it computes can be compared.
+
+Both run in the same place, one after the other, with the same seed, environment and data; b is compared with a while it
+runs and ends at its first divergence. A capture is kept under the name of all that went into it (revision, command,
+options, variables, packages, the files beside git's), so what was asked before is answered from disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from introspect_cli.compare.endings import raised
+from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.result import Verdict
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.records import count
+from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of
+from introspect_cli.rerun.worktree import Repository
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.writer import remove_run
+from introspect_cli.sums import source_digest
+from introspect_cli.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MOST_KEPT = 20
+"""Captures that are kept."""
+MOST_BYTES = 4 << 30
+"""Bytes of captures that are kept."""
+_REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
+_SHOWN = 4
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is run at both.
+
+    Attributes:
+        options: capture options.
+        words: the script and its arguments.
+        links: paths that git does not keep and that are linked, relative to the directory where we are.
+        fresh: run again what was run before.
+        repeat: run a twice.
+        stop: end b at its first divergence.
+        rtol: what b is compared by while it runs.
+        noise: runs that should equal a.
+    """
+
+    options: tuple[str, ...]
+    words: tuple[str, ...]
+    links: tuple[str, ...] = ()
+    fresh: bool = False
+    repeat: bool = False
+    stop: bool = True
+    rtol: float = 0.0
+    noise: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The runs to compare, and further repetitions of a."""
+
+    a: str
+    b: str
+    noise: tuple[str, ...] = ()
+
+
+def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]) -> Pair:
+    """Capture what of a and b is a revision.
+
+    Args:
+        a: a revision, or `.` for the work tree as it is, or what stands for a run.
+        b: as a.
+        runs: the runs that a and b stand for; None of a revision.
+        asked: what is run.
+        tell: shown a line for each capture.
+
+    Raises:
+        UsageError: there is no such revision, the script does not run there, or an option cannot be meant.
+        StoreError: a run cannot be written.
+    """
+    here = Path.cwd()
+    refused = next((word for word in asked.options if word.partition("=")[0] in _REFUSED), None)
+    if refused is not None:
+        raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
+    try:
+        repository = Repository(here)
+    except UsageError:
+        first = next(word for word, run in zip((a, b), runs, strict=True) if run is None)
+        raise UsageError(f"{first} is no run, and {here} is in no git repository that has it as a revision") from None
+    user = Repository(repository.root)
+    for word, run in zip((a, b), runs, strict=True):
+        if run is not None and word != AS_IT_IS and user.is_revision(word):
+            tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
+    base = here / RUNS / "commits"
+    with _ended_in_order(), _alone(base, tell):
+        return _Captures(user, base, asked, tell).pair((a, b), runs)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have a signal that ends a process end this one by an exception, so that nothing is left behind."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process captures revisions here: they have one place."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot write {base}: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another introspect captures revisions in {base}: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            base.rmdir()  # where nothing is kept
+
+
+@dataclass(frozen=True)
+class _Captures:
+    """Captures of revisions of a repository."""
+
+    user: Repository
+    base: Path
+    asked: Question
+    tell: Callable[[str], None]
+
+    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> Pair:
+        """The runs of both sides."""
+        sources = [source_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)]
+        others = self._others()
+        keys = [self._key(source, others) if source is not None else "" for source in sources]
+        first, second = runs
+        if sources[0] is not None:
+            first = str(self._captured("a", sources[0], others, self._name(sources[0], keys[0])))
+        assert first is not None
+        noise = self.asked.noise
+        if self.asked.repeat and sources[0] is not None:
+            again = f"{self._name(sources[0], keys[0])}-again"
+            noise += self._repeated(Path(first), self._captured("a again", sources[0], others, again))
+        if sources[1] is not None:
+            name = self._name(sources[1], keys[1])
+            if keys[0] == keys[1]:
+                self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
+                name += "-again"
+            second = str(self._captured("b", sources[1], others, name, against=first, noise=noise))
+        assert second is not None
+        self._bound({Path(run).name for run in (first, second, *noise)})
+        return Pair(first, second, noise)
+
+    def _others(self) -> Others:
+        here, words = Path.cwd(), self.asked.words
+        scripts = [os.path.relpath(os.path.realpath(here / words[0]), self.user.root)] if words[0] != "-m" else []
+        others = others_of(self.user, [Path(os.path.realpath(here)) / path for path in self.asked.links], scripts)
+        if others.large:
+            sizes = [f"{name} ({size / _MEGABYTE:,.0f} MB)" if size else name for name, size in others.large.items()]
+            more = f" and {len(sizes) - _SHOWN} more" if len(sizes) > _SHOWN else ""
+            self.tell(
+                f"too large to be copied beside the revisions: {', '.join(sizes[:_SHOWN])}{more}; what the script "
+                "reads of it has to be named with --link PATH"
+            )
+        return others
+
+    def _key(self, source: Source, others: Others) -> str:
+        """What stands for all that goes into a capture."""
+        environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
+        directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
+        made: list[Any] = [
+            source.state(),
+            others.state,
+            [*self.asked.options, "--", *self.asked.words],
+            [*self.asked.links, str(Path.cwd().relative_to(self.user.root))],
+            sorted(environment.items()),
+            [__version__, sys.executable, [(path, Path(path).stat().st_mtime_ns) for path in directories]],
+        ]
+        return hashlib.blake2b(json.dumps(made).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+    def _name(self, source: Source, key: str) -> str:
+        return f"{source.commit[:10]}{'-changed' if source.changed else ''}-{key}"
+
+    def _captured(
+        self,
+        side: str,
+        source: Source,
+        others: Others,
+        name: str,
+        *,
+        against: str | None = None,
+        noise: tuple[str, ...] = (),
+    ) -> Path:
+        """The run of a revision, whole, or up to where it diverges from another."""
+        whole = self.base / name
+        run, options = whole, list(self.asked.options)
+        if "--seed" not in {word.partition("=")[0] for word in options}:
+            options += ["--seed", "0"]
+        if against is not None and self.asked.stop:
+            more = [f"--rtol={self.asked.rtol}", *(f"--noise={os.path.abspath(path)}" for path in noise)]  # noqa: PTH100 - a link stays one
+            more = ["--against", against if "://" in against else os.path.abspath(against), "--stop", *more]  # noqa: PTH100
+            run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
+            options += more
+        kept = next((path for path in (whole, run) if not self.asked.fresh and _is_kept(path)), None)
+        if kept is not None:
+            self.tell(f"{side} is {source.words}: captured before, {_shown(kept)}")
+            os.utime(kept)
+            return kept
+        for submodule in source.empty:
+            self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {source.words}")
+        self.tell(f"{side} is {source.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})")
+        began = time.monotonic()
+        with _or_nothing(run), planted(source, others, self.asked.links, self.base) as tree:
+            done = self._run(run, source, tree, options)
+            if not done.usable:
+                self._refuse(side, done, source)
+            self._check(done, source, tree)
+        stopped = _manifest(run).get("stopped") is True
+        if run != whole and not stopped:
+            run = _renamed(run, whole)
+        how = ", up to its first divergence" if stopped else ""
+        self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
+        return run
+
+    def _run(self, run: Path, source: Source, tree: Tree, options: Sequence[str]) -> Rerun:
+        words = list(self.asked.words)
+        if words[0].endswith(".py") and not (tree.directory / tree.word(words[0])).exists():
+            raise UsageError(f"there is no {words[0]} at {source.words}")
+        words = [tree.word(word) for word in words]
+        environment: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {name: None for name in os.environ if name.startswith("GIT_")}
+        environment |= {"PYTHONPATH": tree.paths} if tree.paths else {}
+        if "PYTHONHASHSEED" not in os.environ:
+            environment["PYTHONHASHSEED"] = "0"
+        return capture(Variant(run, (*options, *words), tree.directory, environment), again=True)
+
+    def _refuse(self, side: str, done: Rerun, source: Source) -> None:
+        """Say how a script ended that recorded no step; an exception of b's is what the comparison tells.
+
+        Raises:
+            UsageError: there is nothing to compare.
+        """
+        error = raised(_opened(done.run), "") if _is_kept(done.run) else None
+        if error is not None and side == "b":
+            return
+        how = f"exit code {done.exit_code} ({done.last_lines.rpartition(' / ')[2]})" if error is None else error.words
+        raise UsageError(
+            f"nothing to compare: {shlex.join(self.asked.words)} at {source.words} ends by {how}, before its first "
+            "step is complete"
+        )
+
+    def _check(self, done: Rerun, source: Source, tree: Tree) -> None:
+        """Make sure that what ran was the revision's.
+
+        Raises:
+            UsageError: a file was imported from elsewhere.
+        """
+        with open_run(done.run) as run:
+            ran = run.settings.get("sources")
+        roots = [tree.root, *(Path(path) for path in tree.paths.split(os.pathsep) if path)]
+        for name, digest in (ran if isinstance(ran, dict) else {}).items():
+            forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
+            there = [root / form for root in roots for form in forms if (root / form).is_file()]
+            users = [path for path in there if path.is_relative_to(tree.root)]
+            if users and digest not in {source_digest(path.read_bytes()) for path in there}:
+                raise UsageError(
+                    f"{name} did not run as it is at {source.words}: python imported it from where it is installed, or "
+                    "it changed itself"
+                )
+
+    def _repeated(self, a: Path, again: Path) -> tuple[str, ...]:
+        """Say whether a repeats itself; the repetition where it does not, since differences of its size say nothing."""
+        verdict, result = judge(Rerun(a, 0, 1), Rerun(again, 0, 1))
+        assert result is not None
+        if verdict is Verdict.SAME:
+            self.tell(f"a repeats itself: two captures agree in {count(result.counts.steps_compared, 'step')}")
+            return ()
+        if verdict is Verdict.UNDECIDED:
+            self.tell(f"it cannot be told whether a repeats itself: {result.sentence}")
+            return ()
+        self.tell(f"a does not repeat itself, so differences of that size pass (as with --noise): {result.sentence}")
+        return (str(again),)
+
+    def _bound(self, used: set[str]) -> None:
+        """Remove the captures that were not used for longest, beyond what is kept."""
+        runs = sorted(
+            (path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda path: -path.stat().st_mtime
+        )
+        total = 0
+        for number, run in enumerate(runs):
+            total += sum(path.lstat().st_size for path in run.rglob("*"))
+            if run.name not in used and (number >= MOST_KEPT or total > MOST_BYTES):
+                with contextlib.suppress(StoreError):
+                    remove_run(run)
+                    log_of(run).unlink(missing_ok=True)
+
+
+def _opened(run: Path) -> Any:
+    with open_run(run) as opened:
+        return opened
+
+
+def _manifest(run: Path) -> Any:
+    return _opened(run).manifest
+
+
+def _is_kept(run: Path) -> bool:
+    """Whether a capture is there that ended as its script did."""
+    if not (run / "manifest.yaml").exists():
+        return False
+    try:
+        return bool(_opened(run).state is RunState.COMPLETE)
+    except StoreError:
+        return False
+
+
+@contextlib.contextmanager
+def _or_nothing(run: Path) -> Iterator[None]:
+    """Leave nothing of a capture that did not end by itself."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(run, ignore_errors=True)
+        if not isinstance(error, UsageError):
+            log_of(run).unlink(missing_ok=True)
+        raise
+
+
+def _renamed(run: Path, to: Path) -> Path:
+    if to.exists():
+        remove_run(to)
+    run.rename(to)
+    log_of(run).replace(log_of(to))
+    return to
+
+
+def _shown(path: Path) -> str:
+    near = os.path.relpath(path)
+    return str(path) if near.startswith(os.pardir) else near

@@ -1,0 +1,278 @@
+"""A place in which a revision of somebody's project runs as the project itself does in the user's work tree.
+
+git checks the revision out into a work tree of its own. The work tree as it is, `.`, is its commit and the files that
+are others than the commit's. What git does not keep and a script may read, ignored data above all, is copied, and not
+linked: what the script writes there must not reach the user's files. What is too large for that is named, so that the
+user may have it linked. All revisions have the same place, one after the other, so that no path differs between runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.ground import LEFT_OUT, Planted, beside, entries_below, is_foreign, rebuilt_below
+from introspect_cli.rerun.worktree import Repository, link, work_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+AS_IT_IS = "."
+_MOST_COPIED = 512 << 20
+_MOST_FILES = 20_000
+_CODE = (".py", ".pyx", ".pyi")
+_SUBMODULE = "160000"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A revision, or the work tree as it is.
+
+    Attributes:
+        name: as it was asked for.
+        user: the user's repository.
+        commit: what is checked out.
+        changed: files of the work tree that are others than the commit's, by their path; all False where one is gone.
+        submodules: what each of them is to hold, by its path.
+        empty: submodules that are not there.
+    """
+
+    name: str
+    user: Repository
+    commit: str
+    changed: Mapping[str, bool] = field(default_factory=dict)
+    submodules: Mapping[str, Source] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """`main (4e52087ddf)`."""
+        changes = f" with {len(self.changed)} changed" if self.changed else ""
+        shown = "the work tree" if self.name == AS_IT_IS else self.name
+        return f"{shown} ({self.commit[:10]}{changes})"
+
+    def state(self) -> list[object]:
+        """What tells it from all others, as plain data."""
+        held = [[name, _digest(self.user.root / name) if there else None] for name, there in self.changed.items()]
+        return [self.commit, held, [[name, source.state()] for name, source in self.submodules.items()]]
+
+
+def source_of(user: Repository, revision: str) -> Source:
+    """What a revision is, or `.`, in a repository that was opened at its root.
+
+    Raises:
+        UsageError: there is no such revision, or the commit of a submodule is not here.
+    """
+    as_it_is = revision == AS_IT_IS
+    commit = user.commit("HEAD" if as_it_is else revision)
+    changed = {}
+    if as_it_is:
+        names = user.names("diff", "--name-only", "-z", "--no-renames", "--ignore-submodules=all", "HEAD")
+        names += [name for name in _untracked(user) if name.endswith(_CODE)]
+        changed = {name: os.path.lexists(user.root / name) for name in names}
+    submodules, empty = {}, []
+    for entry in user.names("ls-tree", "-r", "-z", "--full-tree", commit):
+        about, _, name = entry.partition("\t")
+        if not about.startswith(_SUBMODULE):
+            continue
+        if not (user.root / name / ".git").exists():
+            empty.append(name)
+            continue
+        inside, wanted = Repository(user.root / name), about.split()[2]
+        if not as_it_is and not inside.has(wanted):
+            raise UsageError(f"{revision} needs commit {wanted[:10]} of the submodule {name}: fetch it there")
+        submodules[name] = source_of(inside, AS_IT_IS if as_it_is else wanted)
+    return Source(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
+
+
+def _untracked(user: Repository) -> list[str]:
+    """Files that git neither keeps nor ignores."""
+    return user.names("ls-files", "--others", "--exclude-standard", "-z")
+
+
+def _digest(path: Path) -> str:
+    """What a file holds, a link leads to, and whether it can be executed."""
+    if path.is_symlink():
+        return f"-> {path.readlink()}"
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        made = hashlib.blake2b(digest_size=16)
+        while block := file.read(1 << 20):
+            made.update(block)
+    return f"{made.hexdigest()} {path.stat().st_mode & stat.S_IXUSR}"
+
+
+@dataclass(frozen=True)
+class Others:
+    """Files of the work tree that no commit has and every revision is given.
+
+    Attributes:
+        copied: their paths.
+        large: what is not copied, by the directory or file at the top, with its bytes.
+        state: what tells them from those of another time.
+    """
+
+    copied: tuple[str, ...]
+    large: Mapping[str, int]
+    state: tuple[object, ...]
+
+
+def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -> Others:
+    """Look at what git does not keep.
+
+    Args:
+        user: the user's repository, opened at its root.
+        links: paths that are linked and need no copy.
+        scripts: untracked code that is taken all the same: what is to be run. Other code belongs to the work tree.
+    """
+    code = {name for name in _untracked(user) if name.endswith(_CODE)} - {*scripts}
+    found: list[tuple[int, str, object]] = []
+    large: dict[str, int] = {}
+    for name in user.names("ls-files", "--others", "--directory", "-z"):
+        if not LEFT_OUT.isdisjoint(Path(name).parts):
+            continue
+        for path, size, changed in _files(user.root / name):
+            inside = os.path.relpath(path, user.root)
+            if inside not in code and not any(path.is_relative_to(other) for other in links):
+                found.append((size, inside, changed))
+    total = 0
+    copied = []
+    for number, (size, name, _) in enumerate(sorted(found, key=lambda item: item[:2])):
+        if size < 0 or total + size > _MOST_COPIED or number >= _MOST_FILES:
+            top = name if size < 0 else Path(name).parts[0]
+            large[top] = large.get(top, 0) + max(size, 0)
+            continue
+        total += size
+        copied.append(name)
+    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in found)))
+
+
+def _files(path: Path) -> Iterator[tuple[Path, int, object]]:
+    """The files at or below a path, each with its bytes and when it was changed; -1 of a directory of very many."""
+    below = [(path, True)]
+    if path.is_dir() and not path.is_symlink():
+        with os.scandir(path) as scanned:
+            if is_foreign(list(scanned)):
+                return  # an environment of packages: python has it already
+        below = list(entries_below(path, (), Path(os.devnull)))
+    for place, linked in below:
+        status = place.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            yield place, 0, str(place.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            yield place, status.st_size, status.st_mtime_ns
+        elif linked and stat.S_ISDIR(status.st_mode) and not is_foreign(list(os.scandir(place))):
+            yield place, -1, None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A revision that is ready to run.
+
+    Attributes:
+        root: where the project is rebuilt.
+        directory: where to run.
+        planted: what tells where a path of the user's is rebuilt.
+        paths: PYTHONPATH; "" for none.
+    """
+
+    root: Path
+    directory: Path
+    planted: Planted
+    paths: str
+
+    def word(self, word: str) -> str:
+        """A word of the command line, moved where it is an absolute path of something that is in the tree."""
+        moved = self.planted.moved_word(word)
+        return moved if Path(moved.rpartition("=")[2] if moved.startswith("-") else moved).exists() else word
+
+
+@contextlib.contextmanager
+def planted(source: Source, others: Others, links: Sequence[str], base: Path) -> Iterator[Tree]:
+    """A tree of a revision, which is removed afterwards.
+
+    Args:
+        source: the revision.
+        others: what it is given beside.
+        links: paths relative to the directory where we are that are linked.
+        base: a directory of introspect's.
+
+    Raises:
+        UsageError: git refuses, or there is no such path to link.
+        StoreError: it cannot be written.
+    """
+    user, here = source.user, Path(os.path.realpath(Path.cwd()))
+    place = base / "tree"
+    root = rebuilt_below(place, user.root)
+    directory = root / here.relative_to(user.root)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        _check_out(source, root, stack)
+        ground = Planted(place, {user.root: root}, directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)  # of the user's, and git may keep nothing in it
+            beside(user.root, root, base)
+            for name in others.copied:
+                _copy(user.root / name, root / name)
+            link(Path.cwd(), directory, links)
+            paths = _search_path(user.root, ground)
+        except OSError as error:
+            raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
+        yield Tree(root, directory, ground, paths)
+
+
+def _check_out(source: Source, root: Path, stack: contextlib.ExitStack) -> None:
+    stack.enter_context(work_tree(source.user, root, source.commit))
+    for name, there in source.changed.items():
+        with contextlib.suppress(OSError):
+            (root / name).unlink()
+        if there:
+            _copy(source.user.root / name, root / name)
+    for name, inside in source.submodules.items():
+        _check_out(inside, root / name, stack)
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy a file, or a link as one, where nothing is; a file that has gone is passed over."""
+    if os.path.lexists(to):
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            to.symlink_to(os.path.normpath(path.parent / path.readlink()) if path.exists() else path.readlink())
+        elif path.is_file():
+            shutil.copy2(path, to)
+
+
+def _search_path(root: Path, ground: Planted) -> str:
+    """PYTHONPATH with what lies in the project moved, and packages of it that are installed as editable first."""
+    given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [ground.moved(Path(os.path.realpath(path))) if _is_inside(path, root) else path for path in given]
+    paths += [ground.moved(Path(os.path.realpath(path))) for path in map(Path, sys.path[1:]) if _is_inside(path, root)]
+    modules = ground.place / "modules"
+    for finder in sys.meta_path:
+        module = sys.modules.get(getattr(finder, "__module__", ""))
+        mapping = vars(module).get("MAPPING") if module is not None and "__editable__" in module.__name__ else None
+        for name, path in (mapping or {}).items():
+            if _is_inside(Path(path), root) and "." not in name:
+                modules.mkdir(parents=True, exist_ok=True)
+                moved = ground.moved(Path(os.path.realpath(path)))
+                moved = moved if moved.exists() else moved.with_name(f"{moved.name}.py")
+                (modules / (f"{name}.py" if moved.suffix == ".py" else name)).symlink_to(moved)
+    return os.pathsep.join(dict.fromkeys(map(str, [*([modules] if modules.exists() else []), *paths])))
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether a place where python looks for modules is the project's, and not an environment inside it."""
+    real = Path(os.path.realpath(path))
+    installed = {"site-packages", "dist-packages"} & {*real.parts}
+    return real.is_relative_to(root) and not installed and not real.is_relative_to(Path(sys.prefix, "lib"))
