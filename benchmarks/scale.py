@@ -125,6 +125,16 @@ def _compare(a: str, b: str) -> str:
     return f"{result.verdict.value}{where}, {result.counts.records:,} records"
 
 
+def _copies(path: str, engine: str) -> str:
+    from introspect_cli.engine import engine_of
+    from introspect_cli.health.odd import odd_ranks
+    from introspect_cli.store.reader import open_run
+
+    with open_run(path) as run, engine_of(engine) as at_work:
+        found = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, at_work.total).findings]
+    return ", ".join(found) or "nothing found"
+
+
 def _reduce(path: str, out: str, engine: str) -> str:
     from introspect_cli.engine import engine_of
     from introspect_cli.store.reduce import reduce_run
@@ -133,7 +143,7 @@ def _reduce(path: str, out: str, engine: str) -> str:
         return f"{reduce_run(path, Path(out), at_work.run)} steps"
 
 
-WORK = {"open": _open, "compare": _compare, "reduce": _reduce}
+WORK = {"open": _open, "compare": _compare, "reduce": _reduce, "copies": _copies}
 
 
 def measured(what: str, *given: str) -> dict[str, object]:
@@ -163,10 +173,14 @@ def measure(folder: Path, engine: str) -> None:
         ("two layouts, the last step differs", "compare", columns, late),
         (f"put together ({engine})", "reduce", rows, str(folder / "rows-whole"), engine),
         (f"another layout put together ({engine})", "reduce", columns, str(folder / "columns-whole"), engine),
+        (f"copies on all ranks ({engine})", "copies", str(folder / "odd"), engine),
         ("both put together, compared", "compare", str(folder / "rows-whole"), str(folder / "columns-whole")),
     ]
     print("| | CPU s | by the clock | MB | open files | |\n|---|---|---|---|---|---|")
     for words, what, *given in works:
+        read = given[:1] if what != "compare" else given
+        if not all(Path(path).exists() for path in read):
+            continue
         found = measured(what, *given)
         print(
             f"| {words} | {found['cpu']:.1f} | {found['wall']:.1f} | {found['memory']:.0f} | {found['files']} "
@@ -185,11 +199,12 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=200)
     parser.add_argument("--lean", action="store_true", help="checksums alone")
     parser.add_argument("--engine", default="here")
+    parser.add_argument("--runs", default=",".join(RUNS), help="which of the runs to write")
     given = parser.parse_args()
     if given.what == "measure":
         measure(given.folder, given.engine)
         return
-    for name in RUNS:
+    for name in given.runs.split(","):
         began = time.perf_counter()
         build(given.folder / name, name, given.ranks, given.steps, given.sites, lean=given.lean)
         print(f"{name}: written in {time.perf_counter() - began:.0f} s", flush=True)

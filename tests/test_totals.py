@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import opcapture
 import pytest
 from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, write, write_changed
 
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.batch import StepBatch
@@ -156,3 +159,19 @@ def test_a_run_of_one_process_keeps_no_totals(tmp_path):
         layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous"))
         writer.append(0, StepBatch(one * site, one * 0, one * layout, np.zeros(1, np.uint8), np.ones(1, np.uint64)))
     assert not list(Path(tmp_path / "run").rglob(TOTALS))
+
+
+def test_ranks_share_tables_and_have_few_files_open(tmp_path):
+    """A process may have 1,024 files open, as a rule, and a run thousands of ranks."""
+    path = write(tmp_path / "run", 70, [WHOLE] * 8, steps=2, lean=True)
+    other = shutil.copytree(path, tmp_path / "other")
+    before = len(os.listdir("/proc/self/fd"))
+    with open_run(path) as one, open_run(other) as two:
+        assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
+        first = one.rank(0)
+        assert all(one.rank(rank).sites is first.sites for rank in one.ranks)
+        for step in range(2):
+            for rank in one.ranks:
+                assert len(one.rank(rank).read(step)) == 14
+        assert len(os.listdir("/proc/self/fd")) - before < 2 * 64 + 8
+    assert len(os.listdir("/proc/self/fd")) == before
