@@ -80,7 +80,7 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     return a, b
 
 
-_TOLERATED = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
+_TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
 rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
 atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
-from introspect_cli.compare.endings import at_the_end, before_the_end
+from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
@@ -59,6 +59,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             verdict, text = doubted(a, b) or (verdict, text)
         if verdict is Verdict.UNDECIDED:
             text = before_the_end(a, b, options, outcomes) or text
+        else:
+            text += after_the_end(a, b)
         code = code_changes(a, b, None)
         settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)

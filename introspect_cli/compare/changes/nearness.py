@@ -179,10 +179,11 @@ class Version:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if number in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
+        more = self.program.is_conditional(statement.place)
         if number in self.computes:
-            return ORDER.index(Nearness.COMPUTES), self.computes[number]
+            return ORDER.index(Nearness.COMPUTES), self.computes[number] + more
         if number in self.builds:
-            return ORDER.index(Nearness.BUILDS), self.builds[number]
+            return ORDER.index(Nearness.BUILDS), self.builds[number] + more
         return ORDER.index(Nearness.BETWEEN if number in self.between else Nearness.ELSEWHERE), 0
 
     # --- the code that computes a place, by reason: statements by number, with how many calls or values lie between
@@ -354,12 +355,20 @@ class Version:
         named = {n for word in clues.words for n in program.callers.get(word, ())}
         named |= {n for word in clues.words for n in program.definers.get((".", word), ())}
         if clues.kind in {Kind.PARAM, Kind.BUFFER}:
-            return _merged(self._methods(("__init__",)), self._touching(), dict.fromkeys(named, 0))
+            return _merged(self._methods(("__init__",)), self._touching(), dict.fromkeys(named, 0), self._assigned())
         calls = self._outside_of_modules(program.behind(program.calling(self.models), self.models, most=2))
         if len(clues.classes) < 2:  # the script calls it
             return _merged(calls, dict.fromkeys(named, 0))
         inside = {number: depth + 2 for number, depth in self._methods(("__init__",), 1).items()}
-        return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0))
+        return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0), self._assigned())
+
+    def _assigned(self) -> dict[int, int]:
+        """What gives the module that it is about to the one around it: before all else."""
+        program, clues = self.program, self.clues
+        if len(clues.classes) < 2:
+            return {}
+        owners = [f"{file}:{name}.self" for file, name, _ in program.classes.get(clues.classes[1], ())]
+        return {number: -1 for owner in owners for number in program.definers.get((owner, clues.attributes[0]), ())}
 
     def outside(self) -> dict[int, int]:
         """What writes to tensors in place."""

@@ -107,14 +107,14 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
     return (a if len(a) >= len(b) else b)[-1].is_unseen
 
 
-def differing_lines(runs: tuple[Run, Run], rank: int) -> tuple[list[str], list[str]]:
-    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs."""
-    found: tuple[list[str], list[str]] = [], []
+def differing_events(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
+    """Of each generator, the first seeding or draw before the first step that differs, in a and in b."""
+    found: tuple[list[Event], list[Event]] = [], []
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         same = _agreeing(a, b)
-        for lines, events in zip(found, (a, b), strict=True):
-            lines += [event.line for event in events[same : same + 1]]
+        for kept, events in zip(found, (a, b), strict=True):
+            kept.extend(events[same : same + 1])
     return found
 
 

@@ -122,7 +122,10 @@ class OwnCode(Reason):
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        if side:
+        replaced = other_class(scene, cause.module)
+        if replaced:
+            text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
+        elif side:
             text += f": in {side} it draws random numbers there, in {'a' if side == 'b' else 'b'} it does not"
         return f"{text}.{scene.rounding_words()}"
 
@@ -220,6 +223,12 @@ def _identity_side(scene: Scene) -> str:
         if any(step.checksum(u, side) == step.checksum(scene.union, side) is not None for u in inputs)
     ]
     return same[0] if len(same) == 1 else ""
+
+
+def other_class(scene: Scene, name: str) -> tuple[str, ...]:
+    """The class of a module in a and in b, where that is another one; none else."""
+    classes = tuple(tree[name].module_class for tree in scene.step.modules if name in tree)
+    return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
 
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
