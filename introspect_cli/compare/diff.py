@@ -82,6 +82,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []
     outcomes: list[RankOutcome] = []
+    later = options.later
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
@@ -92,9 +93,9 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
     for rank in ranks:
-        left = replace(options, later=options.later - sum(outcome.later for outcome in outcomes))
-        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), left, noise)
+        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
         outcomes.append(outcome)
+        later -= outcome.later
         notes += [note for note in told if note not in notes]
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:

@@ -15,7 +15,7 @@ from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, count
-from introspect_cli.store.whole import Reader, readers_of
+from introspect_cli.store.whole import Reader, many_of, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
-        self._ranks = len(readers_of(b)) / len(readers_of(a))
+        self._ranks = many_of(b) / many_of(a)
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)

@@ -21,7 +21,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
-from introspect_cli.store.whole import readers_of
+from introspect_cli.store.whole import many_of
 
 if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
@@ -137,7 +137,7 @@ def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]
 
 def _ranks(step: Step) -> tuple[int, int]:
     """How many ranks of a, and of b, are read."""
-    return len(readers_of(step.sides.a)), len(readers_of(step.sides.b))
+    return many_of(step.sides.a), many_of(step.sides.b)
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
