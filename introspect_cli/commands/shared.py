@@ -80,13 +80,9 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     return a, b
 
 
-_NOT_BELOW_0 = click.FloatRange(min=0)
-rtol = click.option(
-    "--rtol", type=_NOT_BELOW_0, default=0.0, metavar="X", help="Let relative RMS differences up to X pass."
-)
-atol = click.option(
-    "--atol", type=_NOT_BELOW_0, default=0.0, metavar="X", help="Let absolute RMS differences up to X pass."
-)
+_TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
+rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
+atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 
 
 def formats(*more: str) -> Callable[[Any], Any]:

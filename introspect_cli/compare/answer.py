@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
-from introspect_cli.compare.endings import at_the_end, before_the_end
+from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.results import same_results
-from introspect_cli.compare.separate import separately, told_separately
+from introspect_cli.compare.separate import separate_sentence, separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
@@ -59,6 +59,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             verdict, text = doubted(a, b) or (verdict, text)
         if verdict is Verdict.UNDECIDED:
             text = before_the_end(a, b, options, outcomes) or text
+        else:
+            text += after_the_end(a, b)
         code = code_changes(a, b, None)
         settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
@@ -89,7 +91,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     )
     scene.settings = settings = with_code(found, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
-    told = told_separately(scene, training, evaluation)
+    told = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     told = leaves_words(reach, best.first) + told if reach is not None else told
     told, later = at_the_end(scene, told)

@@ -26,7 +26,7 @@ from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
 from introspect_cli.compare.results import unchanged
-from introspect_cli.compare.separate import tell_apart
+from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import chooses_modules
@@ -86,7 +86,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
-        if not alike or (splits.apart and not options.strict):
+        if not alike or (splits.differ and not options.strict):
             answer = _as_wholes(a, b, options, noise, splits)
             # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
             multiple = answer.first is not None and answer.first.scale is not None
@@ -185,7 +185,7 @@ def _rank(
     ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
     outcome = compare_rank(sides, options, offset, ends)
     outcome.match = match
-    tell_apart(outcome, sides, options, ends)
+    add_evaluation(outcome, sides, options, ends)
     root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
     notes = [text for text in (*match.notes, note, root) if text]
     return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]

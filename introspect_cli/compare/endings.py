@@ -73,6 +73,12 @@ def one_raised(a: Run, b: Run) -> Raised | None:
     return two or one
 
 
+def after_the_end(a: Run, b: Run) -> str:
+    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    found = one_raised(a, b)
+    return "" if found is None else f" After that, run {found.side} ended by an exception: {found.words}."
+
+
 def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
     """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
     found = one_raised(a, b)
@@ -96,6 +102,18 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
     )
 
 
+def cut_short(scene: Scene) -> Raised | None:
+    """The exception that cut off the step of the first divergence; None where none did."""
+    found = one_raised(scene.run_a, scene.run_b)
+    if found is None:
+        return None
+    first, in_b = scene.first, found.side == "b"
+    missing = (first.b if in_b else first.a) is None
+    cut = missing or (scene.run_b if in_b else scene.run_a).manifest.get("remainder") is True
+    reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
+    return found if cut and reader.last_step == step else None
+
+
 def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
     """The answer where a run ended by an exception, and a note of that; "" where there is no note.
 
@@ -105,15 +123,11 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
     found = one_raised(scene.run_a, scene.run_b)
     if found is None:
         return answer, ""
-    first = scene.first
-    run = scene.run_b if found.side == "b" else scene.run_a
-    missing = (first.b if found.side == "b" else first.a) is None
-    cut = missing or run.manifest.get("remainder") is True
-    reader = scene.step.sides.b if found.side == "b" else scene.step.sides.a
-    step = first.step_b if found.side == "b" else first.step
-    other = "a" if found.side == "b" else "b"
-    if not cut or reader.last_step != step:
+    if cut_short(scene) is None:
         return answer, f"Run {found.side} ended by an exception, after the first divergence: {found.words}."
+    first = scene.first
+    missing = (first.b if found.side == "b" else first.a) is None
+    other = "a" if found.side == "b" else "b"
     agreed = _last_agreed(scene)
     until = (
         f" The last record that agrees is {agreed}."

@@ -58,7 +58,7 @@ def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
         steps_compared=sum(len(outcome.paired) for outcome in outcomes),
         steps_diverged=sum(tally.diverged_steps for tally in tallies),
         records=records,
-        equal=max(records - (diverged - only_b) - unseen - sum(tally.apart for tally in tallies), 0),
+        equal=max(records - (diverged - only_b) - unseen - sum(tally.causes for tally in tallies), 0),
         diverged=diverged,
         only_a=only_a,
         only_b=only_b,

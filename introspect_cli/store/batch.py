@@ -7,6 +7,7 @@ that follow from others need no bytes of their own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,8 @@ class StepBatch:
     ranks: NDArray[np.uint32] | None = None
     calls: NDArray[np.int64] | None = None
     elements: NDArray[np.int64] | None = None
+    derived: dict[int, dict[str, Array]] = field(default_factory=dict, init=False, repr=False)
+    """Of some rows together, the statistics that follow from others; see `record_stats`."""
 
     def __len__(self) -> int:
         return len(self.site)
@@ -316,13 +319,31 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
-def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:
-    """All statistics of one row, stored and derived; counts are ints, absent ones are left out."""
-    row_counts = {name: column[row : row + 1] for name, column in counts.items()}
-    row_floats = {name: column[row : row + 1] for name, column in floats.items()}
-    out: dict[str, float] = {name: int(value[0]) for name, value in row_counts.items() if value[0] >= 0}
-    derived = derived_stats(row_counts, row_floats, np.array([numel]))
-    for name, value in (*row_floats.items(), *derived.items()):
-        if not np.isnan(value[0]):
-            out[name] = int(value[0]) if name == "infs" else float(value[0])
+_TOGETHER = 256
+
+
+def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
+
+    numpy takes as long for one row as for some hundred, so what is derived is derived for its neighbours, too.
+
+    Args:
+        batch: the step's.
+        row: which.
+        numels: gives how many elements tensors of some layouts have.
+    """
+    block, place = divmod(row, _TOGETHER)
+    derived = batch.derived.get(block)
+    if derived is None:
+        rows = slice(block * _TOGETHER, (block + 1) * _TOGETHER)
+        counts: dict[str, Array] = {name: column[rows] for name, column in batch.counts.items()}
+        floats = {name: column[rows] for name, column in batch.floats.items()}
+        numel = np.array(numels(batch.layout[rows]), np.int64)
+        derived = batch.derived[block] = derived_stats(counts, floats, numel)
+    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
+    numbers = {name: float(column[row]) for name, column in batch.floats.items()}
+    numbers |= {name: float(column[place]) for name, column in derived.items()}
+    for name, value in numbers.items():
+        if not math.isnan(value):
+            out[name] = int(value) if name == "infs" else value
     return out

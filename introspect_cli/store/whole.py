@@ -347,3 +347,8 @@ class WholeReader(StepReader):
 
 Reader = RankReader | WholeReader
 """What can be read like one rank: one, or all as one."""
+
+
+def readers_of(reader: Reader) -> list[RankReader]:
+    """The readers of the ranks that are read as one; of one rank, its own."""
+    return reader.readers if isinstance(reader, WholeReader) else [reader]

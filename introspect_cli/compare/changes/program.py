@@ -164,6 +164,13 @@ class Program:
                 }
         return found
 
+    def is_conditional(self, place: tuple[str, str]) -> bool:
+        """Whether all calls of a function that these files show depend on a condition, so that it may not have run."""
+        name = place[1].rpartition(".")[2]
+        calls = [self.statements[n] for n in self.callers.get(name, ()) if self.statements[n].place != place]
+        heads = ([self.statements[number].node for number in call.around] for call in calls)
+        return bool(calls) and all(any(isinstance(node, ast.If) for node in around) for around in heads)
+
     def reached(self, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """These functions and those that they call, and so on, with how many calls lie between."""
         found: dict[tuple[str, str], int] = {}

@@ -48,7 +48,8 @@ def with_code(
         _told(change, best.get(change.name), code, rounding=rounding) if change.source == "sources" else change
         for change in settings
     ]
-    return tuple(sorted(told, key=lambda change: -change.weight))
+    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
+    return tuple(sorted(told, key=lambda own: (-own.weight, place.get(own.name, 0) if own.source == "sources" else 0)))
 
 
 def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:

@@ -15,6 +15,7 @@ from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, count
+from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.whole import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -47,8 +47,8 @@ class Gathered:
         a, b = sides.a, sides.b
         self.factor: int | None = None
         self._shared = SharedOut(sides)
-        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
-        self._ranks = len(getattr(b, "readers", [b])) / len(getattr(a, "readers", [a]))
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
+        self._ranks = len(readers_of(b)) / len(readers_of(a))
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
@@ -319,7 +319,7 @@ def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
 
 def _losses(reader: Reader) -> int:
     """How often a run computes its loss in a step, at most."""
-    each = [own.sites for own in getattr(reader, "readers", [reader])]
+    each = [own.sites for own in readers_of(reader)]
     most = 0
     for sites in each:
         calls = sites.call

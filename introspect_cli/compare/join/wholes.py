@@ -94,7 +94,7 @@ def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
     operators = " and results of operators" if splits.folded and recorded else ""
     differ, each = "The layouts differ", "rank to rank"
-    if splits.apart:
+    if splits.differ:
         cut = splits.a.words, splits.b.words
         if a.world_size == b.world_size == 1:
             sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"

@@ -11,7 +11,7 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Thing
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.draws import drew_alone, drew_before
+from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
@@ -22,10 +22,20 @@ from introspect_cli.records import Kind, Site
 if TYPE_CHECKING:
     from introspect_cli.compare.step import Step
 
-_DRAWS_NOTHING = re.compile(
-    r"^(Linear|Bilinear|Conv.*|Embedding.*|.*Norm\d?d?|GELU|ReLU6?|LeakyReLU|SiLU|Mish|ELU|Tanh|Sigmoid|Softmax|"
-    r"LogSoftmax|Softplus|Hardswish|.*Pool\dd|Flatten|Unflatten|Identity|PixelShuffle|Upsample|.*Loss)$"
-)
+_DRAW_NOTHING = {
+    *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),
+    *("LogSoftmax", "Softplus", "Hardswish", "Flatten", "Unflatten", "Identity", "PixelShuffle", "Upsample"),
+}
+_SORTS = tuple(f"{sort}{dims}" for sort in ("Norm", "Pool") for dims in ("1d", "2d", "3d"))
+
+
+def _draws_nothing(module_class: str) -> bool:
+    """Whether modules of a class draw no random number."""
+    return (
+        module_class in _DRAW_NOTHING
+        or module_class.startswith(("Conv", "Embedding"))
+        or module_class.endswith(("Norm", "Loss", *_SORTS))
+    )
 
 
 class Module(Reason):
@@ -55,9 +65,7 @@ class Module(Reason):
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""
         first = scene.first
-        taken = [
-            e for e in scene.cause.evidence if not (e.thing in RANDOM and _DRAWS_NOTHING.match(first.module_class))
-        ]
+        taken = [e for e in scene.cause.evidence if not (e.thing in RANDOM and _draws_nothing(first.module_class))]
         text = f"{what(first.site, first.module_class)} differs{apart(first)}{although(taken)}{scaled(first)}"
         return f"{text}. {_inside(scene)}"
 
@@ -107,14 +115,17 @@ class OwnCode(Reason):
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
         text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
-        side = drew_before(scene.draws, scene.site)
+        side = drew_alone(scene.draws, scene.site, before=True)
         taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
         text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        if side:
+        replaced = other_class(scene, cause.module)
+        if replaced:
+            text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
+        elif side:
             text += f": in {side} it draws random numbers there, in {'a' if side == 'b' else 'b'} it does not"
         return f"{text}.{scene.rounding_words()}"
 
@@ -192,9 +203,7 @@ def _inside(scene: Scene) -> str:
         return f"{scene.the_cause_is} inside this module: in {side} it draws random numbers, in {other} it does not."
     text = f"{scene.the_cause_is} inside this module: its code, options, train/eval mode or kernel"
     known = scene.cause.rests_on(*RANDOM)
-    if not _DRAWS_NOTHING.match(scene.first.module_class) and any(
-        found.thing is Thing.RANDOM_AT_START for found in known
-    ):
+    if not _draws_nothing(scene.first.module_class) and any(found.thing is Thing.RANDOM_AT_START for found in known):
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
@@ -214,6 +223,12 @@ def _identity_side(scene: Scene) -> str:
         if any(step.checksum(u, side) == step.checksum(scene.union, side) is not None for u in inputs)
     ]
     return same[0] if len(same) == 1 else ""
+
+
+def other_class(scene: Scene, name: str) -> tuple[str, ...]:
+    """The class of a module in a and in b, where that is another one; none else."""
+    classes = tuple(tree[name].module_class for tree in scene.step.modules if name in tree)
+    return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
 
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:

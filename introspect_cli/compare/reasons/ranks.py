@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import apart, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def _calls(scene: Scene) -> tuple[int, int]:
     found = []
     for side in (scene.step.sides.a, scene.step.sides.b):
         most = 1
-        for reader in side.readers if isinstance(side, WholeReader) else [side]:  # calls may be folded in a whole
+        for reader in readers_of(side):  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
         found.append(most)
@@ -160,7 +160,7 @@ def uneven_ranks(scene: Scene) -> list[str]:
     sides, first = scene.step.sides, scene.first
     found = []
     for side, reader, step in (("a", sides.a, first.step), ("b", sides.b, first.step_b)):
-        sizes = _samples_of_ranks(reader.readers, step) if isinstance(reader, WholeReader) else {}
+        sizes = _samples_of_ranks(readers_of(reader), step)  # one rank alone has one size
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
             found.append(f"the ranks of {side} had different numbers of samples ({listed}{', ...' * (len(sizes) > 8)})")

@@ -21,7 +21,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import readers_of
 
 if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
@@ -102,7 +102,7 @@ class Split(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
         splits = scene.step.sides.splits
-        return [] if splits is None or not splits.apart else [f"a takes {splits.a.words}, b {splits.b.words}."]
+        return [] if splits is None or not splits.differ else [f"a takes {splits.a.words}, b {splits.b.words}."]
 
 
 # --- what it is
@@ -117,7 +117,7 @@ def found_in(step: Step, position: int) -> Finding | None:
         found = _by_itself(step, position)
         if found is not None:
             return found
-    if not splits.apart:
+    if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step, splits)
@@ -137,8 +137,7 @@ def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]
 
 def _ranks(step: Step) -> tuple[int, int]:
     """How many ranks of a, and of b, are read."""
-    one, two = (len(own.readers) if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
-    return one, two
+    return len(readers_of(step.sides.a)), len(readers_of(step.sides.b))
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:

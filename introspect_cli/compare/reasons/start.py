@@ -65,6 +65,12 @@ class Initial(Reason):
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text}. The model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+        if a is not None and b is not None and a.layout.shape != b.layout.shape:
+            return f"{text}. The model is built with other sizes."
+        if scene.is_first_step and scene.first.size is Size.ROUNDING:
+            return (
+                f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
+            )
         other = _exchanged(scene)
         if other:
             return (

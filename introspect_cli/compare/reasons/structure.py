@@ -18,6 +18,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     names_in,
     other_optimizer,
 )
+from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
@@ -186,6 +187,12 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
+    replaced = other_class(scene, owner_of(subject))
+    if replaced:
+        return (
+            f"the structure differs: {owner_of(subject)} is {replaced[0]} in a and {replaced[1]} in b; the {kind} "
+            f"{subject} exists only in {side}."
+        )
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
     trees = dict(zip("ab", scene.step.modules, strict=True))
