@@ -106,6 +106,15 @@ _COMPARED = (
     ),
 )
 
+HERE = "here"
+engine_option = click.option(
+    "--engine",
+    metavar="ENGINE",
+    default=HERE,
+    show_default=True,
+    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+)
+
 
 def formats(*more: str) -> Callable[[Any], Any]:
     """Declare `--format`: a table, JSON, and more."""
