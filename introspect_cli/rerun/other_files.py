@@ -49,7 +49,7 @@ def _equal(one: Path | None, two: Path | None) -> bool:
 def tracked(root: Path) -> frozenset[Path]:
     """The files of a project that git knows: no run wrote them."""
     try:
-        return frozenset(root / name for name in Repository(root).ask("ls-files", "-z").split("\0") if name)
+        return frozenset(root / name for name in Repository(root).names("ls-files"))
     except UsageError:
         return frozenset()
 
@@ -66,10 +66,10 @@ def at_commits(sides: Sides, ground: Ground, place: Path) -> tuple[OtherFile, ..
         repository = Repository(sides.root)
         if repository.root != sides.root or not all(map(repository.has, sides.commits)):
             return ()
-        answer = repository.ask("diff", "--name-only", "-z", "--no-renames", *sides.commits)
+        different = repository.names("diff", "--name-only", "--no-renames", *sides.commits)
     except UsageError:
         return ()
-    names = [name for name in answer.split("\0") if name and sides.root / name not in sides.places.values()]
+    names = [name for name in different if sides.root / name not in sides.places.values()]
     return tuple(
         OtherFile(
             os.path.relpath(ground.root / name, ground.tops[0]),

@@ -94,7 +94,7 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else _kept(variant.run)
+    kept = None if again else kept_run(variant.run)
     if kept is not None:
         return kept
     options = ["-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
@@ -124,7 +124,8 @@ def logged(
         ).returncode
 
 
-def _kept(run: Path) -> Rerun | None:
+def kept_run(run: Path) -> Rerun | None:
+    """A run that is there already and complete."""
     if not (run / "manifest.yaml").exists():
         return None
     try:
