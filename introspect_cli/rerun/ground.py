@@ -246,7 +246,7 @@ def _modules(planted: Planted, sources: Iterable[Path], reachable: Collection[Pa
     """Links to packages of the project that python would look for elsewhere: those that are installed as editable."""
     directory = planted.place / "modules"
     for path in sources:
-        if any(path.is_relative_to(directory) for directory in reachable):
+        if path.suffix != ".py" or any(path.is_relative_to(directory) for directory in reachable):
             continue
         package = path
         while (planted.moved(package.parent) / "__init__.py").exists():

@@ -28,7 +28,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
 
     def order(element: Element) -> tuple[int, int]:
-        if isinstance(element, Change):
+        if isinstance(element, Change) and element.unit != "value":
             place, likely = statements.get(_lines(element), (_LAST, False))
             return (settings.get(element.file, _LAST) if likely else _LAST, place)
         return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
@@ -42,7 +42,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
 def _name(element: Element) -> str:
     """What the comparison calls it among the settings."""
     if isinstance(element, Change):
-        return element.file
+        return element.place if element.unit == "value" else element.file
     return "" if isinstance(element, OtherPython) else element.name
 
 
