@@ -3,10 +3,13 @@
 import ast
 import gzip
 import os
+import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
+import introspect_cli
 from introspect_cli.capture.environment import redact_source, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
@@ -205,6 +208,19 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
 def test_secrets_are_taken_out_of_code(text, clean):
     assert redact_source.source(text) == clean
     ast.parse(clean)
+
+
+@pytest.mark.parametrize(
+    ("secret", "speed"),
+    [("", 8e6), ("password = 'hunter2'\n", 3e6), ("x = 'ghp_abcdefghijklmnopqrstuvwxyz123'\n", 1e6)],
+)
+def test_a_long_file_is_searched_in_no_time(secret, speed):
+    code = (Path(introspect_cli.__file__).parent / "store" / "arrow.py").read_text()
+    text = code * 50 + secret
+    began = time.process_time()
+    clean = redact_source.source(text)
+    assert time.process_time() - began < len(text) / speed
+    assert clean.count("<redacted>") == bool(secret)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
-from introspect_cli.rerun.other_files import opened_files
+from introspect_cli.rerun.opened import opened_files
 from introspect_cli.rerun.texts import encoded, search_path
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.reader import open_run

@@ -15,7 +15,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.element import Element, OtherPython
 from introspect_cli.rerun.minimise import differences
-from introspect_cli.rerun.other_files import opened_texts
+from introspect_cli.rerun.opened import opened_texts
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.texts import decoded, place_of_source, texts_of
 

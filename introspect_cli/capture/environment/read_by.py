@@ -19,8 +19,25 @@ from introspect_cli.capture.probes.base import Patches, uncounted
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+    from typing import Protocol
 
-    from introspect_cli.capture.environment.read_files import ReadFiles
+    from introspect_cli.capture.probes.base import Guarded
+
+    class ReadFiles(Protocol):
+        """What is told of files that are read."""
+
+        guarded: Guarded
+
+        @property
+        def is_on(self) -> bool:
+            """Whether the script is running, and no code of introspect."""
+
+        def path(self, frame: FrameType, path: object) -> None:
+            """A library has opened a file itself."""
+
+        def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+            """Look at a file that is open."""
+
 
 _READERS: Final = (
     ("pyarrow", "", "memory_map", "path"),
