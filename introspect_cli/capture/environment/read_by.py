@@ -80,14 +80,14 @@ class Readers:
                     self._patches.replace(owner, name, self._reader(original, int(bool(kind)), first))
 
     def _reader(self, original: Callable[..., Any], at: int, first: str) -> Callable[..., Any]:
-        readers = self
+        files, look = self._files, self._look
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if readers._files.is_on:
-                with readers._files.guarded:
-                    readers._look(sys._getframe(1), args[at] if len(args) > at else kwargs.get(first))  # noqa: SLF001 - as python documents it
+            if files.is_on:
+                with files.guarded:
+                    look(sys._getframe(1), args[at] if len(args) > at else kwargs.get(first))  # noqa: SLF001 - as python documents it
             return result
 
         return read
