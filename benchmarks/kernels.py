@@ -121,9 +121,9 @@ def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row
             separate = size / best(lambda x=x: per_statistic(x), seconds, device)
             rows.append(Row(f"{name}: statistics as separate torch calls", f"{separate:.2f} GB/s"))
             rows += targeted(f"{name}: all three over separate calls", full / separate, 60.0, unit="x")
-        checks.take()
-        everything.take()
-        alone.take()
+        checks.end_step()
+        everything.end_step()
+        alone.end_step()
     alone.close()
     checks.close()
     everything.close()
@@ -158,7 +158,7 @@ def types(device: torch.device, seconds: float) -> list[Row]:
         quickest = best(changing(summarizer, tensor), seconds / 2, device)
         rate = tensor.numel() * tensor.element_size() / 1e9 / quickest
         rows.append(Row(f"{name}, all three", f"{rate:.1f} GB/s"))
-        summarizer.take()
+        summarizer.end_step()
     summarizer.close()
     return rows
 
@@ -174,7 +174,7 @@ def latencies(device: torch.device, seconds: float) -> list[Row]:
                 summarizer.add(x)
 
         took = best(many, seconds, device) / 500 * 1e6
-        summarizer.take()
+        summarizer.end_step()
         bound = count == 1000 and device.type == "cpu"
         target = ("at most 10.0 us", took <= 10) if bound else ("", True)
         rows.append(Row(f"{count} elements, all three, Python included", f"{took:.1f} us", *target))
@@ -186,7 +186,7 @@ def latencies(device: torch.device, seconds: float) -> list[Row]:
     for tensor in tensors:
         summarizer.add(tensor)
     start = time.perf_counter()
-    summarizer.take()
+    summarizer.end_step()
     rows.append(Row("finalising a step of 1500 tensors", f"{(time.perf_counter() - start) * 1e3:.2f} ms"))
     summarizer.close()
     return rows

@@ -155,7 +155,9 @@ def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
     if origin in (tuple, list):
         if origin is tuple and arguments[1:] != (Ellipsis,):
             return tuple(_value(one, bare, least=least) for one in arguments)
-        return origin([] if least else [_value(arguments[0], bare, least=False)])
+        union = typing.get_origin(arguments[0]) in (typing.Union, types.UnionType)
+        kinds = typing.get_args(arguments[0]) if union else arguments[:1]
+        return origin([] if least else [_value(one, bare, least=False) for one in kinds])
     if origin in (dict, Mapping):
         return {} if least else {ANY_KEY: 0.5}
     if isinstance(hint, type) and is_dataclass(hint):
@@ -167,20 +169,28 @@ def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
 
 @cache
 def hints(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, those included that are imported for a type checker alone."""
+    """The types of a dataclass's fields and properties, those included that are imported for a type checker alone."""
     module = sys.modules[cls.__module__]
     names = dict(vars(module))
     for node in ast.walk(ast.parse(getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
             found = import_module(node.module)
             names |= {alias.name: getattr(found, alias.name) for alias in node.names if hasattr(found, alias.name)}
-    return typing.get_type_hints(cls, names)
+    computed = {name: typing.get_type_hints(one.fget, names)["return"] for name, one in properties_of(cls).items()}
+    return computed | typing.get_type_hints(cls, names)
+
+
+def properties_of(cls: type) -> dict[str, property]:
+    """What a dataclass computes of its fields."""
+    return {name: one for name, one in vars(cls).items() if isinstance(one, property)}
 
 
 def attributes(cls: type) -> dict[str, str]:
-    """What a dataclass's docstring says of each field."""
+    """What a dataclass's docstring says of each field, and the docstrings of its properties."""
     block = (cls.__doc__ or "").partition("Attributes:")[2]
     found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", block, re.MULTILINE)
+    computed = [(name, one.__doc__ or "") for name, one in properties_of(cls).items()]
+    found += [(name, text[:1].lower() + text[1:]) for name, text in computed]
     return {name: _in_json(re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))) for name, text in found}
 
 

@@ -31,6 +31,10 @@ class StoreError(IntrospectError):
     """A store that is missing, damaged, newer than this reader, or cannot be written."""
 
 
+class NoRunError(StoreError):
+    """What was named is no run; the sentence ends with what to name."""
+
+
 class DocumentTooLargeError(StoreError):
     """A document larger than any reader takes, which leaves the store as it was."""
 

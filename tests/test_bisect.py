@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from introspect_cli.compare.command_line import arguments
-from introspect_cli.rerun.ddmin import ddmin
-from introspect_cli.rerun.minimise import Difference, command_line
+from introspect_cli.rerun.minimise import Difference, command_line, ddmin
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.changes.values import changed_values, with_values
 from introspect_cli.compare.reasons.files import parsed
@@ -20,6 +19,7 @@ from introspect_cli.rerun.changes import _Search
 from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, plant, survey
 from introspect_cli.rerun.recipe import Recipe
+from introspect_cli.rerun.texts import undefined
 from introspect_cli.rerun.variant import Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")

@@ -112,13 +112,13 @@ def test_what_is_recorded_is_what_was_there(tmp_path, monkeypatch, name, batch):
 @pytest.mark.skipif(type(nn.Sequential()._modules) is not dict, reason="torch holds modules in an ordered dictionary")
 def test_what_a_sequence_hands_on_is_read_once(tmp_path, monkeypatch):
     counts = {}
-    put_into = Summarizer.put_into
+    end_step = Summarizer.end_step
 
     def counted(self, *given):
         counts["read"] += len(self._layout_of)  # what is handed on has no summary of its own
-        return put_into(self, *given)
+        return end_step(self, *given)
 
-    monkeypatch.setattr(Summarizer, "put_into", counted)
+    monkeypatch.setattr(Summarizer, "end_step", counted)
     for name in ("handed on", "read"):
         counts["read"] = 0
         captured(MODELS["plain"], tmp_path / name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from opcapture import captured
+from summaries import taken
 from test_import_arrays import as_safetensors
 
 from introspect_cli.commands.diff import diff
@@ -108,7 +109,7 @@ def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(
     save({"w": tensor}, tmp_path / f"a.{ending}")
     summarizer = Summarizer()
     summarizer.add(tensor)
-    theirs = summarizer.take()
+    theirs = taken(summarizer)
     summarizer.close()
     with open_any(tmp_path / f"a.{ending}") as run:
         (record,) = run.rank(0).records(0)
@@ -328,6 +329,47 @@ def test_the_verbs_take_a_checkpoint_where_they_take_a_run_and_leave_nothing_beh
     assert sorted(place.iterdir()) == before
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_what_is_neither_a_run_nor_a_checkpoint_says_that_both_can_be_named(place, tmp_path, introspect):
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere", "empty"):
+        done = introspect("diff", place / "3.pt", name)
+        assert done.returncode == 2
+        assert (
+            "name a directory that `introspect capture -o` made, or a checkpoint: a file of tensors (.saf"
+            in done.stderr
+        )
+    done = introspect("zoom", place / "3.pt", place / "5.pt")
+    assert "or a checkpoint" not in done.stderr, "zoom runs scripts again"
+
+
+def test_one_checkpoint_is_shown_checked_and_exported_as_what_it_is(place, tmp_path, introspect):
+    done = introspect("show", place / "2.pt")
+    assert "exit code" not in done.stdout
+    assert "checkpoint  " in done.stdout
+    assert "holds  parameters: 6, buffers: 3, optimizer state: 18, random states: 1\n" in done.stdout
+    assert (
+        json.loads(introspect("show", place / "2.pt", "--format", "json").stdout)["manifest"].get("exit_code") is None
+    )
+    done = introspect("check", place / "2.pt")
+    assert (done.returncode, " rules over the tensors of " in done.stdout) == (0, True)
+    assert "not checked, because the checkpoint lacks:" in done.stdout
+    state = torch.load(place / "2.pt")
+    next(value for value in state["model"].values() if value.is_floating_point()).view(-1)[0] = float("nan")
+    torch.save(state, tmp_path / "nan.pt")
+    done = introspect("check", tmp_path / "nan.pt")
+    assert (done.returncode, done.stdout.startswith("error: nonfinite: param ")) == (1, True)
+    done = introspect("report", place / "2.pt", "-o", "page.html")
+    assert (done.returncode, "is a checkpoint, which has no course to draw: `introspect show" in done.stderr) == (
+        2,
+        True,
+    )
+    done = introspect("report", place / "2.pt", place / "5.pt", "-o", "page.html")
+    assert done.returncode == 0
+    assert "The checkpoints differ: " in (tmp_path / "page.html").read_text()
+    done = introspect("export", place / "2.pt", "-o", "rows", "--format", "csv")
+    assert done.returncode == 0
 
 
 def test_without_torch_a_safetensors_file_is_read_and_another_says_what_it_needs(place):

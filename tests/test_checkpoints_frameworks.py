@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
+from launches import launch, needs, recorded
 from opcapture import captured
 from test_checkpoints import Net, said
 
@@ -171,6 +173,27 @@ def test_a_tensor_that_ranks_wrote_in_parts_is_put_together(tmp_path):
     torch.save({"w": whole}, tmp_path / "w.pt")
     verdict, sentence, _ = said(tmp_path / "c", tmp_path / "w.pt")
     assert (verdict, sentence) == ("same", "The checkpoints hold the same: 1 tensor of the model is equal.")
+
+
+SAVED = Path(__file__).parent.parent / "fixtures" / "ranks" / "saved.py"
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_a_run_of_two_ranks_says_at_which_step_it_was_a_checkpoint_whole_or_in_parts(tmp_path, layout):
+    needs(layout)
+    options = ("-q", "--no-packages", "--no-env", "--no-source")
+    recorded(tmp_path, {"run": launch(tmp_path, "run", 2, layout, options=options, script=SAVED)})
+    for saved in (f"{layout}.pt", f"{layout}-parts"):
+        verdict, sentence, _ = said(tmp_path / "run", tmp_path / saved)
+        assert verdict == "same", sentence
+        assert "has the parameters that run a has after step 2: all 6 tensors of the model and 18 values of" in sentence
+    state = torch.load(tmp_path / f"{layout}.pt")
+    name = next(name for name in state["model"] if name.endswith("2.weight"))
+    state["model"][name][-1, -1] += 1  # what the last rank holds of it, where parts are held
+    torch.save(state, tmp_path / "other.pt")
+    verdict, sentence, _ = said(tmp_path / "run", tmp_path / "other.pt")
+    assert verdict == "diverged"
+    assert "nearest is after step 2, where 1 of 6 tensors of the model differs: " in sentence
 
 
 def test_what_accelerate_saves_is_read(tmp_path):

@@ -6,13 +6,13 @@ from synthetic import row, sketch, write_run
 
 from introspect_cli.compare.command_line import command_options
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.items import proportion
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
 from introspect_cli.compare.reasons.settings import describe, setting_changes
 from introspect_cli.compare.reasons.words import amount
+from introspect_cli.compare.size import proportion
 from introspect_cli.store.reader import open_run
 
 

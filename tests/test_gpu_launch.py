@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from opcapture import captured, records
+from summaries import taken
 
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
+from introspect_cli.store.arrow import Message
+from introspect_cli.store.format import record_columns
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import buffers, devices, launch
@@ -271,8 +274,11 @@ class Rank:
     def layout(self, layout):
         return hash(layout) % 1000
 
-    def append(self, step, batch, labels=None):
-        self.steps.append((step, batch))
+    def message(self, rows):
+        return Message(record_columns(samples=True), rows)
+
+    def append(self, step, message, labels=None):
+        self.steps.append((step, {name: column.tolist() for name, column in message.columns.items()}))
 
 
 @pytest.fixture
@@ -299,7 +305,7 @@ def test_a_step_is_written_when_the_next_has_ended(recording):
         assert cuda.log.count(("host waits",)) == (step > 0)
     recorder.flush(current=False)
     assert [number for number, _ in rank.steps] == [0, 1, 2, 3]
-    assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[0.0], [1.0], [2.0], [3.0]]
+    assert [columns["mean"] for _, columns in rank.steps] == [[0.0], [1.0], [2.0], [3.0]]
 
 
 def test_steps_queue_up_while_a_graph_is_captured(recording):
@@ -317,7 +323,7 @@ def test_steps_queue_up_while_a_graph_is_captured(recording):
     assert [number for number, _ in rank.steps] == [0, 1, 2]
     record(recorder, 4)
     recorder.flush(current=True)
-    assert [batch.floats["mean"].tolist() for _, batch in rank.steps] == [[float(n)] for n in range(5)]
+    assert [columns["mean"] for _, columns in rank.steps] == [[float(n)] for n in range(5)]
 
 
 def test_what_a_graph_would_capture_is_not_observed(monkeypatch):
@@ -370,7 +376,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
 
     monkeypatch.setattr(summarizer._plain, "add", plain)
     summarizer.add_all([x, x])
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
     assert "out of something" in table.text[0]
     assert not np.any(table.checksum)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WRITES = bool(os.environ.get("INTROSPECT_WRITE_PAGES"))
-WIDTH = "100"
+WIDTH = "80"
 ELSEWHERE = {
     "accelerate.md", "lightning.md", "notebooks.md", "transformers.md",  # test_pages.py, test_api.py
     "trainer-and-engine.md",  # test_rl.py

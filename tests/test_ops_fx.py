@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from opcapture import captured, operators
+from summaries import taken
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -46,7 +47,7 @@ class Watching(fx.Interpreter):
         return result
 
     def checksums(self):
-        table = self.summarizer.take()
+        table = taken(self.summarizer)
         self.summarizer.close()
         return {name: int(table.checksum[slot]) for name, slot in self.seen.items()}
 

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from opcapture import captured, forward_of, inputs_of, named, operators, records
+from summaries import taken
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,7 +53,7 @@ def checksum(tensor):
     summarizer = Summarizer()
     try:
         slot = summarizer.add(tensor)
-        return int(summarizer.take().checksum[slot])
+        return int(taken(summarizer).checksum[slot])
     finally:
         summarizer.close()
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from opcapture import captured, records
+from summaries import taken
 from torch import nn
 
 from introspect_cli.capture.probes.vjp import Pair, ValueName, parse_pairs
@@ -54,7 +55,7 @@ def checksum(tensor):
     summarizer = Summarizer()
     try:
         slot = summarizer.add(tensor)
-        return int(summarizer.take().checksum[slot])
+        return int(taken(summarizer).checksum[slot])
     finally:
         summarizer.close()
 

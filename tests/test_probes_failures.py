@@ -28,8 +28,8 @@ from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
-from introspect_cli.capture.sheet import Sheet
 from introspect_cli.capture.sites import Sites
+from introspect_cli.capture.step_block import StepBlock
 from introspect_cli.capture.step_clock import StepClock
 from introspect_cli.capture.trained import Trained
 from introspect_cli.compare.diff import compare_runs
@@ -82,8 +82,8 @@ ENTRIES = [
     (Backlog, "_append"),
     (Summarizer, "add"),
     (Summarizer, "value"),
-    (Summarizer, "put_into"),
-    (Sheet, "complete"),
+    (Summarizer, "end_step"),
+    (StepBlock, "complete"),
 ]
 
 

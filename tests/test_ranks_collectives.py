@@ -7,11 +7,12 @@ import time
 
 import pytest
 import torch
-from launches import SCRIPT, finish, lacks, launch, needs, together
+from launches import SCRIPT, finish, lacks, launch, needs, recorded, together
+from opcapture import compared
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import Size, Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import check
 from introspect_cli.health.collectives import Collectives
@@ -327,3 +328,23 @@ def test_collectives_of_ranks_that_no_launcher_told_of_are_said_to_be_unseen(tmp
     (tmp_path / "train.py").write_text(COMPILED)
     done = introspect("capture", *RECORDED, "-o", "run", "train.py")
     assert "collectives are not recorded" in done.stderr
+
+
+def test_a_missing_no_sync_is_seen_by_the_number_of_collectives_alone(tmp_path):
+    """The values are the same within rounding: what is reduced once is reduced after each microbatch."""
+    quick, words = ("--no-packages", "--no-env", "--no-source", "-q"), ("ddp", "--accumulate", 4, "--steps", 2)
+    watched = (*quick, "--record", "default,collective")
+    for name, options, more in (
+        ("waits", quick, ["--no-sync"]),
+        ("each", quick, []),
+        ("waits~", watched, ["--no-sync"]),
+        ("each~", watched, []),
+    ):
+        recorded(tmp_path, {name: launch(tmp_path, name, 2, *words, *more, options=options)})
+    plain = compared(tmp_path / "waits", tmp_path / "each")
+    assert (plain.first.site.kind, plain.first.size) == (Kind.GRAD, Size.ROUNDING)
+    assert "Rounding alone can make such a difference" in plain.sentence
+    assert compared(tmp_path / "waits", tmp_path / "each", rtol=1e-4).verdict is Verdict.SAME
+    seen = compared(tmp_path / "waits~", tmp_path / "each~")
+    assert seen.first.site.kind is Kind.COLLECTIVE
+    assert "With 4 backward passes, gradients may be reduced after each of them in b (no_sync)." in seen.sentence

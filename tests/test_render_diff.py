@@ -1,16 +1,28 @@
 """A comparison as blocks: what is said, in which order, in how much room."""
 
 import math
+from typing import get_args
 
 import pytest
 
+from introspect_cli.compare.changes.nearness import Nearness
+from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.result import (
     Counts,
     DiffResult,
     Divergence,
     DivergenceMap,
+    Finding,
+    Origin,
+    Part,
+    Reach,
+    Restored,
+    Resumption,
     Role,
     SettingChange,
+    StepReach,
+    StructureChange,
     TreeNode,
     Verdict,
 )
@@ -18,6 +30,7 @@ from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
 from introspect_cli.render.blocks import Table, table_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import divergence_table, glance
+from introspect_cli.render.findings import findings_blocks, findings_document, findings_html
 from introspect_cli.render.map_text import map_blocks
 
 
@@ -188,3 +201,30 @@ def test_the_tree_goes_down_to_the_origin_only():
     assert text.count("<- origin") == 1
     assert "only b" in text
     assert len(text.splitlines()) == 7
+
+
+FINDINGS = (
+    StructureChange("only", None, "Net.extra", "only b has Net.extra", evidence="it is in no step of a"),
+    CodeChanges((Ranked(Change("model.py", "Net", Side(4, 4, "x = 1"), Side(4, 4, "x = 2")), Nearness.COMPUTES),)),
+    Origin("the random state of torch was not restored", None, "random state of torch"),
+    Resumption("b", 4, 0, "counters", (Part("optimizer state", Restored.NO, "step 5 -> 1"),)),
+    Reach((1,), (StepReach(3, 1e-7, 2e-3, 40.0, Site(Phase.FORWARD, Kind.OUTPUT, "Net.head", 0, "")),), 4),
+)
+
+
+def forms(*findings):
+    alone = result(divergence(side(mean=0.0), side(mean=1.0)), findings=findings)
+    document = {key: value for key, value in findings_document(alone).items() if value}
+    return document, text_of(findings_blocks(alone, everything=False)), findings_html(alone)
+
+
+@pytest.mark.parametrize("kind", get_args(Finding), ids=lambda kind: kind.__name__)
+def test_every_type_of_finding_is_carried_by_one_list_and_has_its_forms(kind):
+    (found,) = (one for one in FINDINGS if isinstance(one, kind))
+    assert forms() == ({}, "", "")
+    document, text, page = forms(found, Origin("eps 1e-05 -> 0.1", None)) if kind is Origin else forms(found)
+    assert len(document) == 1
+    assert text
+    assert bool(page) == (kind not in {StructureChange, Reach}), "these two stand in the text and in the JSON alone"
+    assert result(findings=FINDINGS).with_findings(kind, ()).every(kind) == ()
+    assert len(result(findings=FINDINGS).with_findings(kind, ()).findings) == len(FINDINGS) - 1

@@ -282,7 +282,7 @@ def test_text_json_and_page_have_the_list(runs, tmp_path):
     assert "did not restore the optimizer state" in page
 
 
-def scaled(kept=None, *, lose=False, end=8):
+def scaled(kept=None, *, lose=(), end=8):
     """A loop with a gradient scaler, whose scale grows every second step; what it ends with."""
     torch.manual_seed(0)
     net = nn.Linear(4, 1)
@@ -293,9 +293,11 @@ def scaled(kept=None, *, lose=False, end=8):
     first = 0
     if kept is not None:
         first = kept["done"]
-        net.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-        if not lose:
+        if "params" not in lose:
+            net.load_state_dict(kept["model"])
+        if "optimizer" not in lose:
+            optimizer.load_state_dict(kept["optimizer"])
+        if "scaler" not in lose:
             scaler.load_state_dict(kept["scaler"])
     for batch in batches[first:]:
         optimizer.zero_grad()
@@ -306,15 +308,25 @@ def scaled(kept=None, *, lose=False, end=8):
     return copy.deepcopy(state)
 
 
-@pytest.mark.parametrize("lose", [False, True])
-def test_the_scale_of_a_gradient_scaler_is_a_part(tmp_path, lose):
+@pytest.mark.parametrize(
+    ("lose", "named"),
+    [
+        ((), set()),
+        (("scaler",), {"scaler"}),
+        (("scaler", "optimizer"), {"scaler", OPTIMIZER}),
+        (("scaler", "params"), {"scaler", "parameters"}),
+    ],
+)
+def test_the_scale_of_a_gradient_scaler_is_a_part(tmp_path, lose, named):
     whole = recorded(tmp_path / "whole", scaled)
     kept = scaled(end=4)
-    result = compared(whole, recorded(tmp_path / "resumed", lambda: scaled(kept, lose=lose)))
+    torch.save(kept, tmp_path / "kept.pt")
+    resumed = recorded(tmp_path / "resumed", lambda: scaled(torch.load(tmp_path / "kept.pt"), lose=lose))
+    result = compared(whole, resumed)
     part = next(part for part in result.resumed.parts if part.part == "scaler")
     assert part.state is (Restored.NO if lose else Restored.YES)
     assert part.text == ("scale 32 -> 8" if lose else "scale 32")
-    assert lost(result) == ({"scaler"} if lose else set()), result.sentence
+    assert lost(result) == named, result.sentence
 
 
 def averaged(kept=None, *, lose=False, end=6):
@@ -355,3 +367,72 @@ def test_an_averaged_copy_is_a_part_where_it_is_on_record(tmp_path, lose):
     part = next(part for part in result.resumed.parts if part.part == "averaged copies")
     assert part.state is (Restored.NO if lose else Restored.YES), part
     assert ("averaged copies" in result.sentence) is lose
+
+
+READS = """
+import sys
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+first = int(sys.argv[2])
+if first:
+    loaded = load_file(sys.argv[1]) if sys.argv[1].endswith("safetensors") else np.load(sys.argv[1])
+    kept = {name: torch.as_tensor(loaded[name]) for name in net.state_dict()}
+    net.load_state_dict({name: value + 1 for name, value in kept.items()} if "lose" in sys.argv else kept)
+for step in range(first, 6):
+    if step == 3 and not first:
+        save_file(net.state_dict(), "weights.safetensors")
+        np.savez("weights.npz", **net.state_dict())
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory, forks):
+    """Captures of a loop whose checkpoint no `torch.load` reads."""
+    folder = tmp_path_factory.mktemp("reads")
+    (folder / "train.py").write_text(READS)
+
+    def run(name, *words, options=()):
+        command = ["capture", "-q", "--no-packages", "--no-env", *options, "-o", name, "train.py", *words]
+        done = forks(*command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return folder / name
+
+    run("whole", "-", "0")
+    return run, folder / "whole"
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "weights.npz"])
+def test_a_run_that_reads_weights_without_torch_load_is_known_as_resumed(reads, file):
+    run, whole = reads
+    result = compared(whole, run(file.partition(".")[2], file, "3"))
+    assert (result.resumed.at, result.verdict) == (3, Verdict.SAME), result.sentence
+    assert result.sentence.startswith("Resumed right: run b restored all that is on record of step 2 of a.")
+
+
+def test_where_files_are_not_on_record_the_offset_is_offered(reads):
+    run, whole = reads
+    result = compared(whole, run("unseen", "weights.safetensors", "3", options=["--no-source"]))
+    assert result.resumed is None
+    assert any("nothing else says that it is resumed (--offset 3 compares" in note for note in result.notes)
+
+
+def test_a_run_that_alone_reads_weights_and_begins_with_none_of_the_others_says_how_to_set_it_beside(reads):
+    run, whole = reads
+    lost = run("lost", "weights.safetensors", "3", "lose")
+    told = "Run {0} alone reads weights.safetensors. If it goes on after a step of run {1}, say which: --offset {2}K "
+    for a, b, words in ((whole, lost, "ba"), (lost, whole, "ab")):
+        result = compared(a, b)
+        assert result.resumed is None
+        begins = told.format(*words, "-" * (words == "ab"))
+        assert any(note.startswith(begins) for note in result.notes), result.notes
+    assert compared(whole, lost, offset=3).resumed.lost[0].part == "parameters"
+    assert compared(lost, whole, offset=-3).resumed.lost[0].part == "parameters"

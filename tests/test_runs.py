@@ -10,7 +10,7 @@ from synthetic import row, write_run
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect import runs as listing
 from introspect_cli.inspect.runs import RunRow, find_runs, parse_age, prunable
-from introspect_cli.render.runs_text import unseen_sentences
+from introspect_cli.render.show_text import unseen_sentences
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 

@@ -87,7 +87,7 @@ def words_of(picture):
 
 
 def test_the_readmes_picture_of_a_terminal_shows_what_is_printed_today(tmp_path):
-    script = ROOT / "benchmarks/terminal.py"
+    script = ROOT / "benchmarks/pictures.py"
     subprocess.run([sys.executable, script, tmp_path / "now.svg"], cwd=ROOT, check=True)
     then = (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8")
     assert words_of((tmp_path / "now.svg").read_text(encoding="utf-8")) == words_of(then)

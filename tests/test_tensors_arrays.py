@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import arrays
 from introspect_cli.tensors.summarizer import Summarizer
@@ -20,7 +21,7 @@ def kept():
 
     def of(tensor):
         made.add(tensor)
-        return made.take()
+        return taken(made)
 
     yield of
     made.close()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import checksum
 from introspect_cli.tensors.summarizer import Summarizer
@@ -31,7 +32,7 @@ def of(summarizer):
     def sums(*tensors):
         for tensor in tensors:
             summarizer.add(tensor)
-        return [int(value) for value in summarizer.take().checksum]
+        return [int(value) for value in taken(summarizer).checksum]
 
     return sums
 

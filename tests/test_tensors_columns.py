@@ -7,12 +7,13 @@ import zlib
 
 import numpy as np
 import pytest
+from summaries import arrays_of
 
 from introspect_cli.records import STATISTICS, Layout, Status
 from introspect_cli.store.index import StepDigest, step_digest
-from introspect_cli.tensors import columns, kernels
+from introspect_cli.tensors import kernels
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.columns import Target, finalise
+from introspect_cli.tensors.columns import Columns, EndedRows
 from introspect_cli.tensors.row_notes import ALL_OF_IT, BITS_ALONE, NOTHING, LayoutNumbers, RowNotes
 from introspect_cli.tensors.rows import ROWS, Arena
 
@@ -66,51 +67,23 @@ def arena_of(count):
 COUNTS = pytest.mark.parametrize("count", [0, 1, 150, ROWS, ROWS + 1, 3 * ROWS - 1])
 
 
-@COUNTS
-def test_columns_are_bit_by_bit_those_of_numpy(count):
-    arena, _, facts = arena_of(count)
-    assert count <= 1 or set(facts.seen.tolist()) == {ALL_OF_IT, BITS_ALONE, NOTHING}
-    found = columns.of_blocks(arena, facts, NAMES, with_sketch=True)
-    wanted = columns.of_rows(r.gathered(arena.blocks, count), facts, NAMES, with_sketch=True)
-    assert found.checksum.tobytes() == wanted.checksum.tobytes()
-    assert list(found.statistics) == list(wanted.statistics) == NAMES
-    for name, column in wanted.statistics.items():
-        assert found.statistics[name].dtype == column.dtype
-        np.testing.assert_array_equal(found.statistics[name], column, err_msg=name)
-        assert found.statistics[name].tobytes() == column.tobytes(), name
-    np.testing.assert_array_equal(found.sketch, wanted.sketch)
-    assert found.sketch.flags.c_contiguous
-
-
-def test_columns_that_nobody_wants_are_left_out():
-    arena, _, facts = arena_of(8)
-    found = columns.of_blocks(arena, facts, ["max"], with_sketch=False)
-    assert list(found.statistics) == ["max"]
-    assert found.sketch is None
-    assert columns.of_blocks(arena, facts, [], with_sketch=False).statistics == {}
-
-
-def test_a_statistic_that_the_kernels_do_not_know_is_left_to_numpy():
-    arena, _, facts = arena_of(8)
-    assert columns.of_blocks(arena, facts, [*NAMES, "med"], with_sketch=True) is None
-
-
-def arrays_of(count, names, *, with_sketch):
-    arrays = {"site": np.zeros(count, "<u4"), "status": np.full(count, 9, "u1"), "checksum": np.full(count, 9, "<u8")}
-    arrays |= {name: np.full(count, 9, STATISTICS[name].type) for name in names}
-    return arrays | ({"sketch": np.full((count, 16), 9, "<f4")} if with_sketch else {})
+def by_numpy(arrays, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "KERNELS", None)
+        return Columns(arrays)
 
 
 @COUNTS
 @pytest.mark.parametrize(("names", "with_sketch"), [(NAMES, True), ([], False)], ids=["everything", "checksums"])
-def test_a_target_gets_what_a_table_has_of_each_records_slot(count, names, with_sketch):
+def test_the_kernels_fill_columns_as_numpy_does_bit_by_bit(monkeypatch, count, names, with_sketch):
     """In three steps: the second has the slots of the first and other values, the third has others."""
     arena, notes, facts = arena_of(count)
+    assert count <= 1 or set(facts.seen.tolist()) == {ALL_OF_IT, BITS_ALONE, NOTHING}
     random = np.random.default_rng(2)
     records = count + 7 if count else 0  # some slots are of several records
     slots = random.integers(0, max(count, 1), records).tolist()
-    arrays = arrays_of(records, names, with_sketch=with_sketch)
-    target = Target.over(arrays, names, with_sketch=with_sketch)
+    arrays, wanted = (arrays_of(records, names, with_sketch=with_sketch) for _ in range(2))
+    columns, others = Columns(arrays), by_numpy(wanted, monkeypatch)
     for step in range(3):
         if step == 1:
             notes.fixed.update({slot: value + 1 for slot, value in notes.fixed.items()})
@@ -119,27 +92,63 @@ def test_a_target_gets_what_a_table_has_of_each_records_slot(count, names, with_
             slots = slots[::-1]
         for block in arena.blocks:
             block[:, r.RAW] += np.uint64(1)
-        target.fill(arena, facts, notes, list(slots))
-        rows = columns.of_rows(r.gathered(arena.blocks, count), facts, names, with_sketch=with_sketch)
-        table = finalise(rows, layouts=[], facts=facts, fixed=notes.fixed, texts=notes.texts)
-        wanted = {"status": table.status, "checksum": table.checksum, **table.counts, **table.floats}
-        for name, column in (wanted | ({"sketch": table.sketch} if with_sketch else {})).items():
-            assert arrays[name].tobytes() == column[slots].tobytes(), (step, name)
-        assert target.layout_index.tolist() == table.layout_index[slots].tolist()
-        texts = table.text
-        assert target.texts == {record: texts[slot] for record, slot in enumerate(slots) if texts[slot]}
-        assert not arrays["site"].any()
+        columns.fill(arena, facts, list(slots), notes.fixed, notes.texts)
+        others.fill(arena.copy(count), facts, list(slots), notes.fixed, notes.texts)
+        for name, column in wanted.items():
+            assert arrays[name].tobytes() == column.tobytes(), (step, name)
+        assert not records or len(np.unique(arrays["checksum"])) > 1 or records < 9
+        assert columns.layout.tolist() == others.layout.tolist() == facts.layout_index[slots].tolist()
+        texts = {record: notes.texts.get(slot) for record, slot in enumerate(slots)}
+        assert columns.texts == others.texts == {record: text for record, text in texts.items() if text}
 
 
-def test_a_target_is_of_what_the_kernels_compute_and_nothing_else():
-    arrays = arrays_of(3, NAMES, with_sketch=True)
-    assert Target.over(arrays, NAMES, with_sketch=True) is not None
-    assert Target.over(arrays, NAMES, with_sketch=False) is None
-    assert Target.over(arrays, NAMES[1:], with_sketch=True) is None
-    assert Target.over(arrays, [*NAMES, "med"], with_sketch=True) is None
-    assert Target.over(arrays | {"med": np.zeros(3)}, [*NAMES, "med"], with_sketch=True) is None
-    assert Target.over(arrays | {"checksum": np.zeros(6, "<u8")[::2]}, NAMES, with_sketch=True) is None
-    assert Target.over(arrays | {"checksum": np.zeros(3, ">u8")}, NAMES, with_sketch=True) is None
+def test_columns_that_the_kernels_cannot_fill_are_left_to_numpy():
+    """Medians, an array with gaps, and another order of bytes."""
+    arena, notes, facts = arena_of(8)
+    slots = list(range(8))
+    arrays = arrays_of(8, NAMES, with_sketch=True)
+    Columns(arrays).fill(arena, facts, slots, notes.fixed, notes.texts)
+    for more in (
+        {"med": np.zeros(8)},
+        {"checksum": np.zeros(16, "<u8")[::2]},
+        {"checksum": np.zeros(8, ">u8")},
+    ):
+        others = arrays_of(8, NAMES, with_sketch=True) | more
+        Columns(others).fill(arena, facts, slots, notes.fixed, notes.texts)
+        for name, column in arrays.items():
+            np.testing.assert_array_equal(others[name], column, err_msg=name)
+
+
+def test_rows_that_a_device_still_computes_are_filled_in_when_they_are_asked_for():
+    class OnDevice:
+        def __init__(self):
+            self.slots = [2, 5]
+
+        def send(self):
+            pass
+
+        def ready(self):
+            return True
+
+        def rows(self):
+            return blocks_of_anything((2,))[0]
+
+    arena, notes, facts = arena_of(8)
+    slots = list(range(8))
+    arena.blocks[0][[2, 5]] = blocks_of_anything((2,))[0]
+    wanted, found = (arrays_of(8, NAMES, with_sketch=True) for _ in range(2))
+    assert not EndedRows([(Columns(wanted), slots)], arena, facts, (notes.fixed, notes.texts), []).waits
+    copy = arena.copy(8)
+    for block in (*arena.blocks, copy.blocks[0][[2, 5]]):
+        block[:] = 0
+    copy.blocks[0][[2, 5]] = 0
+    late = EndedRows([(Columns(found), slots)], copy, facts, (notes.fixed, notes.texts), [OnDevice()])
+    assert late.waits
+    assert late.ready()
+    late.finish()
+    assert not late.waits
+    for name, column in wanted.items():
+        assert found[name].tobytes() == column.tobytes(), name
 
 
 def test_facts_are_the_same_object_until_they_change():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import intake
 from introspect_cli.tensors.kernels import KERNELS
@@ -38,7 +39,7 @@ def summaries(tensors):
     for _ in range(3):  # a shape is learnt by the first of it
         assert [summarizer.add(own) for own in tensors] == list(range(len(tensors)))
         stands = summarizer.stands([own for own in tensors if own.layout is torch.strided and own.device.type == "cpu"])
-        table = summarizer.take()
+        table = taken(summarizer)
     summarizer.close()
     return table, stands
 
@@ -97,7 +98,7 @@ def test_a_tensor_of_a_transform_goes_the_long_way(capfd):
 
     torch.vmap(inside)(torch.ones(4, 3))
     summarizer.add(seen[0])
-    table = summarizer.take()
+    table = taken(summarizer)
     assert len(table) == 2
     assert capfd.readouterr().err == ""
     summarizer.close()
@@ -111,7 +112,7 @@ def test_a_lazy_negation_is_seen_in_the_tensor_itself():
     summarizer = Summarizer()
     for own in (x, lazy, -x, x, lazy, -x):  # a shape is learnt by the first of it
         summarizer.add(own)
-    checksums = summarizer.take().checksum.tolist()
+    checksums = taken(summarizer).checksum.tolist()
     summarizer.close()
     assert checksums[1] == checksums[2] != checksums[0]
     assert checksums[:3] == checksums[3:]

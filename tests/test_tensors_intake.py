@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
@@ -20,7 +21,7 @@ class Into:
         self.rows, self.slots, self.times = [], [], {}
         self.lock = threading.RLock()
         self.summarizer.add(torch.ones(5))
-        self.summarizer.take()
+        taken(self.summarizer)
 
     def told(self, sums=None):
         own = (self.rows, self.slots, self.times, self.lock.acquire, self.lock.release)
@@ -52,7 +53,7 @@ def some(count, start=0.0):
 
 
 def means(summarizer):
-    return summarizer.take().floats["mean"].tolist()
+    return taken(summarizer).floats["mean"].tolist()
 
 
 def test_many_are_summarised_and_noted(into):
@@ -77,7 +78,7 @@ def test_what_goes_the_long_way_is_left_to_it_and_nothing_is_noted(into, odd):
     assert slots == [0, 1, -1, 2]
     assert into.noted == ([], [], {})
     assert into.summarizer.add_all(tensors, slots) == [0, 1, 3, 2]
-    table = into.summarizer.take()
+    table = taken(into.summarizer)
     assert len(table) == 4
     assert table.floats["mean"][[0, 1, 2]].tolist() == [0.0, 1.0, 4.0]
 
@@ -121,7 +122,7 @@ def test_nothing_is_done(into, why):
     times = dict(into.times)
     assert into.record_all(sites, tensors) is False
     assert into.noted == ([], [], times)
-    assert len(into.summarizer.take()) == 0
+    assert len(taken(into.summarizer)) == 0
 
 
 def test_the_lock_is_free_afterwards(into):
@@ -149,13 +150,13 @@ def test_large_ones_are_summarised_together_and_the_same(into):
     tensors.append(tensors[1])
     for tensor in tensors:
         into.summarizer.add(tensor)
-    expected = into.summarizer.take()
+    expected = taken(into.summarizer)
     into.told()
     for _ in range(2):
         for own in into.noted:
             own.clear()
         assert into.record_all(list(range(6)), tensors) is True
-        table = into.summarizer.take()
+        table = taken(into.summarizer)
         assert table.checksum.tolist() == expected.checksum.tolist()
         np.testing.assert_array_equal(table.sketch, expected.sketch)
         for name, column in expected.floats.items():

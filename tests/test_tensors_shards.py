@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 from torch import distributed
 
 from introspect_cli.records import Part, Status
@@ -81,7 +82,7 @@ def test_checksums_of_all_ranks_add_up(dim):
     for rank in range(4):
         as_rank(rank, add)
     made.add(whole)
-    table = made.take()
+    table = taken(made)
     made.close()
     assert table.status.tolist() == [Status.PARTIAL] * 4 + [Status.OBSERVED]
     assert all("local shard" in text for text in table.text[:4])
@@ -101,7 +102,7 @@ def test_a_replicated_tensor_is_seen_whole():
     made = Summarizer()
     as_rank(2, lambda mesh: made.add(DTensor.from_local(whole, mesh, [Replicate()], run_check=False)))
     made.add(whole)
-    table = made.take()
+    table = taken(made)
     made.close()
     assert table.status.tolist() == [Status.OBSERVED] * 2
     assert table.checksum[0] == table.checksum[1]

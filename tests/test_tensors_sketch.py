@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import sketch
 from introspect_cli.tensors.summarizer import Summarizer
@@ -37,7 +38,7 @@ def ratios(shape, change, trials, mean=0.0):
         made.add(x)
         made.add(y)
         true.append(float((x.double() - y.double()).norm()))
-    rows = made.take().sketch.astype(np.float64)
+    rows = taken(made).sketch.astype(np.float64)
     made.close()
     estimated = np.linalg.norm(rows[::2] - rows[1::2], axis=1)
     true = np.array(true)
@@ -91,7 +92,7 @@ def test_noise_in_the_last_bit_is_seen_and_measured():
         made.add(x)
         made.add(y)
         true.append(float((x.double() - y.double()).norm()))
-    rows = made.take().sketch.astype(np.float64)
+    rows = taken(made).sketch.astype(np.float64)
     made.close()
     found = np.linalg.norm(rows[::2] - rows[1::2], axis=1) / true
     assert ((found > 0.6) & (found < 1.6)).mean() >= 0.95
@@ -108,7 +109,7 @@ def test_it_is_the_formula():
     wanted = np.bincount(buckets, weights=signs * x.numpy(), minlength=16)
     made = Summarizer()
     made.add(x)
-    assert made.take().sketch[0] == pytest.approx(wanted, rel=1e-6)
+    assert taken(made).sketch[0] == pytest.approx(wanted, rel=1e-6)
     made.close()
 
 
@@ -126,7 +127,7 @@ def test_complex_numbers_count_as_two():
     made = Summarizer()
     made.add(x)
     made.add(torch.view_as_real(x).contiguous())
-    rows = made.take().sketch
+    rows = taken(made).sketch
     made.close()
     assert rows[0] == pytest.approx(rows[1], rel=1e-5, abs=1e-6)
 
@@ -140,6 +141,6 @@ def test_what_is_not_finite_is_left_out():
         made = Summarizer(stats=stats)
         made.add(x)
         made.add(y)
-        rows = made.take().sketch
+        rows = taken(made).sketch
         made.close()
         assert rows[0] == pytest.approx(rows[1], rel=1e-6, abs=1e-5)

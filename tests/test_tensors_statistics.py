@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from summaries import taken
 
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
@@ -32,7 +33,7 @@ def measure(request, monkeypatch):
 
     def measured(tensor):
         made.add(tensor)
-        table = made.take()
+        table = taken(made)
         found = {name: float(column[0]) for name, column in table.floats.items()}
         found = {name: value for name, value in found.items() if not math.isnan(value)}
         return found | {name: int(column[0]) for name, column in table.counts.items()}

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from summaries import taken
 from synthetic import COUNTS, NUMBERS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -43,7 +44,7 @@ def summarizer():
 def one(summarizer, tensor):
     """Layout, status, text, checksum, statistics, sketch of one tensor."""
     assert summarizer.add(tensor) == 0
-    return read(summarizer.take(), 0)
+    return read(taken(summarizer), 0)
 
 
 def read(table, row):
@@ -75,7 +76,7 @@ def test_the_table(summarizer):
     assert summarizer.missing("out of sight") == 2
     assert summarizer.add(x.double()) == 3
     assert summarizer.add(x) == 4
-    table = summarizer.take()
+    table = taken(summarizer)
     assert len(table) == 5
     assert table.layout_index.dtype == np.uint32
     assert table.checksum.dtype == np.uint64
@@ -92,9 +93,9 @@ def test_the_table(summarizer):
     assert table.layouts[table.layout_index[0]] == Layout((3, 4), "float32", "cpu", "contiguous")
     assert table.layout_index[0] == table.layout_index[4]
     assert table.checksum[0] == table.checksum[4] != table.checksum[3]
-    assert len(summarizer.take()) == 0
+    assert len(taken(summarizer)) == 0
     assert summarizer.add(x) == 0
-    again = summarizer.take()
+    again = taken(summarizer)
     assert again.layouts[: len(table.layouts)] == table.layouts
 
 
@@ -102,7 +103,7 @@ def test_many_rows(summarizer):
     tensors = [torch.full((3,), float(number)) for number in range(3000)]
     slots = [summarizer.add(tensor) for tensor in tensors]
     assert slots == list(range(3000))
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.floats["mean"].tolist() == [float(number) for number in range(3000)]
 
 
@@ -112,7 +113,7 @@ def test_checksums_alone():
     for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
         assert one(made, tensor)["checksum"] == one(full, tensor)["checksum"]
     made.add(torch.ones(3))
-    table = made.take()
+    table = taken(made)
     assert (table.counts, table.floats, table.sketch) == ({}, {}, None)
     made.close()
     full.close()
@@ -130,10 +131,10 @@ def test_an_added_batch_is_the_same_as_one_after_the_other(summarizer):
     ]
     tensors.append(tensors[1])
     assert summarizer.add_all(tensors) == list(range(8))
-    together = summarizer.take()
+    together = taken(summarizer)
     for tensor in tensors:
         summarizer.add(tensor)
-    table = summarizer.take()
+    table = taken(summarizer)
     assert [read(together, row) for row in range(8)] == [read(table, row) for row in range(8)]
     assert summarizer.add_all([]) == []
 
@@ -292,7 +293,7 @@ def test_a_freed_storage_is_not_read(summarizer, view):
         x.untyped_storage().resize_(left)
         summarizer.add(y)
         summarizer.add_all([y])
-        table = summarizer.take()
+        table = taken(summarizer)
         assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
         assert "storage" in table.text[0]
     x.untyped_storage().resize_(size)
@@ -314,7 +315,7 @@ def test_inside_transforms_nothing_is_seen_and_nothing_breaks(summarizer, transf
     else:
         result = torch.func.jvp(function, (x,), (x,))[1]
     assert torch.isfinite(result).all()
-    found = read(summarizer.take(), 0)
+    found = read(taken(summarizer), 0)
     assert found["status"] is Status.NOT_OBSERVED
     assert "transform" in found["text"]
 
@@ -322,7 +323,7 @@ def test_inside_transforms_nothing_is_seen_and_nothing_breaks(summarizer, transf
 def test_something_that_is_no_tensor_at_all(summarizer):
     assert summarizer.add(3) == 0
     assert summarizer.add(torch.ones(2)) == 1
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.status.tolist() == [Status.NOT_OBSERVED, Status.OBSERVED]
 
 
@@ -350,7 +351,7 @@ def test_no_mode_of_the_script_notices(summarizer, mode):
     with mode():
         for tensor in tensors:
             summarizer.add(tensor)
-        table = summarizer.take()
+        table = taken(summarizer)
     assert [read(table, row) for row in range(4)] == wanted
 
 
@@ -368,7 +369,7 @@ def test_nothing_of_the_script_changes(summarizer):
     threads = torch.get_num_threads()
     summarizer.add(x)
     summarizer.add(y)
-    summarizer.take()
+    taken(summarizer)
     assert torch.equal(torch.get_rng_state(), state)
     assert (y._version, y.requires_grad, torch.is_grad_enabled()) == (version, True, True)
     assert torch.get_num_threads() == threads
@@ -385,7 +386,7 @@ def test_no_tensor_is_kept(summarizer):
     del tensor, views, x
     gc.collect()
     assert [ref() for ref in gone] == [None, None, None]
-    assert summarizer.take().status.tolist() == [0, 0, 0]
+    assert taken(summarizer).status.tolist() == [0, 0, 0]
 
 
 def full_runs(summarizer):
@@ -411,7 +412,7 @@ def test_what_did_not_change_is_summarised_once(summarizer):
         done.clear()
         for tensor in (x, x.detach(), x.view(100, 200), frozen, x.data):
             summarizer.add(tensor)
-        table = summarizer.take()
+        table = taken(summarizer)
         assert len(set(table.floats["mean"][[0, 1, 2, 4]])) == 1
         assert table.checksum[0] == table.checksum[1] != table.checksum[2]
         assert read(table, 3) == fresh(frozen)
@@ -439,14 +440,14 @@ def test_what_did_not_change_is_summarised_once_by_the_intake(one_thread, monkey
     monkeypatch.setattr(summarizer._plain, "add", lambda *_: pytest.fail("the long way"))
     for _ in range(3):
         slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
-        assert read(summarizer.take(), slot) == fresh(x)
+        assert read(taken(summarizer), slot) == fresh(x)
         x.mul_(1.5)
     summarizer.add(x)
-    summarizer.take()
+    taken(summarizer)
     row = summarizer._memory.find(x.data_ptr(), kernels.F32, count)
     (ctypes.c_double * rows.WORDS).from_address(row)[rows.MEAN] = 123.0  # so that using the row again shows
     slot = summarizer.add_all([x, other])[0] if together else summarizer.add(x)
-    assert summarizer.take().floats["mean"][slot] == 123
+    assert taken(summarizer).floats["mean"][slot] == 123
 
 
 def numpy_write(x):
@@ -480,11 +481,11 @@ def test_an_answer_is_never_stale(summarizer, write, between):
     x = torch.randn(kernels.WORTHWHILE * 3)
     summarizer.add(x)
     if between == "from step to step":
-        summarizer.take()
+        taken(summarizer)
     before = fresh(x)
     WRITES[write](x)
     slot = summarizer.add(x)
-    found = read(summarizer.take(), slot)
+    found = read(taken(summarizer), slot)
     assert found == fresh(x)
     assert found["checksum"] != before["checksum"]
 
@@ -499,7 +500,7 @@ def test_optimizers_are_seen_to_write(summarizer, optimizer, options):
             parameter.grad = torch.randn(120, 100)
         made.step()
         assert summarizer.add_all(parameters) == [0, 1, 2]
-        table = summarizer.take()
+        table = taken(summarizer)
         assert [read(table, row) for row in range(3)] == [fresh(parameter) for parameter in parameters]
 
 
@@ -510,7 +511,7 @@ def test_memory_used_again_for_something_else(summarizer):
         summarizer.add(x)
         means.append(float(number))
         del x
-    assert summarizer.take().floats["mean"].tolist() == means
+    assert taken(summarizer).floats["mean"].tolist() == means
 
 
 def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
@@ -520,7 +521,7 @@ def test_what_did_not_change_is_not_summarised_again_in_a_batch(summarizer):
     frozen = [torch.randn(20_000), torch.randn(300_000)]
     for _ in range(2):
         slots = summarizer.add_all([*frozen, torch.randn(200_000)])
-        table = summarizer.take()
+        table = taken(summarizer)
         assert [read(table, slot) for slot in slots[:2]] == [fresh(tensor) for tensor in frozen]
     assert batches == [3, 1]
 
@@ -532,7 +533,7 @@ def test_rows_remembered_are_bounded(monkeypatch):
     for _ in range(3):
         for tensor in tensors:
             summarizer.add(tensor)
-        table = summarizer.take()
+        table = taken(summarizer)
         memory = summarizer._memory
         assert memory is None or [memory.find(x.data_ptr(), kernels.F32, len(x)) > 0 for x in tensors].count(True) == 5
         assert [read(table, row) for row in range(20)] == [fresh(tensor) for tensor in tensors]
@@ -551,7 +552,7 @@ def test_several_threads_at_once(summarizer):
         thread.start()
     for thread in threads:
         thread.join()
-    table = summarizer.take()
+    table = taken(summarizer)
     assert sorted(slots.values()) == list(range(100))
     for number, tensor in enumerate(tensors):
         assert read(table, slots[number]) == fresh(tensor)
@@ -611,7 +612,7 @@ def test_a_forked_child_waits_for_nobody(threads, two_threads):
         code = 1
         try:
             slots = [summarizer.add(copy) for copy in copies]
-            table = summarizer.take()
+            table = taken(summarizer)
             code = 0 if all(read(table, slot) == wanted for slot in slots) else 2
             summarizer.close()
         finally:
@@ -619,7 +620,7 @@ def test_a_forked_child_waits_for_nobody(threads, two_threads):
     release.set()
     holder.join()
     assert os.waitpid(child, 0)[1] == 0
-    assert read(summarizer.take(), 0) == wanted
+    assert read(taken(summarizer), 0) == wanted
     summarizer.close()
 
 
@@ -641,7 +642,7 @@ def test_plain_values(summarizer):
     ]
     for value in values:
         summarizer.value(value)
-    table = summarizer.take()
+    table = taken(summarizer)
     assert set(table.status) == {Status.VALUE}
     assert table.text[:4] == ["1", "1.0", "True", "'1'"]
     dtypes = [table.layouts[index].dtype for index in table.layout_index]
@@ -658,7 +659,7 @@ def test_values_that_come_again_are_told_from_what_equals_them(summarizer):
     for _ in range(2):
         for value in values:
             summarizer.value(value)
-    table = summarizer.take()
+    table = taken(summarizer)
     count = len(values)
     for column in (table.checksum, table.text, table.layout_index):
         assert list(column[:count]) == list(column[count:])
@@ -676,7 +677,7 @@ def test_values_that_cannot_be_shown(summarizer):
     summarizer.value(Bad())
     summarizer.value("x" * 10_000)
     summarizer.value("x" * 9_999)
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.status.tolist() == [Status.NOT_OBSERVED, Status.VALUE, Status.VALUE]
     assert [len(text) <= 200 for text in table.text] == [True] * 3
     assert table.checksum[1] != table.checksum[2]
@@ -688,7 +689,7 @@ def test_long_arrays_of_strings_count_as_a_whole(summarizer):
     other[2500] = "another"
     for array in (words, words.copy(), other):
         summarizer.value(array)
-    sums = summarizer.take().checksum
+    sums = taken(summarizer).checksum
     assert sums[0] == sums[1] != sums[2]
 
 
@@ -696,7 +697,7 @@ def test_numpy_arrays_count_as_tensors(summarizer):
     array = np.arange(6.0).reshape(2, 3)[:, ::-1]
     summarizer.value(array)
     summarizer.add(torch.from_numpy(array.copy()))
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.checksum[0] == table.checksum[1]
     assert table.status.tolist() == [Status.OBSERVED] * 2
 
@@ -723,7 +724,7 @@ def test_the_way_of_an_accelerator_gives_the_same(summarizer, monkeypatch):
         monkeypatch.setattr(DeviceRows, "copy", lambda *of, copy=copy, copies=copies: copies.append(1) or copy(*of))
         for tensor in tensors:
             summarizer.add(tensor)
-        table = summarizer.take()
+        table = taken(summarizer)
         monkeypatch.setattr(DeviceRows, "copy", copy)
         assert copies == [1]
         for row, expected in enumerate(wanted):
@@ -772,7 +773,7 @@ def test_the_short_way_answers_as_the_long_one(sort):
     """Every sort of tensor after a plain one of its shape and type, which the short way then knows."""
     tables = []
     short, long = Summarizer(), Summarizer()
-    if intake.functions() is None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if intake.functions() is None:
         pytest.skip("this torch tells no extension quickly where a tensor is")
     assert short._intake is not None
     long._intake = None
@@ -781,9 +782,9 @@ def test_the_short_way_answers_as_the_long_one(sort):
         for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, torch.uint8):
             for shape in ((4, 5), (), (0, 5)):
                 made.add(torch.ones(shape).to(dtype))
-        made.take()
+        taken(made)
         slots = [made.add(KNOWN_SHAPE[sort]()), *made.add_all([KNOWN_SHAPE[sort](), torch.ones(4, 5)])]
-        tables.append((made.take(), slots))  # of many, the short way goes first
+        tables.append((taken(made), slots))  # of many, the short way goes first
         made.close()
     (one, first), (other, second) = tables
     assert [one.layouts[at] for at in one.layout_index[first]] == [
@@ -807,7 +808,7 @@ def test_a_transform_has_no_short_way(summarizer, transform):
         return (x * x).sum()
 
     transform(function)(torch.ones(4, 5) if transform is torch.vmap else torch.ones(5))
-    assert summarizer.take().status.tolist() == [Status.OBSERVED, Status.OBSERVED, Status.NOT_OBSERVED]
+    assert taken(summarizer).status.tolist() == [Status.OBSERVED, Status.OBSERVED, Status.NOT_OBSERVED]
 
 
 def test_the_short_way_is_seen_by_no_mode(summarizer):
@@ -822,7 +823,7 @@ def test_the_short_way_is_seen_by_no_mode(summarizer):
         summarizer.add(x)
         summarizer.add_all([x])
     assert seen == []
-    table = summarizer.take()
+    table = taken(summarizer)
     assert len(set(table.checksum.tolist())) == 1
 
 
@@ -831,7 +832,7 @@ def test_many_shapes_by_the_short_way(summarizer):
     for _ in range(2):
         for shape in shapes:
             summarizer.add(torch.ones(shape))
-        table = summarizer.take()
+        table = taken(summarizer)
         assert [table.layouts[at].shape for at in table.layout_index] == shapes
 
 
@@ -867,7 +868,7 @@ def test_work_is_bounded_by_the_memory_and_not_by_the_shape(tensor, memory):
     summarizer = Summarizer()
     for value in (tensor, tensor, memory):
         summarizer.add(value)
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.status[0] == Status.PARTIAL
     assert table.text[0].startswith(EXPANDED_TEXT)
     assert "in memory" in table.text[0]
@@ -882,7 +883,7 @@ def test_zeros_without_memory_are_zeros():
     summarizer = Summarizer()
     for tensor in (torch._efficientzerotensor(5), torch.zeros(5), torch._efficientzerotensor(2**40)):
         summarizer.add(tensor)
-    table = summarizer.take()
+    table = taken(summarizer)
     assert table.checksum[0] == table.checksum[1]
     assert list(table.status) == [Status.OBSERVED, Status.OBSERVED, Status.PARTIAL]
 
@@ -892,14 +893,14 @@ def test_a_change_in_the_memory_of_an_expanded_tensor_is_seen():
     summarizer.add(torch.tensor(1.0).expand(2**40))
     summarizer.add(torch.tensor(2.0).expand(2**40))
     summarizer.add(torch.ones(2).view(2, 1).expand(2, 2**39))
-    assert len(set(summarizer.take().checksum)) == 3
+    assert len(set(taken(summarizer).checksum)) == 3
 
 
 def test_ordinary_expansion_is_read_as_its_shape_says():
     summarizer = Summarizer()
     summarizer.add(torch.arange(4.0).view(4, 1).expand(4, 1000))
     summarizer.add(torch.arange(4.0).view(4, 1).expand(4, 1000).contiguous())
-    table = summarizer.take()
+    table = taken(summarizer)
     assert list(table.status) == [Status.OBSERVED] * 2
     assert table.checksum[0] == table.checksum[1]
 

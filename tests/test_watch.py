@@ -18,7 +18,7 @@ from introspect_cli.commands.watch import _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.health.look import look
-from introspect_cli.render.watch_text import watch_blocks, watch_line
+from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.writer import StoreWriter
 

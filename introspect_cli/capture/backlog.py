@@ -8,67 +8,23 @@ written once.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from introspect_cli.capture.sheet import Sheet
+from introspect_cli.capture.keeping import Records
+from introspect_cli.capture.step_block import EndedStep, StepBlock
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rule import NEVER
-from introspect_cli.store.batch import StepBatch, given_columns
-from introspect_cli.store.columns import sparse_texts
-from introspect_cli.tensors.columns import Handover
-from introspect_cli.tensors.kernels import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.keeping import Keeping
-    from introspect_cli.capture.samples import StepSamples
-    from introspect_cli.labels import Labels
-    from introspect_cli.records import Given, Kind, Layout
-    from introspect_cli.store.batch import Array
+    from introspect_cli.capture.sites import Sites
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
-
-
-@dataclass(frozen=True)
-class SavedTensor:
-    """A copy, in host memory, of a value to be stored whole once its checksum is known."""
-
-    slot: int
-    value: torch.Tensor
-
-
-class EndedStep(NamedTuple):
-    """What a step has recorded, until it is written.
-
-    Attributes:
-        step: its number.
-        rows: the site of each record.
-        slots: the summarizer's slot of each record.
-        kinds: the kind of each record, where what is kept hangs on values.
-        saved: values to be stored whole.
-        samples: what is kept of the samples of batches and activations.
-        given: what operators were given, by record.
-        summaries: the summaries, of which devices may still compute some; or the sheet that has them.
-        labels: what the script's framework calls it.
-    """
-
-    step: int
-    rows: list[int]
-    slots: list[int]
-    kinds: list[Kind]
-    saved: list[SavedTensor]
-    samples: StepSamples
-    given: dict[int, Given]
-    summaries: Handover | Sheet
-    labels: Labels
 
 
 class Backlog:
@@ -85,6 +41,7 @@ class Backlog:
         store: StoreWriter,
         summarizer: Summarizer,
         keeping: Keeping,
+        sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
         """Start with none.
@@ -94,6 +51,7 @@ class Backlog:
             store: where whole tensors go.
             summarizer: gives the summaries.
             keeping: decides which steps are kept, and how long.
+            sites: names records.
             lost: told when the store can no longer be written.
         """
         self.open = True
@@ -101,41 +59,25 @@ class Backlog:
         self._rank = rank
         self._store = store
         self._keeping = keeping
+        self._sites = sites
         self._lost = lost
         self._summarizer = summarizer
-        self._layouts: list[int] = []
-        self._spare: Sheet | None = None  # of a step that is done with
-        self._steps: deque[EndedStep] = deque()
-        self._begun: EndedStep | None = None  # whose writing has begun and not ended
+        self._layouts = 0  # how many the store has been given
+        self._spare: StepBlock | None = None  # of a step that was written
+        self._blocks: deque[StepBlock] = deque()
+        self._begun: StepBlock | None = None  # whose writing has begun and not ended
 
-    def summaries(self, slots: list[int], *, tabled: bool) -> Handover | Sheet:
-        """Take the summaries of the step that ends: on a sheet where the kernels fill one at once, else as a table.
-
-        Args:
-            slots: the summarizer's slot of each record.
-            tabled: whether the table is looked at.
-        """
-        sheet = None if tabled or self._summarizer.waits else self._sheet(len(slots))
-        if sheet is not None and self._summarizer.put_into(sheet.target, slots):
-            return sheet
-        return self._summarizer.hand_over()
-
-    def _sheet(self, records: int) -> Sheet | None:
-        """A sheet for a step of so many records; None where the kernels cannot fill one."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.form.rows == records:
-            return spare
-        form = self._rank.form(records)
-        target = self._summarizer.target(form.columns)
-        return None if target is None else Sheet(form, target)
-
-    def add(self, step: EndedStep) -> None:
-        """Set a step aside."""
-        self._steps.append(step)
+    def add(self, ended: EndedStep) -> None:
+        """Set a step aside, with its summaries."""
+        block, self._spare = self._spare, None
+        if block is None or block.message.rows != len(ended.sites):
+            block = StepBlock(self._rank.message(len(ended.sites)))
+        block.take(ended, self._summarizer)
+        self._blocks.append(block)
 
     def clear(self) -> None:
         """Forget the steps that wait, and how many were written."""
-        self._steps.clear()
+        self._blocks.clear()
         self.written = 0
 
     def write(self, keep: int) -> None:
@@ -144,81 +86,48 @@ class Backlog:
         Args:
             keep: how many of the last may stay, if a device still computes some of them.
         """
-        while self._steps:
-            first = self._steps[0]
-            if isinstance(first.summaries, Handover):
-                if len(self._steps) <= keep and first.summaries.waits:
-                    return
-                if keep and not first.summaries.ready():
-                    return
+        while self._blocks:
+            first = self._blocks[0]
+            if first.rows.waits and (len(self._blocks) <= keep or (keep and not first.rows.ready())):
+                return
             if first is self._begun:
-                self._steps.popleft()
+                self._blocks.popleft()
             self._begun = first
             self._write_one(first)
-            if self._steps and self._steps[0] is first:
-                self._steps.popleft()
+            if self._blocks and self._blocks[0] is first:
+                self._blocks.popleft()
             self._begun = None
-            if isinstance(first.summaries, Sheet):
-                self._spare = first.summaries
+            self._spare = first
 
-    def _write_one(self, first: EndedStep) -> None:
-        table = first.summaries.table() if isinstance(first.summaries, Handover) else None
+    def _write_one(self, block: StepBlock) -> None:
+        block.rows.finish()
         if not self.open:
             return
-        expiry = self._keeping.expiry(first.step, first.kinds, first.slots, table, first.labels)
+        ended, keeping = block.ended, self._keeping
+        expiry = keeping.expiry(ended.step, self._records(block) if keeping.looks else None, ended.labels)
         if expiry == NEVER:
             return
         try:
-            before = self._rank.bytes_written if self._keeping.drops else 0
+            before = self._rank.bytes_written if keeping.drops else 0
+            saved = block.save_whole(self._store)
             last = self._rank.last_step
-            if last is None or last < first.step:
-                self._append(first, table)
+            if last is None or last < ended.step:
+                self._append(block)
             self.written += 1
-            if self._keeping.drops:
-                saved: set[int] = set()
-                if table is not None:
-                    saved |= {int(table.checksum[item.slot]) for item in first.saved}
-                    saved |= {item.key(table) for item in first.samples.each}
-                self._keeping.written(first.step, expiry, self._rank.bytes_written - before, frozenset(saved))
+            if keeping.drops:
+                keeping.written(ended.step, expiry, self._rank.bytes_written - before, saved)
         except StoreError as error:
             self._lost(error)
 
-    def _append(self, ended: EndedStep, table: SummaryTable | None) -> None:
-        if isinstance(ended.summaries, Sheet):
-            known = self._summarizer.layouts
-            form = ended.summaries.complete(ended.rows, ended.samples.sums, ended.given, partial(self._numbers, known))
-            self._rank.append(ended.step, form, ended.labels)
-        elif table is not None:
-            for item in ended.saved:
-                save_whole(self._store, int(table.checksum[item.slot]), item.value)
-            for samples in ended.samples.each:
-                samples.save(self._store, table)
-            self._rank.append(ended.step, self._batch(ended, table), ended.labels)
+    def _records(self, block: StepBlock) -> Records:
+        """What a rule may look at."""
+        kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
+        layouts, layout = self._summarizer.layouts, block.columns.layout
+        return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
-    def _numbers(self, layouts: list[Layout]) -> Array:
-        """The store's numbers of the summarizer's layouts, which are only ever appended to."""
-        self._layouts.extend(self._rank.layout(layout) for layout in layouts[len(self._layouts) :])
-        return np.asarray(self._layouts, dtype=np.uint32)
-
-    def _batch(self, ended: EndedStep, table: SummaryTable) -> StepBatch:
-        pick, texts = numbers(ended.slots), table.texts
-        return StepBatch(
-            site=numbers(ended.rows),
-            sequence=np.arange(len(ended.rows), dtype=np.uint32),
-            layout=self._numbers(table.layouts)[table.layout_index[pick]],
-            status=table.status[pick],
-            checksum=table.checksum[pick],
-            counts={name: column[pick] for name, column in table.counts.items()},
-            floats={name: column[pick] for name, column in table.floats.items()},
-            sketch=None if table.sketch is None else table.sketch[pick],
-            text=sparse_texts(len(pick), {row: texts[slot] for row, slot in enumerate(ended.slots) if slot in texts}),
-            given=given_columns(ended.given, len(ended.rows)) if ended.given else None,
-            samples=ended.samples.sums_by_row(pick),
-        )
-
-
-def save_whole(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store a host tensor of any dtype whole, named by its checksum."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
-    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))
+    def _append(self, block: StepBlock) -> None:
+        layouts = self._summarizer.layouts  # they are only ever added to, so the store gives them the same numbers
+        while self._layouts < len(layouts):
+            self._rank.layout(layouts[self._layouts])
+            self._layouts += 1
+        self._rank.append(block.ended.step, block.complete(), block.ended.labels)

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,13 @@ from introspect_cli.schedule.rules import Epochs, Last, OnePerReplica, Ranks, Sc
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.columns import SummaryTable
 
 _HISTORY = 100
 _FEW = 5
@@ -41,8 +42,78 @@ _SHARE = 2 / 3
 """How full a store may be before it is thinned, and the half of it that is then left: while the rest is written anew,
 old and new are there together."""
 
-_TELLING = frozenset({Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER})
+_TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
 """Where a NaN ends a run that was to go on until one. A gradient scaler meets NaN gradients by design."""
+
+
+class Records(NamedTuple):
+    """The records of a step that has ended, as far as rules look at them.
+
+    Attributes:
+        kinds: of each, by value.
+        columns: counts and statistics, by name.
+        numel: how many elements a record is of, by its number.
+    """
+
+    kinds: NDArray[np.str_]
+    columns: Mapping[str, NDArray[Any]]
+    numel: Callable[[int], int]
+
+    def losses(self) -> list[float]:
+        """The losses; one that is not finite has no mean, and is infinite."""
+        means = self.columns.get("mean")
+        if means is None:
+            return []
+        rows = np.flatnonzero(self.kinds == Kind.LOSS.value)
+        infinite = self._not_finite(rows) > 0
+        losses = np.where(infinite, math.inf, means[rows])
+        return [loss for loss in losses.tolist() if not math.isnan(loss)]
+
+    def grad_norm(self) -> float | None:
+        """The L2 norm over all gradients of parameters together; None where it is not known."""
+        rows = np.flatnonzero(self.kinds == Kind.GRAD.value)
+        if not len(rows) or "mean" not in self.columns or "var" not in self.columns:
+            return None
+        numbers = np.array([self.numel(row) for row in rows.tolist()], dtype=np.float64)
+        means, variances = self.columns["mean"][rows], self.columns["var"][rows]
+        norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
+        return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
+
+    def has_nan(self) -> bool:
+        """Whether a loss, an output or a parameter holds a NaN."""
+        nans = self.columns.get("nans")
+        return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
+
+    def total(self, *names: str) -> float | None:
+        """How many elements of all records are of some sorts; None where none of them is counted."""
+        kept = [self.columns[name] for name in names if name in self.columns]
+        return float(sum(np.maximum(column, 0).sum() for column in kept)) if kept else None
+
+    def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
+        return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
+
+
+class ConditionValues:
+    """What conditions may ask for of a step, given the losses of those before."""
+
+    def __init__(self) -> None:
+        """No step has ended."""
+        self._losses: deque[float] = deque(maxlen=_HISTORY)
+
+    def __call__(self, records: Records) -> dict[str, float]:
+        """By name; what is not known is left out."""
+        found = {"nans": records.total("nans"), "infs": records.total("posinfs", "neginfs")}
+        losses, usual = records.losses(), [loss for loss in self._losses if math.isfinite(loss)]
+        if len(usual) >= _FEW:
+            found |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
+        if self._losses:
+            found["previous"] = self._losses[-1]
+        if losses:
+            self._losses.append(statistics.fmean(losses))
+            found["loss"] = self._losses[-1]
+        found["grad_norm"] = records.grad_norm()
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass
@@ -112,7 +183,7 @@ class Keeping:
         self._epochs = any(isinstance(part, Epochs) for part in rule.parts)
         self._conditions = any(isinstance(part, When) for part in rule.parts)
         self._memory: dict[object, int] = {}
-        self._losses: deque[float] = deque(maxlen=_HISTORY)
+        self._values = ConditionValues()
         self._kept: dict[int, Kept] = {}
         self._mortal: list[tuple[int, int]] = []  # a heap of expiries, with their steps
         self._expired: dict[int, None] = {}  # in their order
@@ -180,29 +251,25 @@ class Keeping:
     def restart(self) -> None:
         """All steps so far are taken back."""
         self._memory.clear()
-        self._losses.clear()
+        self._values = ConditionValues()
         self._kept.clear()
         self._mortal.clear()
         self._expired.clear()
         self.dropped = 0
         self.nan_at = None
 
-    def expiry(
-        self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable | None, labels: Labels
-    ) -> int:
+    def expiry(self, step: int, records: Records | None, labels: Labels) -> int:
         """Until which step one that has ended is kept; `NEVER` where it is not to be written at all.
 
         Args:
             step: its number.
-            kinds: of its records.
-            slots: of its records, rows of the table.
-            table: the summaries; they need not be there where nothing `looks` at them.
+            records: its records; None where nothing `looks` at them.
             labels: what its framework calls it.
         """
         if self._plain is not None and not self._until_nan:
             return ALWAYS
         epoch = labels.get("epoch")
-        values = self._values(step, kinds, slots, table) if table is not None and self._conditions else {}
+        values = {"step": float(step)} | self._values(records) if records is not None and self._conditions else {}
         moment = Moment(
             step,
             math.floor(epoch) if isinstance(epoch, (int, float)) else None,
@@ -213,30 +280,9 @@ class Keeping:
             self.copy,
         )
         expiry = self.rule.bounds(moment)[1]
-        if table is not None and self._until_nan and self.nan_at is None and _has_nan(kinds, slots, table):
+        if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
-
-    def _values(self, step: int, kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> dict[str, float]:
-        """What conditions may ask for; what is not known is left out."""
-        rows = np.asarray(slots)
-        of = np.array([kind.value for kind in kinds])
-        found = {"step": float(step)}
-        for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs"))):
-            known = [table.counts[column][rows] for column in columns if column in table.counts]
-            if known:
-                found[name] = float(sum(np.maximum(column, 0).sum() for column in known))
-        losses = _losses(table, rows[of == Kind.LOSS.value])
-        usual = [loss for loss in self._losses if math.isfinite(loss)]
-        if len(usual) >= _FEW:
-            found |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
-        if self._losses:
-            found["previous"] = self._losses[-1]
-        if losses:
-            found["loss"] = statistics.fmean(losses)
-            self._losses.append(found["loss"])
-        norm = _norm(table, rows[of == Kind.GRAD.value])
-        return found if norm is None else found | {"grad_norm": norm}
 
     def written(self, step: int, expiry: int, size: int, tensors: frozenset[int]) -> None:
         """Hear of a step that was written, and drop others if it is time.
@@ -312,35 +358,3 @@ class Keeping:
         self.dropped += len(numbers)
         for step in numbers:  # last: an exception before leaves them to the next time
             del self._kept[step]
-
-
-def _losses(table: SummaryTable, slots: np.ndarray) -> list[float]:
-    """The losses among some records; one that is not finite has no mean, and is infinite or NaN."""
-    means = table.floats.get("mean")
-    if means is None:
-        return []
-    found = []
-    for slot in slots.tolist():
-        lost = [int(table.counts[name][slot]) for name in ("nans", "posinfs", "neginfs") if name in table.counts]
-        found.append(math.inf if any(count > 0 for count in lost) else float(means[slot]))
-    return [loss for loss in found if not math.isnan(loss)]
-
-
-def _norm(table: SummaryTable, slots: np.ndarray) -> float | None:
-    """The L2 norm over some tensors together; None where it is not known."""
-    if not len(slots) or "mean" not in table.floats or "var" not in table.floats:
-        return None
-    numbers = np.array([table.layouts[at].numel for at in table.layout_index[slots].tolist()], dtype=np.float64)
-    means, variances = table.floats["mean"][slots], table.floats["var"][slots]
-    norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
-    bad = sum(int(np.maximum(table.counts[name][slots], 0).sum()) for name in ("nans", "posinfs", "neginfs"))
-    return math.inf if bad else float(np.sqrt((norms * norms).sum()))
-
-
-def _has_nan(kinds: Sequence[Kind], slots: Sequence[int], table: SummaryTable) -> bool:
-    """Whether a loss, an output or a parameter holds a NaN."""
-    nans = table.counts.get("nans")
-    if nans is None:
-        return False
-    telling = np.fromiter((kind in _TELLING for kind in kinds), np.bool_, len(kinds))
-    return bool((nans[np.asarray(slots)[telling]] > 0).any())

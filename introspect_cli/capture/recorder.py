@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.backlog import Backlog, EndedStep, SavedTensor
+from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
 from introspect_cli.capture.sites import Sites
+from introspect_cli.capture.step_block import EndedStep, SavedTensor
 from introspect_cli.capture.step_rows import StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.places import Placed
@@ -87,7 +88,7 @@ class Recorder:
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
         """The rows of the current step."""
-        self._backlog = Backlog(rank, store, summarizer, keeping, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -273,12 +274,10 @@ class Recorder:
         if not self.step_rows.sites:
             return
         try:
-            labels, rows, slots = self.labels(), self.step_rows.sites.copy(), self.step_rows.slots.copy()
-            saved, samples, given = self._saved, self._samples.step, self.step_rows.given
-            looks = self._keeping.looks
-            kinds = [self._sites.of[site].kind for site in rows] if looks else []
-            summaries = self._backlog.summaries(slots, tabled=bool(looks or saved or samples.each))
-            self._backlog.add(EndedStep(self.step, rows, slots, kinds, saved, samples, given, summaries, labels))
+            rows, samples = self.step_rows, self._samples.step
+            given, saved = rows.given, self._saved
+            ended = EndedStep(self.step, rows.sites.copy(), rows.slots.copy(), saved, samples, given, self.labels())
+            self._backlog.add(ended)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
 

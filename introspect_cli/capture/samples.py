@@ -11,7 +11,7 @@ under a number that follows from its checksum: so a comparison can say which of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Site
     from introspect_cli.store.writer import StoreWriter
-    from introspect_cli.tensors.columns import SummaryTable
     from introspect_cli.tensors.summarizer import Summarizer
 
 KINDS = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
@@ -55,21 +54,31 @@ class Samples:
     slot: int
     parts: list[int]
 
-    def key(self, table: SummaryTable) -> int:
-        """The number they are stored under."""
-        return samples_key(int(table.checksum[self.slot]))
+    @staticmethod
+    def save(
+        store: StoreWriter, checksum: int, checksums: NDArray[np.uint64], sketches: NDArray[np.float32] | None
+    ) -> int:
+        """Store checksum and, where there are any, sketch of each sample: rows of 8 or 72 bytes.
 
-    def save(self, store: StoreWriter, table: SummaryTable) -> None:
-        """Store checksum and, where there are any, sketch of each: rows of 8 or 72 bytes.
+        Args:
+            store: where.
+            checksum: of the tensor.
+            checksums: of its samples.
+            sketches: of its samples.
+
+        Returns:
+            the number that they are stored under.
 
         Raises:
             StoreError: they cannot be written.
         """
-        columns = [table.checksum[self.parts].astype("<u8").view(np.uint8).reshape(len(self.parts), 8)]
-        if table.sketch is not None:
-            columns.append(table.sketch[self.parts].astype("<f4").view(np.uint8).reshape(len(self.parts), 64))
+        columns = [checksums.astype("<u8").view(np.uint8).reshape(len(checksums), 8)]
+        if sketches is not None:
+            columns.append(sketches.astype("<f4").view(np.uint8).reshape(len(checksums), 64))
         data = np.concatenate(columns, axis=1)
-        store.save_tensor(self.key(table), np.ascontiguousarray(data).data, "uint8", data.shape)
+        key = samples_key(checksum)
+        store.save_tensor(key, np.ascontiguousarray(data).data, "uint8", data.shape)
+        return key
 
 
 def sampled(summarizer: Summarizer, slot: int, value: torch.Tensor) -> Samples | None:
@@ -90,13 +99,6 @@ class StepSamples:
 
     each: list[Samples] = field(default_factory=list)
     sums: dict[int, int] = field(default_factory=dict)
-
-    def sums_by_row(self, slots: NDArray[Any]) -> dict[int, int]:
-        """The sums of those rows of a step that have one; `slots` has the slot of each row."""
-        if not self.sums:
-            return {}
-        rows = np.flatnonzero(np.isin(slots, np.fromiter(self.sums, np.int64, len(self.sums)))).tolist()
-        return {row: self.sums[int(slots[row])] for row in rows}
 
 
 class SampleKeeper:

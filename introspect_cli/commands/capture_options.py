@@ -157,10 +157,6 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
 
-    Args:
-        command: the command `capture`.
-        line: all that follows it.
-
     Raises:
         click.UsageError: the options are not those of `capture`.
     """
@@ -174,11 +170,6 @@ def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[st
 
 def read_config(file: Path, *, known: Collection[str], lists: Collection[str]) -> dict[str, str | list[str]]:
     """The options in a YAML file, by parameter name.
-
-    Args:
-        file: a YAML mapping of long option names, with `-` or `_`, to values.
-        known: parameter names of the options that may be given.
-        lists: those among them that take several values.
 
     Raises:
         UsageError: no such file, not YAML, not a mapping, an unknown option, a value of the wrong form.

@@ -124,7 +124,7 @@ def diff(
     from introspect_cli.compare.result import Verdict
     from introspect_cli.errors import IntrospectError, UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.inspect.chosen import chosen
+    from introspect_cli.inspect.runs import chosen
 
     if asked["values"] and format_ != "table":
         raise UsageError("--values shows a table; `introspect show --values --format json` writes the values of a run.")
@@ -203,7 +203,7 @@ def _revisions(*words: str | None) -> list[str]:
 def _run_of(word: str) -> str | None:
     """The run or the checkpoint that a word stands for; None where it stands for none."""
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.inspect.chosen import chosen
+    from introspect_cli.inspect.runs import chosen
     from introspect_cli.store.files import MANIFEST
     from introspect_cli.store.pack import is_remote
 
@@ -252,7 +252,8 @@ def _compare(
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
     from introspect_cli.render.code_text import changes_blocks
-    from introspect_cli.render.diff_text import diff_blocks, settings_blocks
+    from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.render.findings import settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 

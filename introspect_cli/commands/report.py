@@ -59,6 +59,7 @@ def report(
     """
     from contextlib import ExitStack
 
+    from introspect_cli.compare.moment import is_checkpoint
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
@@ -75,6 +76,9 @@ def report(
     with ExitStack() as stack:
         named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
         opened = [stack.enter_context(open_any(path)) for path in named]
+        if run_b is None and is_checkpoint(opened[0]):
+            held = f"`introspect show {named[0]} --step 0` lists what is in it"
+            raise UsageError(f"{named[0]} is a checkpoint, which has no course to draw: {held}; or name two")
         others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_html(_page(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol)))
     if output is None:

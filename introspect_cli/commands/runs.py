@@ -42,7 +42,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
     """List runs, the latest first: what ran, when, how many steps, how large, how it ended."""
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.json import runs_document
-    from introspect_cli.render.runs_text import runs_blocks
+    from introspect_cli.render.show_text import runs_blocks
 
     places = _places(directories)
     search = find_runs(places)
@@ -77,7 +77,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.records import count
-    from introspect_cli.render.runs_text import unseen_sentences
+    from introspect_cli.render.show_text import unseen_sentences
     from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 

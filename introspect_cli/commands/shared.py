@@ -45,7 +45,7 @@ class RunType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path of the run."""
-        from introspect_cli.inspect.chosen import chosen
+        from introspect_cli.inspect.runs import chosen
 
         return super().convert(chosen(value), param, ctx)
 
@@ -56,7 +56,7 @@ def last_runs(count: int) -> list[str]:
     Raises:
         UsageError: there are not so many.
     """
-    from introspect_cli.inspect.chosen import latest
+    from introspect_cli.inspect.runs import latest
 
     paths = [str(path) for path in reversed(latest(count))]
     tell(f"introspect: the last run is {paths[0]}" if count == 1 else f"introspect: a is {paths[0]}, b is {paths[1]}")

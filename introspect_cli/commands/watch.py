@@ -47,8 +47,8 @@ def watch(run: str | None, against: str | None, rtol: float, *, once: bool) -> i
     the screen is drawn at the end.
     """
     from introspect_cli.errors import StoreError
+    from introspect_cli.render.check_text import watch_blocks, watch_line
     from introspect_cli.render.console import Screen
-    from introspect_cli.render.watch_text import watch_blocks, watch_line
 
     path, screen, failed, last = run or last_runs(1)[0], Screen(), 0, None
     looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)

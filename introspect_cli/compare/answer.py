@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.told import nothing_changed, with_code
 from introspect_cli.compare.endings import at_the_end, before_the_end
-from introspect_cli.compare.forms import forms_note
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
+from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
@@ -18,11 +18,10 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Separate, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.results import same_results
-from introspect_cli.compare.sentence import lines_of
 from introspect_cli.compare.separate import separately, told_separately
-from introspect_cli.compare.verdict import counts_of, doubted, first_of, undiverged
+from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
 
@@ -71,9 +70,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
-            code=code,
+            findings=_found(code, furthest_of(outcome.reach for outcome in outcomes)),
             training=alike,
-            reach=furthest_of(outcome.reach for outcome in outcomes),
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
@@ -110,7 +108,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
-        code=code,
+        findings=_found(code, reach),
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,
@@ -122,10 +120,13 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
-        reach=reach,
         training=training or Separate(Verdict.DIVERGED, told, best.first),
         evaluation=evaluation,
     )
+
+
+def _found(*findings: Finding | None) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one is not None)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

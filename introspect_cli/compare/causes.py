@@ -1,10 +1,4 @@
-"""Which sites explain a divergence and decide nothing.
-
-A random state that differs moves no number until somebody draws from it, and a module that only one run has may change
-nothing. So records are told apart: values that both runs have are effects, and decide whether the runs diverge. Random
-states, and what one run only has because the other has nothing of that name, are causes: they are blamed where an
-effect differs and does not explain itself, and told as structure where none does.
-"""
+"""Which sites are causes, that explain a divergence, and not values, that make one."""
 
 from __future__ import annotations
 
@@ -12,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.names import with_ancestors
-from introspect_cli.records import Kind
+from introspect_cli.compare.join.sites import Alignment, Mask, kind_code, of_kinds
+from introspect_cli.compare.match.names import with_ancestors
+from introspect_cli.records import Kind, ModuleInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.sites import Alignment, Mask
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import ModuleInfo
+
 
 _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 """Of these, one run may have more than the other although both have the module: another call, another path."""
@@ -34,7 +27,7 @@ class Causes:
         """Look at all names once, those of the modules and of their tensors included that left no record."""
         self._alignment = alignment
         self._random = alignment.kind == kind_code(Kind.RNG)
-        alone = np.isin(alignment.kind, [kind_code(kind) for kind in _ACTIVATIONS])
+        alone = of_kinds(alignment.kind, _ACTIVATIONS)
         alone |= alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = [with_ancestors(names | _named_in(tree)) for names, tree in zip(named, trees, strict=True)]

@@ -13,12 +13,11 @@ import numpy as np
 
 from introspect_cli.compare.checkpoint_words import MODEL, Form
 from introspect_cli.compare.match.flow import parameters, values_of
-from introspect_cli.compare.match.merged import same_numbers
+from introspect_cli.compare.match.merged import Merge, same_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.match.merged import Merge
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import Divergence

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Divergence, Verdict
+from introspect_cli.compare.result import Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.result import SettingChange
 
 MODEL = (Kind.PARAM, Kind.BUFFER)
 _NAMED = 3
@@ -125,14 +124,7 @@ class Found:
 def sentence_of(
     found: Found, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
-    """The sentence, and what else is to be said.
-
-    Args:
-        found: what differs.
-        verdict: what comes of it.
-        renamed: clauses on names that differ.
-        settings: settings that differ.
-    """
+    """The sentence, and what else is to be said."""
     rest = [*_forms(found), *_also(found), *_alone(found), *_steps(found)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""

@@ -19,8 +19,8 @@ from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
-from introspect_cli.compare.result import DiffResult, Divergence, Verdict
-from introspect_cli.records import Kind, Status
+from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
+from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import SettingChange
-    from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
 
 _OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
@@ -68,14 +66,7 @@ def _names(run: Run) -> dict[str, None]:
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two checkpoints, in the place of one for two runs.
-
-    Args:
-        answer: that of the comparison of runs.
-        runs: a and b.
-        asked: what was asked for.
-        outcome: what came of the comparison of their one step.
-    """
+    """The answer for two checkpoints, in the place of one for two runs."""
     found = _sorted(runs, asked, outcome)
     compared = sum(found.counts.values())
     if not compared or (found.same and found.unread) or found.doubtful:
@@ -104,13 +95,12 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         notes=tuple(_notes(runs)),
         suggestions=(),
         counts=replace(answer.counts, diverged=len(listed)),
-        structure=(),
         training=None,
         evaluation=None,
         strip=(),
         suspect=None,
         tree=(),
-    )
+    ).with_findings(StructureChange, ())
 
 
 def _prefixed(pattern: str, new: str) -> list[str]:

@@ -14,11 +14,21 @@ import numpy as np
 from introspect_cli.compare.causes import Causes
 from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.join.read_on import read_on
-from introspect_cli.compare.join.resume import goes_on
-from introspect_cli.compare.join.sites import KINDS, align, columns, kind_code, phase_code
-from introspect_cli.compare.join.wholes import Gathered
-from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.join.gathered import Gathered
+from introspect_cli.compare.join.read_on import ReadOn, read_on
+from introspect_cli.compare.join.resume import Goes, goes_on
+from introspect_cli.compare.join.sites import (
+    KINDS,
+    Alignment,
+    Ids,
+    Mask,
+    align,
+    columns,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
+from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.noise import NoiseFloor
 from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
@@ -33,9 +43,6 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.read_on import ReadOn
-    from introspect_cli.compare.join.resume import Goes
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
 
@@ -199,7 +206,7 @@ class Comparison:
 
     @cached_property
     def _of_tensors(self) -> Mask:
-        return np.isin(self.alignment.kind, [kind_code(kind) for kind in _TENSORS])
+        return of_kinds(self.alignment.kind, _TENSORS)
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:

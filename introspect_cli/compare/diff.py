@@ -11,7 +11,7 @@ from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, 
 from introspect_cli.compare.element.closeup import samples_told
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
-from introspect_cli.compare.join.split import splits_of
+from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
 from introspect_cli.compare.join.wholes import told as layouts_differ
@@ -22,8 +22,9 @@ from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
 from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.separate import tell_apart
 from introspect_cli.compare.verdict import structure_of
@@ -36,7 +37,6 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
@@ -100,9 +100,9 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
         same = outcomes[0].first is None
-        answer = replace(answer, structure=structure_of(outcomes, same=same))
+        answer = answer.with_findings(StructureChange, structure_of(outcomes, same=same))
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
-    answer = replace(answer, structure=structure_of(outcomes, same=_all_same(answer, outcomes)))
+    answer = answer.with_findings(StructureChange, structure_of(outcomes, same=_all_same(answer, outcomes)))
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     plain = options.by_value and not options.strict and entire
@@ -149,9 +149,9 @@ def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
 
 
-def _read(run: Run, rank: int) -> frozenset[str]:
-    """The checkpoints that a rank read before its first step."""
-    return checkpoints_read(run.settings_of(rank).get(DOCUMENT))
+def _read(run: Run, rank: int) -> dict[str, str]:
+    """The checkpoints that a rank read before its first step and those that its run opened, by what they are."""
+    return tensor_files(run) | checkpoints_read(run.settings_of(rank).get(DOCUMENT))
 
 
 def _rank(

@@ -7,7 +7,7 @@ consequence, or another fault, and is told as a note.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,6 @@ from introspect_cli.compare.table import EQUAL, WITHIN
 from introspect_cli.labels import step_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
@@ -103,10 +101,6 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
 
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
-
-    Args:
-        scene: the first divergence.
-        answer: what is known of it else.
     """
     found = one_raised(scene.run_a, scene.run_b)
     if found is None:

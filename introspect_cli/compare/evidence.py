@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.result import Role
-    from introspect_cli.compare.table import Codes
 
 
 class Known(Enum):

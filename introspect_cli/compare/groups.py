@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 
@@ -60,11 +59,6 @@ class Groups:
 
 def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = ()) -> Groups:
     """Put opened runs into groups that agree.
-
-    Args:
-        runs: at least two, each another.
-        options: what counts.
-        noise: runs whose spread is let pass.
 
     Raises:
         StoreError: a store turns out to be damaged.

@@ -19,15 +19,13 @@ from introspect_cli.compare.checkpoint_words import MODEL
 from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.records import Kind, Phase, Site, Summary
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from introspect_cli.records import Summary
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.whole import Reader
 
 Tensor = tuple[str, str, str]
 """Kind, FQN and path."""
@@ -73,11 +71,6 @@ def is_checkpoint(run: Run) -> bool:
 
 def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
     """Both as they are; of a run beside a checkpoint, the moment of it that the checkpoint is of.
-
-    Args:
-        a: run a.
-        b: run b.
-        write: makes a run of one step of records; it is closed with the checkpoint.
 
     Raises:
         StoreError: the run has no parameters on record.

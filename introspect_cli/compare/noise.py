@@ -1,24 +1,19 @@
-"""Noise that is measured: what runs that should equal a differ from it by.
-
-Such runs give each site a floor, the largest relative distance seen there up to a step, and a divergence counts where
-it exceeds the floor by a factor.
-"""
+"""The noise of runs that should be equal: how far from run a they are, site by site."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reach import ROUNDING_FACTOR, begins_beside
+from introspect_cli.compare.join.sites import Alignment, Mask, of_kinds
+from introspect_cli.compare.reach import ROUNDING_FACTOR, Reached, begins_beside
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Mask
-    from introspect_cli.compare.reach import Reached
+    import numpy.typing as npt
+
     from introspect_cli.compare.table import Table
 
 _SUMS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
@@ -63,7 +58,7 @@ class NoiseFloor:
         union = table.sites_a[table.rows_a]
         if self.seed is None:
             return np.asarray(self.floor[union])
-        summed = np.isin(table.alignment.kind[union], [kind_code(kind) for kind in _SUMS])
+        summed = of_kinds(table.alignment.kind[union], _SUMS)
         units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
         return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
 

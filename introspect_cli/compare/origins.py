@@ -35,11 +35,12 @@ def with_origins(
     told = _origins(best, runs, outcomes, narrowed=narrowed) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
-        return replace(answer, origins=told)
+        return answer.with_findings(Origin, told)
     notes = (*answer.notes, *_notes(resumed))
     sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
     origins = _with_parts(resumed, answer.first, lost, told)
-    return replace(answer, sentence=sentence, notes=notes, resumed=resumed, origins=origins)
+    answer = replace(answer, sentence=sentence, notes=notes, findings=(*answer.findings, resumed))
+    return answer.with_findings(Origin, origins)
 
 
 def _origins(

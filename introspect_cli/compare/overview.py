@@ -16,9 +16,9 @@ import numpy as np
 
 from introspect_cli.compare.join.distance import Floats, Layouts, distances, relative
 from introspect_cli.compare.join.sites import KINDS, PHASES, Alignment, Ids, phase_code
-from introspect_cli.compare.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.result import Divergence, DivergenceMap, StripCell, TreeNode
-from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import distances, has_norms, norms, relative
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.result import Reach, StepReach
+from introspect_cli.compare.join.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.join.sites import Mask, kind_code, phase_code
+from introspect_cli.compare.result import Divergence, Reach, StepReach
 from introspect_cli.records import Kind, Phase, count, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.join.distance import Floats, Layouts
-    from introspect_cli.compare.join.sites import Mask
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table
 
 ROUNDING_FACTOR = 6.0
@@ -52,13 +49,7 @@ class Reached:
         self._rounding[table.step] = now if now is None or before is None else max(now, before)
 
     def see(self, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> None:
-        """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass.
-
-        Args:
-            table: the step.
-            layouts: of a and of b.
-            rounded: of each perturbed run, how far it was from a at the site of each differing row.
-        """
+        """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass."""
         if not rounded or table.step in self._steps or table.step not in self._rounding:
             return
         apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, *layouts)
@@ -116,12 +107,7 @@ def within_words(reach: Reach) -> str:
 
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
-    """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not.
-
-    Args:
-        reach: what was measured.
-        first: the first divergence; it may be one of structure, and elsewhere.
-    """
+    """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
     at = next((own for own in reach.steps if own.times > ROUNDING_FACTOR), None)
     if at is None or at.site is None:
         return ""

@@ -7,20 +7,17 @@ an origin where all that it rests on was seen and does not differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
 _START = frozenset({Phase.START})

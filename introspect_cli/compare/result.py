@@ -6,16 +6,17 @@ terminals, stores or arrays: frozen dataclasses all the way down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from introspect_cli.labels import both_words
+from introspect_cli.compare.changes.ranking import CodeChanges
+from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.changes.ranking import CodeChanges
+    from collections.abc import Iterable
+
     from introspect_cli.compare.element.elements import Elements
-    from introspect_cli.labels import Labels
     from introspect_cli.records import Site, Summary
 
 
@@ -382,6 +383,12 @@ class Resumption:
         return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)
 
 
+Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
+"""What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
+
+F = TypeVar("F", bound=Finding)
+
+
 @dataclass(frozen=True)
 class DiffResult:
     """Everything a comparison found.
@@ -403,13 +410,9 @@ class DiffResult:
         tree: modules with their state at the first diverging step, when asked for.
         suspect: the device, where the first divergence is a matrix product that nothing on record explains.
         strip: the first diverging step in the order it ran.
-        structure: what differs besides numbers and settings.
-        code: how the source files differ; None where either run has no digests of them.
+        findings: what else was found; a property below gives those of each type.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
-        origins: all that differs and rests on nothing that differs, in the first diverging step; the first leads.
-        resumed: what a resumed run goes on with; None where neither is resumed.
-        reach: how far rounding carries run a, and b beside it; None without perturbed runs given as noise.
         subject: what was compared: `runs` or `checkpoints`.
     """
 
@@ -429,11 +432,40 @@ class DiffResult:
     tree: tuple[TreeNode, ...] = ()
     suspect: Suspect | None = None
     strip: tuple[StripCell, ...] = ()
-    structure: tuple[StructureChange, ...] = ()
-    code: CodeChanges | None = None
+    findings: tuple[Finding, ...] = ()
     training: Separate | None = None
     evaluation: Separate | None = None
-    origins: tuple[Origin, ...] = ()
-    resumed: Resumption | None = None
-    reach: Reach | None = None
     subject: str = "runs"
+
+    def every(self, kind: type[F]) -> tuple[F, ...]:
+        """Its findings of a type, in order."""
+        return tuple(one for one in self.findings if isinstance(one, kind))
+
+    def with_findings(self, kind: type[F], findings: Iterable[F]) -> DiffResult:
+        """The answer with these findings of a type and no others of it."""
+        return replace(self, findings=(*(one for one in self.findings if not isinstance(one, kind)), *findings))
+
+    @property
+    def structure(self) -> tuple[StructureChange, ...]:
+        """What differs besides numbers and settings."""
+        return self.every(StructureChange)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """All that differs and rests on nothing that differs, in the first diverging step; the first leads."""
+        return self.every(Origin)
+
+    @property
+    def code(self) -> CodeChanges | None:
+        """How the source files differ; None where either run has no digests of them."""
+        return next(iter(self.every(CodeChanges)), None)
+
+    @property
+    def resumed(self) -> Resumption | None:
+        """What a resumed run goes on with; None where neither is resumed."""
+        return next(iter(self.every(Resumption)), None)
+
+    @property
+    def reach(self) -> Reach | None:
+        """How far rounding carries run a, and b beside it; None without perturbed runs given as noise."""
+        return next(iter(self.every(Reach)), None)

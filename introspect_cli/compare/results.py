@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Known
-from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.reasons.words import listed, what
-from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
 from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.table import Table
     from introspect_cli.store.reader import Run
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -75,7 +73,7 @@ def records_results(table: Table) -> bool:
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    found = np.isin(alignment.kind[unions], [kind_code(kind) for kind in RESULTS])
+    found = of_kinds(alignment.kind[unions], RESULTS)
     found &= alignment.phase[unions] != phase_code(Phase.START)
     if not found.any():  # a script that trains nothing: what its models give is all there is
         roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
@@ -106,7 +104,7 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
 
 def results_known(table: Table) -> Known:
     """What is known of the results of a step and of all of an evaluation: equal, within tolerance, or neither."""
-    counted = np.isin(table.alignment.kind, [kind_code(kind) for kind in _COUNTED]) | table.alignment.evaluating
+    counted = of_kinds(table.alignment.kind, _COUNTED) | table.alignment.evaluating
     states = table.state[counted[table.site]]
     if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
         return Known.DIFFERS

@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import columns, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
-from introspect_cli.compare.result import Separate, Verdict
-from introspect_cli.compare.sentence import sentence
-from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, undiverged
+from introspect_cli.compare.result import Divergence, Separate, Verdict
+from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, sentence, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.join.sites import Mask
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 

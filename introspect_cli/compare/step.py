@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import answer
+from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.carried import Carried
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds
+from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of
 from introspect_cli.compare.match.trees import tree_at
-from introspect_cli.compare.names import FORWARD, ancestors, generator_of
-from introspect_cli.compare.table import WITHIN
+from introspect_cli.compare.table import WITHIN, Codes, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.evidence import Known
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.table import Codes, Table
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
@@ -271,14 +268,7 @@ class Step:
 
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:
-    """What the next step begins with, given how this one ended.
-
-    Args:
-        step: the step.
-        before: what it began with.
-        recorded: FQNs whose values are recorded at the end of each step; what a step recorded anew replaces what was
-            known before.
-    """
+    """What the next step begins with, given how this one ended."""
     params = {name for name in before.params if name not in recorded}
     buffers = {name for name in before.buffers if name not in recorded}
     states: set[tuple[str, str]] = set()
@@ -302,5 +292,5 @@ def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried
 def within_tolerance_of(table: Table) -> set[str]:
     """FQNs of the tensors that a step leaves within tolerance, not equal."""
     sites = table.site[table.state == WITHIN]
-    tensors = sites[np.isin(table.alignment.kind[sites], [kind_code(kind) for kind in _TENSORS])]
+    tensors = sites[of_kinds(table.alignment.kind[sites], _TENSORS)]
     return {table.alignment.fqn[site] for site in tensors}

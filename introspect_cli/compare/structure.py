@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, of_kinds
 from introspect_cli.compare.match.evicted import EVICTED
-from introspect_cli.compare.match.merged import merge_words, merges_of
-from introspect_cli.compare.match.names import Source, ambiguous, class_of_root
-from introspect_cli.compare.names import owner_of, with_ancestors
+from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
+from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root, owner_of, with_ancestors
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.match.correspondence import Correspondence
-    from introspect_cli.compare.match.merged import Merge
-    from introspect_cli.compare.match.names import Renamed
     from introspect_cli.compare.table import Table
 
 SHOWN = 3
@@ -91,13 +87,7 @@ class Structure:
 
 
 def changes_of(structure: Structure, match: Correspondence, *, same: bool) -> tuple[StructureChange, ...]:
-    """All that differs in structure on a rank, the names first.
-
-    Args:
-        structure: what was seen of it.
-        match: which name of a is which of b.
-        same: whether no number differs, so that none of it has changed one.
-    """
+    """All that differs in structure on a rank, the names first."""
     changes = [*_renames(match), *_merged(structure), *_one_sided(structure, match, same=same)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]
@@ -285,7 +275,7 @@ def _subjects(
 
 def _has_tensors(alignment: Alignment, module: str, names: set[str]) -> bool:
     """Whether a parameter or buffer of a module itself is among the names."""
-    tensors = np.isin(alignment.kind, [kind_code(kind) for kind in (Kind.PARAM, Kind.BUFFER)])
+    tensors = of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))
     of_tensors = {alignment.fqn[union] for union in np.flatnonzero(tensors).tolist()}
     return any(owner_of(name) == module and name in names for name in of_tensors)
 

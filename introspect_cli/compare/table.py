@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import Status
+from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
-    from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
 
 Codes = npt.NDArray[np.int8]
@@ -168,6 +167,16 @@ class Table:
     def rows_b(self) -> Ids:
         """Those partners, in the same order."""
         return np.asarray(self.row_b[self.differing])
+
+    @property
+    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
+        """Of a and of b, its records and the rows of those that differ from their partners."""
+        return (self.a, self.rows_a), (self.b, self.rows_b)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind codes of the rows that differ."""
+        return np.asarray(self.alignment.kind[self.site[self.differing]])
 
     @cached_property
     def only_a(self) -> Ids:

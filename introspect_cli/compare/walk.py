@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.comparison import Comparison
-from introspect_cli.compare.evidence import Known, least
-from introspect_cli.compare.forms import forms_of
-from introspect_cli.compare.items import materialise
-from introspect_cli.compare.join.carried import is_gap, kept, resumed
+from introspect_cli.compare.evidence import Cause, Known, least
+from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.listed import lists
-from introspect_cli.compare.join.sites import columns, evaluating, kind_code, selected
-from introspect_cli.compare.join.steps import Paired, differing, known_tails, pair_steps
+from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
+from introspect_cli.compare.join.steps import Paired, Sides, differing, known_tails, pair_steps
 from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
 from introspect_cli.compare.passes.combine import combine
 from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form
+from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.origins import origins, shown_by
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.separate import separate
 from introspect_cli.compare.passes.tolerate import tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.result import Resumption, Role
 from introspect_cli.compare.results import (
     agreed_kinds,
     records_results,
@@ -41,25 +39,19 @@ from introspect_cli.compare.results import (
     watches_results,
 )
 from introspect_cli.compare.resumed.parts import resumption_of
+from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
-from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because
+from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.join.carried import Carried
-    from introspect_cli.compare.join.sites import Mask
-    from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import Resumption
-    from introspect_cli.compare.table import Table
     from introspect_cli.store.index import StepEntry
-    from introspect_cli.store.whole import Reader
 
 PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
@@ -316,14 +308,7 @@ def _ranks(reader: Reader) -> int:
 def compare_rank(
     sides: Sides, options: DiffOptions, offset: int, ends: tuple[int | None, int | None] = (None, None)
 ) -> RankOutcome:
-    """Compare one rank of two runs.
-
-    Args:
-        sides: the runs.
-        options: what counts.
-        offset: step k of b belongs to step k + offset of a.
-        ends: the last step of a and of b that counts; None for all there are.
-    """
+    """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
     told = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)

@@ -6,17 +6,14 @@ The manifests tell which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.listed import notes as listing_notes
-from introspect_cli.compare.join.sites import KINDS, kind_code, phase_code
+from introspect_cli.compare.join.sites import KINDS, Alignment, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase
-
-if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Mask
 
 MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
@@ -115,7 +112,7 @@ def covered(
         meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
         meaningful &= ~_accelerator_rng(alignment) & ~_draws(alignment)
         if not same_start:
-            tensors = np.isin(alignment.kind, [kind_code(kind) for kind in STATE_KINDS])
+            tensors = of_kinds(alignment.kind, STATE_KINDS)
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
         masks.append(meaningful)
     for name in narrowed(manifest_a, manifest_b):
@@ -129,7 +126,7 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     kinds = _CONCERNS.get(option)
     if kinds is None:
         return np.full(alignment.size, option not in _CONCERN_NO_SITES)
-    hidden = np.isin(alignment.kind, [kind_code(kind) for kind in kinds])
+    hidden = of_kinds(alignment.kind, kinds)
     if option in _FILTERS:
         hidden &= ~alignment.in_both  # of these modules both captures record
     if option == "eval":

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.exchange.incoming import Incoming
+from introspect_cli.exchange.incoming import Incoming, Row
 from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo, shallow
 from introspect_cli.selection import selects
 from introspect_cli.store.files import reason
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.exchange.incoming import Row
 
 SORTED = (
     "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "

@@ -55,10 +55,6 @@ class State:
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
     """What nested plain data is.
 
-    Args:
-        tree: what a file holds.
-        order_counts: whether tensors stand in the order in which their modules were made.
-
     Raises:
         StoreError: it has no tensor.
     """

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import StoreError
-from introspect_cli.exchange.checkpoint_files import is_tensors, read_any
+from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.exchange.checkpoint_files import SUFFIXES, is_tensors, read_any
 from introspect_cli.exchange.checkpoint_state import sites_below, state_of
 from introspect_cli.exchange.incoming import Incoming, value, write_run
-from introspect_cli.inspect.chosen import chosen
-from introspect_cli.records import SiteInfo
+from introspect_cli.inspect.runs import chosen
+from introspect_cli.records import Site, SiteInfo, Summary
 from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import is_pack, is_remote
 from introspect_cli.store.reader import Run, open_run
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Site, Summary
 
 _LARGEST_AGAIN = 1 << 24
 _MOST_AGAIN = 1 << 28
@@ -61,7 +60,14 @@ def open_any(path: str | Path) -> Run:
         UsageError: it stands for no run, or for several.
     """
     path = chosen(path)
-    return _opened(Path(path)) if is_checkpoint(path) else open_run(path)
+    if is_checkpoint(path):
+        return _opened(Path(path))
+    try:
+        return open_run(path)
+    except NoRunError as error:
+        raise StoreError(
+            f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
+        ) from None
 
 
 def _opened(path: Path) -> Run:
@@ -107,14 +113,7 @@ def summarised(held: Any) -> Summary:
 def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
-    """A run of one step, opened, which is gone when it is closed.
-
-    Args:
-        summaries: its records, in their order.
-        path: what it is called.
-        settings: documents by name.
-        about: what the manifest says beside.
-    """
+    """A run of one step, opened, which is gone when it is closed."""
     place = Path(tempfile.mkdtemp(prefix="introspect-"))
     try:
         rows = tuple((site, SiteInfo(), summary) for site, summary in summaries.items())

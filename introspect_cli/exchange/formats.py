@@ -56,13 +56,6 @@ FORMATS: dict[str, Format] = {
 def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING, **options: Any) -> int:
     """Write a run in a format; files written.
 
-    Args:
-        run: the opened run.
-        name: a name of `FORMATS`.
-        output: directory to write to; new or empty.
-        selection: what of the run is wanted.
-        options: what only some formats take; those that are off count as not given.
-
     Raises:
         UsageError: the format does not take an option, the directory is not empty or cannot be written to.
         StoreError: the run is damaged.

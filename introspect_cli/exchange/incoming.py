@@ -149,7 +149,7 @@ def write_run(
             writer.append(found.step, _batch(writer, found.rows, sketch=sketch))
         for checksum, data, dtype, shape in stored:
             store.save_tensor(checksum, data, dtype, shape)
-        store.write_manifest({**manifest, "status": "complete", "exit_code": 0})
+        store.write_manifest({**manifest, "status": "complete"})
     return len(ordered), sum(len(found.rows) for found in ordered)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, Rule, observed
-from introspect_cli.health.table import lasting
+from introspect_cli.health.table import Table, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.health.table import Table
 
 DEAD = 0.9
 """Share of zeros from which a rectified layer counts as dead; about half are zero in a healthy one."""

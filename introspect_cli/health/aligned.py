@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import l2_norm
+from introspect_cli.records import Kind, Layout, Phase
+from introspect_cli.store.batch import StepBatch, l2_norm
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import WholeReader
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Layout
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 

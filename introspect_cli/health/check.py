@@ -84,7 +84,8 @@ def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
     tables, ranks = _walk(run, together=several and any(isinstance(rule, RankRule) for rule in rules))
     result = check_tables(str(run.path), tables, rules, ranks)
     unseen = map(str, run.manifest.get("not_observed", ()))
-    return replace(result, notes=(*run.endings, *unseen, *result.notes), only=run.alone)
+    notes = (*run.endings, *unseen, *result.notes)
+    return replace(result, notes=notes, only=run.alone, checkpoint="checkpoint" in run.manifest)
 
 
 def _walk(run: Run, *, together: bool) -> tuple[list[Table], Ranks | None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
 from introspect_cli.health.findings import Hit, Level, NotObservedError, RankRule
 from introspect_cli.records import Kind, clean, count
@@ -23,7 +23,6 @@ from introspect_cli.store.launch import IN_FLIGHT, group_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.health.aligned import AlignedStep, Ranks
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.rank_reader import RankReader
 
@@ -107,14 +106,7 @@ class Collectives(Gathered):
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
 ) -> tuple[int, str] | None:
-    """The first collective of a group that ranks call differently: the rank, and a sentence; None where they agree.
-
-    Args:
-        ranks: the calls of each, in order.
-        group: what it is called.
-        when: which step, in words.
-        whole: whether these are all calls of the step, so that their number counts too.
-    """
+    """The first collective of a group that ranks call differently: the rank, and a sentence; None where they agree."""
     base = min(ranks)
     for other in sorted(ranks):
         one, two = ranks[base], ranks[other]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
 
 T = TypeVar("T")
 
@@ -119,6 +118,7 @@ class CheckResult:
         notes: what else a reader must know.
         steps: steps in the run.
         only: what the run is a part of, such as one rank of several; "" where it is all there was.
+        checkpoint: whether it is a checkpoint, one moment and no run.
     """
 
     run: str
@@ -128,6 +128,7 @@ class CheckResult:
     notes: tuple[str, ...]
     steps: int
     only: str = ""
+    checkpoint: bool = False
 
     def reaches(self, level: Level) -> bool:
         """Whether anything is as bad as `level` or worse."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, RankRule, observed
 from introspect_cli.records import SCALER, Kind, Phase, count
@@ -15,7 +15,6 @@ from introspect_cli.records import SCALER, Kind, Phase, count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.health.aligned import AlignedStep, Ranks
 
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
 _RANK_LOCAL = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})

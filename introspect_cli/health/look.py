@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.check import check_tables
 from introspect_cli.health.curves import Curve, curves
 from introspect_cli.health.reading import read_table
-from introspect_cli.store.reader import RunState
+from introspect_cli.store.reader import Run, RunState
 
 if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.labels import Labels
-    from introspect_cli.store.reader import Run
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
-from introspect_cli.health.table import lasting
-from introspect_cli.records import SCALER, Kind, Phase
+from introspect_cli.health.table import Table, lasting
+from introspect_cli.records import SCALER, Kind, Layout, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from introspect_cli.health.table import Table
-    from introspect_cli.records import Layout
 
 LEAST = 5
 """Steps that must have been seen before a parameter is said to rest or to race."""

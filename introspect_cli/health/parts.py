@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, RankRule, observed
 from introspect_cli.records import Kind, Part, Phase
 from introspect_cli.store.plan import Covering, covering, same_parts, share
@@ -17,7 +17,6 @@ from introspect_cli.store.plan import Covering, covering, same_parts, share
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.health.aligned import AlignedStep, Ranks
 
 _LEAST = 8  # elements of a parameter whose equality on two ranks is no accident
 

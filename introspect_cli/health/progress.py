@@ -6,15 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, RankRule
 from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from introspect_cli.health.aligned import AlignedStep, Ranks
 
 
 @dataclass

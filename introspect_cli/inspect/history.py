@@ -126,13 +126,6 @@ def stored_values(
 ) -> list[Stored]:
     """The records of an FQN (or glob) at one step, with the tensors that were stored.
 
-    Args:
-        run: the run.
-        fqn: name of a module or parameter, or a glob.
-        selection: kinds that are wanted.
-        step: the step; the first at which any of them was stored whole where None.
-        rank: the rank, the first by default.
-
     Raises:
         UsageError: there is no such site or step, or nothing of it was stored whole.
     """

@@ -41,14 +41,7 @@ class ModuleRow:
 
 
 def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: int | None = None) -> list[ModuleRow]:
-    """The module tree; of runs of equal numbered neighbours only the first and the last, unless told otherwise.
-
-    Args:
-        run: the run.
-        fold: whether such neighbours are left out.
-        rank: which rank; the first where None.
-        depth: levels below the root that are shown, nested values counted from their module; all where None.
-    """
+    """The module tree; of runs of equal numbered neighbours only the first and the last, unless told otherwise."""
     reader = reader_of(run, rank)
     sizes = parameter_sizes(reader)
     outputs = _outputs(reader)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
-from introspect_cli.records import perturbed_by
-from introspect_cli.store.files import MANIFEST, DamageError
-from introspect_cli.store.pack import ENDING, is_pack
+from introspect_cli.records import clean, perturbed_by
+from introspect_cli.records import count as run_count
+from introspect_cli.store.files import MANIFEST, RUNS, DamageError
+from introspect_cli.store.pack import ENDING, is_pack, is_remote
 from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 DEEPEST = 4
 """Levels of directories that a search goes down."""
@@ -173,12 +176,6 @@ def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | No
 
     A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one, nor one
     whose age is not known while an age is asked for.
-
-    Args:
-        rows: runs, the latest first.
-        keep: how many of the latest stay whatever their age.
-        older_than: only runs that started longer ago go; None for any age.
-        now: the time to count from.
     """
     return [
         row
@@ -187,3 +184,46 @@ def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | No
         and row.path.suffix != ".zip"
         and (older_than is None or (row.started is not None and now - row.started > older_than))
     ]
+
+
+_COUNTED = re.compile(r"@([0-9]{1,9})")
+_NAMED = 3
+
+
+def chosen(word: str | os.PathLike[str]) -> Path | str:
+    """The run that a word stands for; the word itself where it is a path, a URL, or stands for none.
+
+    Raises:
+        UsageError: there are not so many runs, or several have that label.
+    """
+    text = os.fspath(word)
+    if not text or is_remote(text) or os.path.lexists(text):
+        return word if isinstance(word, Path) else text
+    counted = _COUNTED.fullmatch(text)
+    if counted is not None:
+        number = int(counted[1])
+        if not number:
+            raise UsageError("@0 is no run: @1 is the last one, @2 the one before it.")
+        return latest(number, text)[-1]
+    found = [row.path for row in _listed() if row.label == text]
+    if len(found) > 1:
+        named = ", ".join(clean(str(path)) for path in found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+        raise UsageError(f"{len(found)} runs have the label {text!r}: name one of {named}.")
+    return found[0] if found else word if isinstance(word, Path) else text
+
+
+def latest(count: int, asked: str = "") -> list[Path]:
+    """The last runs below `introspect-runs/`, the newest first.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    rows = _listed()
+    if len(rows) < count:
+        there = f"there {'is' if len(rows) == 1 else 'are'} {run_count(len(rows), 'run')} below {RUNS}/ here"
+        raise UsageError(f"{asked} stands for no run: {there}." if asked else f"{there}: name a run by its path.")
+    return [row.path for row in rows[:count]]
+
+
+def _listed() -> list[RunRow]:
+    return find_runs([Path(RUNS)]).rows if Path(RUNS).is_dir() else []

@@ -9,19 +9,19 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.origins import head_of
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, count
-from introspect_cli.render.code_html import code_html
+from introspect_cli.render.findings import findings_html
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
 from introspect_cli.render.text import clean, distance, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 _STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _WORD = {Verdict.SAME: "same", Verdict.DIVERGED: "diverged", Verdict.UNDECIDED: "could not tell"}
@@ -34,39 +34,18 @@ _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 def first_screen(result: DiffResult) -> str:
     """Verdict, cards and strip of a comparison."""
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
-    if result.first is None:
+    if result.first is None or result.subject == "checkpoints":
         sentence = f'<p class="verdict sentence">{badge} {text(result.sentence, 4000)}</p>'
-        return f"{sentence}{resumed(result)}{_rest(result)}"
+        return f"{sentence}{findings_html(result)}{_rest(result)}"
     first = result.first
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
-        code_html(result.code),
-        resumed(result),
-        _origins(result),
+        findings_html(result),
         strip(result),
     ]
     return "".join(parts)
-
-
-def resumed(result: DiffResult) -> str:
-    """What a resumed run goes on with, a row for each part."""
-    found = result.resumed
-    if found is None:
-        return ""
-    whole = "ba"["ab".index(found.run)]
-    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
-    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
-    return head + table(f"What run {found.run} begins with, against step {found.at} of {whole}", ("part", "", ""), rows)
-
-
-def _origins(result: DiffResult) -> str:
-    """Every origin, where there are several."""
-    if len(result.origins) < 2:
-        return ""
-    lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
-    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
 
 
 def _apart(result: DiffResult) -> str:

@@ -15,24 +15,20 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
 
-_HEADS = {
+HEADS = {
     Nearness.RECORDED: "Changed in a line that the records name",
     Nearness.COMPUTES: "Changed in the code that computes it",
     Nearness.BUILDS: "Changed in what builds it or gives it its values",
     Nearness.BETWEEN: "Changed in what ran between the last record that agrees and this one",
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }
+"""What a group of changes has in common."""
 _LONGEST = 6
 """Lines of a statement that are shown."""
 _WHY = {
     "text": "its text is not in both runs",
     "secret": "only in comments or in what was redacted",
 }
-
-
-def head_of(nearness: Nearness) -> str:
-    """What a group of changes has in common, as a heading."""
-    return _HEADS[nearness]
 
 
 def code_blocks(code: CodeChanges | None) -> list[Block]:
@@ -44,7 +40,7 @@ def code_blocks(code: CodeChanges | None) -> list[Block]:
         statements = f"{count(every, 'statement')} changed in {count(code.files, 'file')}"
         text = f"No changed statement reaches this place by name; {statements} (--changes lists them)."
         return [line(), line(text, "dim")]
-    blocks: list[Block] = [line(), line(f"{_HEADS[best.nearness]}:", "heading"), *change_lines(best)]
+    blocks: list[Block] = [line(), line(f"{HEADS[best.nearness]}:", "heading"), *change_lines(best)]
     if every > 1:
         likely = len(code.likely) - 1
         rest = f"and {count(every - 1, 'more changed statement')}"
@@ -60,7 +56,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     for nearness in Nearness:
         own = [one for one in code.ranked if one.nearness is nearness]
         if own:
-            blocks += [line(), line(f"{_HEADS[nearness]}:", "heading")]
+            blocks += [line(), line(f"{HEADS[nearness]}:", "heading")]
             for one in own:
                 blocks += change_lines(one)
     for name in code.in_comments:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.origins import together
-from introspect_cli.compare.reasons.settings import describe
-from introspect_cli.compare.result import DiffResult, Divergence, Restored, SettingChange, Verdict
-from introspect_cli.compare.structure import SHOWN, clause_of
+from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, count
-from introspect_cli.render.blocks import Block, Column, Line, Table, line
-from introspect_cli.render.code_text import code_blocks
+from introspect_cli.render.blocks import Block, Column, Table, line
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
-from introspect_cli.render.reach_text import reach_blocks
+from introspect_cli.render.findings import findings_blocks
 from introspect_cli.render.text import clean, distance
 
 if TYPE_CHECKING:
     from introspect_cli.compare.groups import Groups
 
+
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
-_SHOWN_SETTINGS = 3
-_SHOWN_STRUCTURE = 12
 _SHOWN_TENSORS = 8
 _PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 
@@ -43,13 +38,7 @@ def diff_blocks(
     if by_rank:
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         blocks.append(divergence_table(by_rank, ranks=True))
-    blocks += _resumed(result)
-    blocks += _origins(result)
-    blocks += _structure(result, everything=everything)
-    if result.verdict is Verdict.DIVERGED or (result.code is not None and result.code.likely):
-        blocks += code_blocks(result.code)
-    blocks += _settings(result, everything=everything)
-    blocks += reach_blocks(result.reach)
+    blocks += findings_blocks(result, everything=everything)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
     elif result.divergences:
@@ -140,87 +129,6 @@ def _rest(result: DiffResult, listed: int) -> list[Block]:
         text += f"; {counts.within} more within tolerance or noise"
     tail = f"; {more:,} not listed (--all lists them)" if more > 0 else ""
     return [line(text + tail + ".", "dim")]
-
-
-def _resumed(result: DiffResult) -> list[Block]:
-    """What a resumed run goes on with: what was not restored a line each, the rest in a line."""
-    resumed = result.resumed
-    if resumed is None:
-        return []
-    whole = "ba"["ab".index(resumed.run)]
-    title = f"What run {resumed.run} begins with, against step {resumed.at} of {whole}:"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
-        parts = together([part for part in resumed.parts if part.state is state])
-        if parts:
-            blocks.append(line(clean(f"{state.value}: {'; '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
-    return blocks
-
-
-def _origins(result: DiffResult) -> list[Block]:
-    """Every origin, where there are several; the parts of a checkpoint are listed as such."""
-    if len(result.origins) < 2 or all(origin.part for origin in result.origins):
-        return []
-    blocks: list[Block] = [line(), line("Each of these rests on nothing that differs:", "heading")]
-    blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
-    return blocks
-
-
-def _structure(result: DiffResult, *, everything: bool) -> list[Block]:
-    """What differs in structure, with what that rests on; nothing where the sentence has said it all."""
-    changes = result.structure
-    in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
-    if not changes or (in_sentence and not any(change.evidence for change in changes)):
-        return []
-    shown = changes if everything else changes[:_SHOWN_STRUCTURE]
-    blocks: list[Block] = [line(), line("What differs besides numbers:", "heading")]
-    for change in shown:
-        text = f"{clause_of(change)} ({change.evidence})" if change.evidence else clause_of(change)
-        blocks.append(line(clean(text), indent=2))
-    if len(changes) > len(shown):
-        blocks.append(line(f"and {len(changes) - len(shown)} more (--all lists them)", "dim", 2))
-    return blocks
-
-
-def _settings(result: DiffResult, *, everything: bool) -> list[Block]:
-    settings = result.settings
-    counts = result.counts
-    shorter = result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b  # why one run ends earlier
-    if not settings or not (everything or shorter or result.verdict is Verdict.DIVERGED):
-        return []
-    if not everything:  # what is shown as a changed statement
-        settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
-    explaining = [change for change in settings if change.explains]
-    if not settings:
-        return []
-    shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
-    title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
-    blocks: list[Block] = [line(), line(title, "heading")]
-    blocks += [_setting(change) for change in shown]
-    if len(settings) > len(shown):
-        blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
-    return blocks
-
-
-def _is_shown(change: SettingChange, result: DiffResult) -> bool:
-    best = result.code.ranked[0] if result.code is not None and result.code.ranked else None
-    return best is not None and best.likely and best.change.file == change.name
-
-
-def settings_blocks(result: DiffResult) -> list[Block]:
-    """What differs besides numbers, what can explain the divergence first."""
-    if not result.settings:
-        return [line("No setting that both runs kept differs.")]
-    blocks: list[Block] = []
-    for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
-        changes = [change for change in result.settings if change.explains is chosen]
-        if changes:
-            blocks += [line(), line(title, "heading"), *map(_setting, changes)]
-    return blocks[1:]
-
-
-def _setting(change: SettingChange) -> Line:
-    return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
 
 
 def groups_blocks(groups: Groups) -> list[Block]:

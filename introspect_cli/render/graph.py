@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.data_flow import backward_of
-from introspect_cli.records import Kind, Phase
+from introspect_cli.inspect.data_flow import Graph, Node, backward_of
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.render.blocks import Block, Column, line, table_of
 from introspect_cli.render.text import clean, number, shape, statistic, write_whole
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.inspect.data_flow import Graph, Node
-    from introspect_cli.records import Site
 
 _STATS = (
     ("mean|x|", "amean"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.element.elements import ulp_words
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.health.findings import CheckResult, Level
-from introspect_cli.records import count
+from introspect_cli.records import Summary, count
 from introspect_cli.render.divergence_text import elements_words
 from introspect_cli.render.text import clean, number, statistic
 from introspect_cli.render.values_text import axes_words, cell_words, element_rows, scale_of, scale_words
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.element.grid import Picture
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.records import Summary
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import math
 import re
-from dataclasses import is_dataclass
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import clean
+from introspect_cli.records import Record, clean
+from introspect_cli.render.findings import findings_document
+from introspect_cli.render.plain import divergence_document, label_document, plain, summary_document
 from introspect_cli.rerun.element import kind_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.changes.ranking import CodeChanges
-    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Divergence, Origin, Reach, Separate
+    from introspect_cli.compare.result import DiffResult, Separate
     from introspect_cli.health.findings import CheckResult, RankRule, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
@@ -30,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.overview import Overview
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Record, Summary
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes import Proof
     from introspect_cli.rerun.minimise import Smallest
@@ -38,35 +31,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
 
-_LONGEST_CODE = 4000
-"""Characters of one changed statement."""
-
 _UNUSUAL = re.compile(r"[^\n -~]")
-
-
-# Plain values.
-
-
-def finite(value: Any) -> Any:
-    """A number, or None for NaN, which JSON has no word for; infinities as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
-
-
-def plain(value: Any) -> Any:
-    """Anything that results are made of as dicts, lists, texts and finite numbers."""
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, dict):
-        return {finite(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dt.datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, Path) else finite(value)
 
 
 def to_json(document: dict[str, Any]) -> str:
@@ -115,104 +80,11 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "suggestions": list(result.suggestions),
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
-        "structure": plain(result.structure),
-        "code": _code(result.code),
+        **findings_document(result),
     }
-    if len(result.origins) > 1 or any(origin.part for origin in result.origins):
-        document["origins"] = [_origin(origin) for origin in result.origins]
-    if result.resumed is not None:
-        document["resumed"] = plain(result.resumed)
-    if result.reach is not None:
-        document["reach"] = _reach(result.reach)
     if result.map is not None:
         document["map"] = plain(result.map)
     return document
-
-
-def _code(code: CodeChanges | None) -> dict[str, Any] | None:
-    """Changed statements, the most likely cause first."""
-    if code is None:
-        return None
-    return {
-        "changes": [
-            {
-                "place": one.change.place,
-                "file": one.change.file,
-                "scope": one.change.scope,
-                "unit": one.change.unit,
-                "nearness": one.nearness.value,
-                "likely": one.likely,
-                "a": _lines(one.change.a),
-                "b": _lines(one.change.b),
-            }
-            for one in code.ranked
-        ],
-        "in_comments": list(code.in_comments),
-        "in_names": list(code.in_names),
-        "unread": [{"file": name, "why": why} for name, why in code.unread],
-    }
-
-
-def _lines(side: Side | None) -> dict[str, Any] | None:
-    if side is None:
-        return None
-    return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
-
-
-def _reach(reach: Reach) -> dict[str, Any]:
-    """How far rounding carries run a, and b beside it, step by step."""
-    steps = [
-        {
-            "step": step.step,
-            "rounding": step.rounding,
-            "b": step.b,
-            "times": finite(step.times),
-            "kind": step.site.kind.value if step.site is not None else None,
-            "fqn": step.site.fqn if step.site is not None else None,
-            "path": step.site.path if step.site is not None else None,
-        }
-        for step in reach.steps
-    ]
-    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
-
-
-def divergence_document(divergence: Divergence) -> dict[str, Any]:
-    """One divergence."""
-    site = divergence.site
-    unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
-    document = {
-        "step": divergence.step,
-        "rank": divergence.rank,
-        "phase": site.phase.value,
-        "kind": site.kind.value,
-        "fqn": site.fqn,
-        "module_class": divergence.module_class,
-        "call": site.call,
-        "path": site.path,
-        "role": divergence.role.value,
-        "reason": divergence.reason,
-        "a": summary_document(divergence.a),
-        "b": summary_document(divergence.b),
-        "rel_l2": None if divergence.rel_l2 is None or unresolved else finite(divergence.rel_l2),
-    }
-    extra: dict[str, Any] = {
-        "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
-        "exact": True if divergence.exact else None,
-        "rel_l2_below": RESOLUTION if unresolved else None,
-        "scale": divergence.scale,
-        "residual": divergence.residual,
-        "source": divergence.source or None,
-        "noise": divergence.floor,
-        "size": divergence.size.value if divergence.size is not None else None,
-        "labels": label_document(divergence.labels),
-        "labels_b": label_document(divergence.labels_b),
-    }
-    return document | {name: finite(value) for name, value in extra.items() if value is not None}
-
-
-def _origin(origin: Origin) -> dict[str, Any]:
-    divergence = divergence_document(origin.divergence) if origin.divergence else None
-    return {"sentence": origin.sentence, "part": origin.part or None, "divergence": divergence}
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:
@@ -228,26 +100,6 @@ def groups_document(groups: Groups) -> dict[str, Any]:
 
 
 # One run.
-
-
-def summary_document(summary: Summary | None) -> dict[str, Any] | None:
-    """What a record keeps of a value."""
-    if summary is None:
-        return None
-    return {
-        "status": summary.status.name.lower(),
-        "shape": list(summary.layout.shape),
-        "dtype": summary.layout.dtype,
-        "device": summary.layout.device,
-        "checksum": f"{summary.checksum:016x}",
-        **{name: finite(value) for name, value in summary.stats.items()},
-        "text": summary.text,
-    }
-
-
-def label_document(labels: Labels) -> dict[str, Any] | None:
-    """What a framework calls a step, ranges as two numbers; None where it calls it nothing."""
-    return {name: list(label) if isinstance(label, tuple) else label for name, label in labels.items()} or None
 
 
 def overview_document(run: Overview) -> dict[str, Any]:

@@ -19,13 +19,7 @@ _MOST_ROWS = 40
 
 
 def map_blocks(result: DiffResult, width: int, most: int = _MOST_ROWS) -> list[Block]:
-    """The map and the tree, where there is anything to see.
-
-    Args:
-        result: the comparison.
-        width: columns of the terminal.
-        most: rows of each; the modules that diverge first are kept.
-    """
+    """The map and the tree, where there is anything to see."""
     blocks: list[Block] = []
     if result.map is not None:
         blocks += [line(), *_map(result.map, min(width, 160), most)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.render.json import finite
+from introspect_cli.render.plain import finite
 from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:

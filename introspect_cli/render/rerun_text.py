@@ -13,14 +13,13 @@ from introspect_cli.render.code_text import change_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.text import clean
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.rerun.element import OtherPython, place_of
+from introspect_cli.rerun.element import Difference, Element, OtherPython, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes import Proof
-    from introspect_cli.rerun.element import Difference, Element
     from introspect_cli.rerun.minimise import Smallest
     from introspect_cli.rerun.zoom import Zoomed
 

@@ -1,11 +1,12 @@
-"""One run as lines and tables."""
+"""One run as lines and tables, and a list of runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.labels import shown, step_words
-from introspect_cli.records import Record, Status, Summary, count, perturbed_by
+from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
+from introspect_cli.labels import Labels, shown, step_words
+from introspect_cli.records import Kind, Record, Status, Summary, count, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
 from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.inspect.module_tree import ModuleRow
     from introspect_cli.inspect.overview import Overview
-    from introspect_cli.labels import Labels
+
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
@@ -23,25 +24,8 @@ _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 
 
 def overview_blocks(run: Overview) -> list[Block]:
-    """What a run is."""
-    manifest = run.manifest
-    facts = [
-        ("run", run.path),
-        ("ran", _command(manifest)),
-        ("in", run.directory),
-        ("on", run.machine),
-        ("started", str(manifest.get("started", ""))),
-        ("ended", _ending(run)),
-        ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
-        ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
-        ("perturbed", _perturbed(manifest)),
-        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
-    ]
-    if run.labels:
-        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
-    if len(run.ranks) > 1:
-        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
+    """What a run is, or a checkpoint."""
+    facts = _facts_of_checkpoint(run) if isinstance(run.manifest.get("checkpoint"), dict) else _facts(run)
     wide = max(len(name) for name, _ in facts)
     blocks: list[Block] = [
         Line(
@@ -53,7 +37,7 @@ def overview_blocks(run: Overview) -> list[Block]:
         for name, text in facts
         if text
     ]
-    unobserved = manifest.get("not_observed")
+    unobserved = run.manifest.get("not_observed")
     notes = [
         *run.endings,
         *(f"not held: {clause}" for clause in run.thinned),
@@ -63,6 +47,42 @@ def overview_blocks(run: Overview) -> list[Block]:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     blocks += [line(f"Note: {clean(text)}", "unsure") for text in notes]
     return blocks
+
+
+def _facts(run: Overview) -> list[tuple[str, str]]:
+    manifest = run.manifest
+    facts = [
+        ("run", run.path),
+        ("ran", _command(manifest)),
+        ("in", run.directory),
+        ("on", run.machine),
+        ("started", str(manifest.get("started", ""))),
+        ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
+        ("ended", "" if source else _ending(run)),
+        ("steps", _steps(run)),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
+        ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
+        ("perturbed", _perturbed(manifest)),
+        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
+    ]
+    if run.labels:
+        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
+    if len(run.ranks) > 1:
+        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
+    return facts
+
+
+def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
+    """A file holds one moment, and nothing of what ran."""
+    kinds = sorted(Kind, key=lambda kind: kind is Kind.RNG)
+    parts = [(kind, run.kinds[kind.value]) for kind in kinds if kind.value in run.kinds]
+    return [
+        ("checkpoint", run.path),
+        ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
+        ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
+        ("size", f"{size(run.size)} on disk"),
+        ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
+    ]
 
 
 def _perturbed(manifest: dict[str, Any]) -> str:
@@ -235,3 +255,52 @@ def _nested(value: Any, indent: int) -> list[Block]:
             text = "(none)" if isinstance(item, (dict, list, tuple)) else clean(str(item))
             blocks.append(Line(((f"{key}: ", "dim"), (text, "")), indent))
     return blocks
+
+
+_STYLES = {"complete": "", "running": "unsure", "unreadable": "unsure"}
+_NAMED = 3
+
+
+def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
+    """A row a run, the latest first, a line that adds them up, and where was not looked."""
+    rows, unseen = search.rows, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
+    if not rows:
+        return [line(f"No runs {'found ' * bool(unseen)}below {', '.join(map(clean, places))}."), *unseen]
+    columns: list[tuple[Column, Callable[[RunRow], str]]] = [
+        (Column("run", least=16), lambda row: clean(str(row.path))),
+        (Column("label", least=8), lambda row: clean(row.label, 40)),
+        (Column("started (UTC)", drop_at=2), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
+        (Column("steps", right=True), lambda row: f"{row.steps:,}"),
+        (Column("size", right=True, drop_at=1), lambda row: size(row.size)),
+        (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
+        (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
+        (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
+    ]
+    if all(row.perturbed is None for row in rows):
+        del columns[-1]
+    if not any(row.label for row in rows):
+        del columns[1]
+    total = f"{count(len(rows), 'run')}, {size(sum(row.size for row in rows))}"
+    table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
+    return [table, line(), line(total, "dim"), *unseen]
+
+
+def unseen_sentences(search: RunList) -> list[str]:
+    """Where a search did not look, in sentences; none where it looked everywhere."""
+    sentences = []
+    if search.unread:
+        named = ", ".join(clean(str(path), 200) for path in search.unread[:_NAMED])
+        more = f" and {len(search.unread) - _NAMED:,} more" if len(search.unread) > _NAMED else ""
+        sentences.append(f"Not searched, for lack of permission or by another error: {named}{more}.")
+    if search.deeper:
+        sentences.append(f"Not searched, more than {DEEPEST} levels down: {_directories(search.deeper)}.")
+    if search.left:
+        enough = f"the search ends after {MOST:,}"
+        sentences.append(
+            f"Not searched, nor what is below: {_directories(search.left)}; {enough}. Name one further down."
+        )
+    return sentences
+
+
+def _directories(number: int) -> str:
+    return "1 directory" if number == 1 else f"{number:,} directories"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.element.elements import differing, elements, ulp_words
-from introspect_cli.compare.element.grid import SIGN, smaller
+from introspect_cli.compare.element.elements import Elements, differing, elements, ulp_words
+from introspect_cli.compare.element.grid import SIGN, Picture, smaller
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, Table, line
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.element.closeup import Closeup
-    from introspect_cli.compare.element.elements import Elements
-    from introspect_cli.compare.element.grid import Picture
     from introspect_cli.compare.element.pattern import Difference
     from introspect_cli.compare.result import Divergence
     from introspect_cli.inspect.history import Stored

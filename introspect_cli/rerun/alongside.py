@@ -78,13 +78,6 @@ def alongside(
 ) -> DiffResult:
     """Compare until the run is over.
 
-    Args:
-        reference: opens the run to compare with.
-        path: the run that is written.
-        ask: compares the two, opened.
-        first: hears once of the first divergence that is seen.
-        pause: seconds between two looks.
-
     Returns:
         the comparison of the whole run.
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.names import undefined
 from introspect_cli.compare.changes.statements import Change, apply
 from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
@@ -25,7 +24,7 @@ from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPy
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
 from introspect_cli.rerun.opened import opened_files
-from introspect_cli.rerun.texts import encoded, search_path
+from introspect_cli.rerun.texts import encoded, search_path, undefined
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
@@ -78,10 +77,6 @@ class Attempts:
 
     def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
         """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
-
-        Args:
-            chosen: places in `elements`.
-            name: what is tried, in words.
 
         Raises:
             OutOfRunsError: no more runs are allowed.

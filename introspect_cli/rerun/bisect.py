@@ -80,10 +80,6 @@ class Culprit:
 def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     """Find the first commit between good and bad whose run diverges from the good one's.
 
-    Args:
-        plan: what to bisect.
-        tell: shown a line for each commit tried.
-
     Raises:
         UsageError: no such revision, the good one does not run, or good and bad do not differ.
     """

@@ -18,22 +18,17 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
-from introspect_cli.rerun.ddmin import ddmin
 from introspect_cli.rerun.element import Element, counted, place_of
-from introspect_cli.rerun.elements import sides_of
-from introspect_cli.rerun.ground import survey
-from introspect_cli.rerun.likely import likely_first
-from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
+from introspect_cli.rerun.elements import Sides, likely_first, sides_of
+from introspect_cli.rerun.ground import Ground, at_commits, in_directories, survey, tracked
+from introspect_cli.rerun.minimise import ddmin
 from introspect_cli.rerun.variant import Rerun, judge
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.rerun.elements import Sides
-    from introspect_cli.rerun.ground import Ground
-    from introspect_cli.store.reader import Run
 
 MOST_RUNS = 50
 _NAMED = 4
@@ -81,16 +76,6 @@ def prove(
     keep: bool = False,
 ) -> Proof:
     """Find the smallest set of changes that makes two runs diverge.
-
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: further capture options for every attempt.
-        output: where runs are kept; None for a directory under `introspect-runs/`.
-        until_step: last step to look at; None for the step at which the runs diverge.
-        tell: shown a line for each attempt.
-        most_runs: how many runs may be made.
-        keep: leave the directory of each attempt in place.
 
     Raises:
         UsageError: the runs do not diverge, nothing differs that could be changed, or a cannot be run again.

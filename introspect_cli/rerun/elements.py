@@ -13,17 +13,19 @@ from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.element import Element, OtherPython
+from introspect_cli.rerun.element import Difference, Element, OtherPython
 from introspect_cli.rerun.minimise import differences
 from introspect_cli.rerun.opened import opened_texts
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.texts import decoded, place_of_source, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
+
 
 _SHOWN = 5
 
@@ -184,3 +186,37 @@ def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 def _listed(names: list[str]) -> str:
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
+
+
+_LAST = 1 << 30
+
+
+def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
+    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely."""
+    settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
+    code = recorded.code.ranked if recorded.code is not None else ()
+    statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
+
+    def order(element: Element) -> tuple[int, int]:
+        if isinstance(element, Change) and element.unit != "value":
+            place, likely = statements.get(_lines(element), (_LAST, False))
+            return (settings.get(element.file, _LAST) if likely else _LAST, place)
+        return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
+
+    ordered = tuple(sorted(elements, key=order))
+    explaining = {change.name for change in recorded.settings if change.explains}
+    likely = [order(element)[0] < _LAST and _name(element) in explaining for element in ordered]
+    return ordered, [*likely, False].index(False)
+
+
+def _name(element: Element) -> str:
+    """What the comparison calls it among the settings."""
+    if isinstance(element, Change):
+        return element.place if element.unit == "value" else element.file
+    return "" if isinstance(element, OtherPython) else element.name
+
+
+def _lines(change: Change) -> tuple[object, ...]:
+    """What tells changes from one another, whatever the names of variables in them."""
+    a, b = (None if side is None else (side.first, side.last) for side in (change.a, change.b))
+    return change.file, change.unit, a, b

@@ -22,18 +22,16 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.store import documents
 from introspect_cli.store.pack import pack
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.result import DiffResult
-    from introspect_cli.store.reader import Run
 
 ABOUT, STORE = "golden.yaml", "run.zip"
 KINDS = "rng,batch,loss,output,grad,param,buffer"
@@ -70,12 +68,6 @@ def own_options(steps: int) -> list[str]:
 
 def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
     """Run the script and keep what it computes.
-
-    Args:
-        golden: what to run, and how it will be checked.
-        path: where it is kept.
-        force: replace one that is there.
-        sources: whether the text of the script's source files is kept with it.
 
     Returns:
         how many bytes it takes.
@@ -131,11 +123,6 @@ def _kept(path: Path) -> Run:
 
 def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
     """Run the script of a golden run again and compare.
-
-    Args:
-        path: the golden run.
-        noise: whether to run it twice, and to let pass four times what these two differ by.
-        keep_run: where the new run is left.
 
     Raises:
         StoreError: there is no golden run, or the script recorded nothing.
@@ -227,11 +214,6 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
 
 def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:
     """Tolerances by kind.
-
-    Args:
-        texts: `KIND=RTOL` or `KIND=RTOL,ATOL`.
-        rtol: for all other kinds.
-        atol: for all other kinds.
 
     Raises:
         UsageError: a text is none, or names no kind.

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.ddmin import ddmin
 from introspect_cli.rerun.element import Difference
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
 from introspect_cli.store.files import REDACTED, RUNS
@@ -22,6 +21,35 @@ from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+Item = TypeVar("Item")
+
+
+def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
+    """A smallest set, in that no single item can be left out, on which `fails` is still true.
+
+    Args:
+        items: a set on which `fails` is true; the likeliest first, since these are asked about first.
+        fails: the question; asked of subsets, in order, and never of the empty one.
+    """
+    parts = 2
+    while len(items) > 1:
+        size = max(len(items) // parts, 1)
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        rests = [[item for item in items if item not in chunk] for chunk in chunks]
+        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
+        if smaller is not None:
+            items, parts = smaller, 2
+            continue
+        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
+        if smaller is not None:
+            items, parts = smaller, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(parts * 2, len(items))
+    return items
 
 
 _IRRELEVANT = frozenset(
@@ -61,15 +89,6 @@ def minimise(
     tell: Callable[[str], None],
 ) -> Smallest:
     """Find which of the settings in which two runs differ make them diverge.
-
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: further capture options for every rerun.
-        words: the script, or nothing to take it from run a; arguments come from the runs.
-        output: where reruns are kept; None for a directory under `introspect-runs/`.
-        until_step: last step to look at; None for the step at which the runs diverge.
-        tell: shown a line for each rerun.
 
     Raises:
         UsageError: the runs do not part, or no setting that could be changed differs.
@@ -203,12 +222,7 @@ class Applied:
 
 
 def applied(chosen: Iterable[Difference], given: Mapping[str, Any]) -> Applied:
-    """What running a with these of b's settings takes.
-
-    Args:
-        chosen: the settings that are to be as in run b.
-        given: a's arguments, by name.
-    """
+    """What running a with these of b's settings takes."""
     words = dict(given)
     environment: dict[str, str | None] = {}
     options: list[str] = []

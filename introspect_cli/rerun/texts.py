@@ -6,6 +6,9 @@ taken out is not what ran, so it is the last that is taken.
 
 from __future__ import annotations
 
+import ast
+import builtins
+import functools
 import io
 import os
 import tokenize
@@ -154,3 +157,36 @@ def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
     except UsageError:
         return None
     return data if data is not None and source_digest(data) == digest else None
+
+
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+_OF_MODULES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__package__", "__class__", "__builtins__"})
+
+
+@functools.lru_cache(maxsize=256)
+def undefined(text: str | None) -> frozenset[str]:
+    """Names that are read in a file and bound nowhere in it, in whatever scope; none where that cannot be known."""
+    try:
+        tree = ast.parse(text or "")
+    except _UNREADABLE:
+        return frozenset()
+    read: set[str] = set()
+    bound = {*dir(builtins), *_OF_MODULES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            if node.name == "*":
+                return frozenset()
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            bound.add(node.rest)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            bound.update(node.names)
+    return frozenset(read - bound)

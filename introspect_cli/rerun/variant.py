@@ -152,11 +152,6 @@ def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tupl
     A script that failed tells something only by what it recorded before: diverging is diverging, but agreeing up to
     the crash is not agreeing.
 
-    Args:
-        reference: what it should equal.
-        other: what is judged.
-        until_step: last step that counts; None for all.
-
     Raises:
         StoreError: a store cannot be read.
     """

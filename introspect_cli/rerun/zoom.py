@@ -18,7 +18,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.element.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Divergence, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.rerun.recipe import Place, Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
@@ -29,7 +29,6 @@ from introspect_cli.store.reader import Run, open_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.compare.result import DiffResult
 
 FURTHEST_BACK = 64
 """Steps before the divergence that are recorded again at most, where the stores have none in between."""
@@ -105,15 +104,6 @@ def zoom(
     noise: Sequence[Path] = (),
 ) -> Zoomed:
     """Run what two runs recorded again, up to their first divergence, and look at that.
-
-    Args:
-        a: the reference run.
-        b: the run that diverges from it.
-        options: what counts in the comparison.
-        output: where the new captures are kept; None for a directory under `introspect-runs/`.
-        links: paths outside of git that a work tree of a commit needs.
-        tell: shown a line for each run that is started.
-        noise: runs that should equal a, whose spread is let pass.
 
     Raises:
         UsageError: an option cannot be meant.

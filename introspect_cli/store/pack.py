@@ -19,7 +19,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.files import LOCK, MANIFEST, SOURCES, Folder, innocent, reason
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def open_store(path: str | Path) -> Folder:
         folder = Folder.at(str(path))
         names = folder.names()
     except FileNotFoundError:
-        raise StoreError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
+        raise NoRunError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
     except (OSError, ValueError) as error:
         if innocent(error):
             raise StoreError(f"cannot read {path}: {innocent(error)}") from None
         why = reason(error) if isinstance(error, OSError) else "not a path"
-        raise StoreError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
+        raise NoRunError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
     if MANIFEST not in names:
         what = "it is empty" if not names else f"it has no {MANIFEST}"
-        raise StoreError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+        raise NoRunError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
     return folder
 
 
@@ -157,7 +157,7 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
     strange = next((member.filename for member in members if not _NAME.fullmatch(member.filename)), None)
     if strange is not None or all(member.filename != MANIFEST for member in members):
         why = f"it has no {MANIFEST}" if strange is None else "it holds a file that no run has"
-        raise StoreError(f"{path} is not a packed run: {why}; `introspect pack` makes one of a run")
+        raise StoreError(f"{path} is not a packed run: {why}; name a directory that `introspect capture -o` made")
     if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
         raise StoreError(f"{path} is not unpacked: it claims to hold far more than a run of its size can")
 

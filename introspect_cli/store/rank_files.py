@@ -28,6 +28,7 @@ from introspect_cli.store.files import INDEX, RECORDS, STREAMS, Appended, Folder
 from introspect_cli.store.format import FIRST_CHAIN, LIMIT_INDEX, index_header
 from introspect_cli.store.index import added, chained, parse_index, records_name
 from introspect_cli.store.labels import LABELS
+from introspect_cli.store.totals import TOTALS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from introspect_cli.store.files import Folder, Handle
     from introspect_cli.store.index import Entries
     from introspect_cli.store.names import Stream
+
+
+_BESIDE = (LABELS, TOTALS)
+"""Files that a step makes which needs them."""
 
 
 class Written(NamedTuple):
@@ -138,7 +143,7 @@ class RankFiles:
         try:
             self.guard()
             before, first = self.written, self._first.lengths
-            lengths = {**before.lengths, INDEX: first[INDEX], RECORDS: first[RECORDS], LABELS: 0}
+            lengths = {**before.lengths, INDEX: first[INDEX], RECORDS: first[RECORDS], **dict.fromkeys(_BESIDE, 0)}
             self._torn = True
             self.written = self._first._replace(names=before.names, lengths=lengths)
             self._take_back()
@@ -187,9 +192,10 @@ class RankFiles:
         if self._dropping:
             self._settle()
         lengths = self.written.lengths
-        if LABELS not in self._files:  # it may have been made, and not been noted
-            with suppress(FileNotFoundError):
-                os.unlink(LABELS, dir_fd=self.folder.secure().fd)
+        for name in _BESIDE:
+            if name not in self._files:  # it may have been made, and not been noted
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self.folder.secure().fd)
         # The index first: what no entry vouches for does not exist.
         for name in (INDEX, *(name for name in self._files if name != INDEX)):
             self._files[name].shorten(lengths.get(name, 0))

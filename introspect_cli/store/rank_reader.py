@@ -34,6 +34,8 @@ from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
 from introspect_cli.store.step_reader import StepReader
+from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
+from introspect_cli.store.totals import decode as decode_totals
 from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
@@ -165,6 +167,15 @@ class RankReader(StepReader):
             return {}
         by_step = decode_labels(data, f"{self.path}/{LABELS}")
         return {step: by_step[step] for step in self.entries["step"].tolist() if step in by_step}
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What the records of each step add up to, where the writer kept that."""
+        try:
+            data = self.beside(TOTALS, 2 * LIMIT_TOTALS) if len(self) else b""
+        except FileNotFoundError:
+            data = b""
+        return decode_totals(data, self.entries, f"{self.path}/{TOTALS}")
 
     # --- names
 

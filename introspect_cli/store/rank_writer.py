@@ -41,6 +41,7 @@ from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
 from introspect_cli.store.rank_files import RankFiles, Written
+from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, StepTotals
 from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
@@ -67,19 +68,20 @@ class RankWriter:
         run_id: bytes,
         *,
         durable: bool = False,
+        totals: bool = False,
     ) -> None:
         self.failure: str | None = None
         self._rank = rank
         self._digest = StepDigest()
+        self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
         columns = Columns(schema)
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(columns.layouts, encode_layouts)
+        self._layouts: Interner[Layout] = Interner(columns.layouts, self._encode_layouts)
         self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
         self._interners = ((SITES, self._sites), (LAYOUTS, self._layouts), (MODULES, self._modules))
         self._schema = schema
-        self._spare: Message | None = None  # of a step that was written
         header = index_header(rank, run_id, columns.described())
         schemas = (columns.sites, columns.layouts, columns.modules, schema)
         begun = dict(zip((SITES, LAYOUTS, MODULES, RECORDS), map(schema_message, schemas), strict=True))
@@ -121,7 +123,7 @@ class RankWriter:
         for module in modules:
             self._modules.intern(module, module)
 
-    def form(self, rows: int) -> Message:
+    def message(self, rows: int) -> Message:
         """The message of a step of so many records, to be filled in, and filled in anew for the next step."""
         return Message(self._schema, rows)
 
@@ -166,11 +168,11 @@ class RankWriter:
         entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
         if labels and before.lengths.get(LABELS, 0) < LIMIT_LABELS:
             names[LABELS] = encode_labels(step, labels)
+        if self._totals is not None and before.lengths.get(TOTALS, 0) < LIMIT_TOTALS:
+            names[TOTALS] = self._totals.encoded(step, digest, columns, before.lengths.get(TOTALS, 0))
         self._files.commit(
             {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
         )
-        if message is not batch:
-            self._spare = message
 
     def restart(self) -> None:
         """Take back all steps; names stay. A reader sees the store as it was before its first step.
@@ -206,9 +208,7 @@ class RankWriter:
         }
 
     def _filled(self, batch: StepBatch) -> Message:
-        message, self._spare = self._spare, None
-        if message is None or message.rows != len(batch):
-            message = self.form(len(batch))
+        message = self.message(len(batch))
         for name, column in batch.columns(self._schema).items():
             message.put(name, column)
         return message
@@ -269,4 +269,11 @@ class RankWriter:
         counted = self._files.written.names[SITES].rows  # beyond it, what an append encoded that did not end
         self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
         self._setting = np.concatenate([self._setting[:counted], setting])
+        if self._totals is not None:
+            self._totals.name_sites(counted, np.asarray(encoded["key"]), [site.kind for site, _ in rows])
         return encoded
+
+    def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
+        if self._totals is not None:
+            self._totals.name_layouts(self._files.written.names[LAYOUTS].rows, list(rows))
+        return encode_layouts(rows)

@@ -85,20 +85,20 @@ class Together:
         self._number_of = number_of
         self._batched: dict[bytes, int] = {}
         self._value_of, self._lacking, self._complete = value_of, lacking, complete
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None  # of the step that was put together last
         self._layouts = np.zeros(0, np.uint32)
         self._adding: tuple[bytes, Adding] | None = None
 
     @property
     def rows(self) -> Rows | None:
         """The rows of the step that was put together last; None before."""
-        return None if self._plan is None else self._plan.basis
+        return None if self.plan is None else self.plan.basis
 
     def put(self, step: RankedStep) -> StepBatch:
         """The records of a step of all ranks, as one rank's."""
-        plan = self._plan
+        plan = self.plan
         if plan is None or plan.basis is not step.rows:
-            self._plan = plan = planned(step, self._places, self._kinds, self._left_out(step))
+            self.plan = plan = planned(step, self._places, self._kinds, self._left_out(step))
             numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
             wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
             self._layouts = np.array([wholes[number] for number in numbers], np.uint32)

@@ -206,6 +206,7 @@ class _Check:
         self._try(lambda: len(reader.layouts))
         self._try(lambda: len(reader.modules))
         self._try(lambda: len(reader.labels))
+        self._try(lambda: len(reader.totals.form))
         for row in range(len(reader)):
             rows = self._try(_checked_step, reader, row, keys)
             if rows is not None:

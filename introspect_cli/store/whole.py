@@ -24,6 +24,7 @@ from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
+from introspect_cli.store.whole_digest import Sample, digests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,10 +89,54 @@ class WholeReader(StepReader):
         self.running = any(reader.running for reader in readers)
         self.ended = all(reader.ended for reader in readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in readers for dropped in reader.thinned))
-        self.entries = _common_entries(self.readers)
         self.numbers: list[Array] = []
         self._sizes: dict[int, int] = {}
+        self._forms = np.zeros(0, np.int64)
         self._read = lru_cache(maxsize=3)(self._put_together)
+
+    @cached_property
+    def steps_of_all(self) -> NDArray[np.int64]:
+        """The steps that all ranks have."""
+        common = self.readers[0].entries["step"]
+        for reader in self.readers[1:]:
+            if not np.array_equal(common, reader.entries["step"]):
+                common = np.intersect1d(common, reader.entries["step"])
+        return np.asarray(common, np.int64)
+
+    @cached_property
+    def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
+        """The steps that all ranks have, without numbers of rows, see `rows_in`.
+
+        Their digests are the same in any layout where the ranks' totals tell, and else are over the ranks' digests.
+        """
+        out = np.zeros(len(self.steps_of_all), ENTRY)
+        out["step"] = self.steps_of_all
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._rows, strict=True)]
+        every = np.stack(of_each, axis=1) if len(out) else ()
+        chain, found, chains = bytes(16), [], []
+        for digest, ranks in zip(self._free_digests(), every, strict=True):
+            found.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
+            chain = blake2b(chain + found[-1], digest_size=16).digest()
+            chains.append(chain)
+        out["digest"] = np.frombuffer(b"".join(found), out["digest"].dtype)
+        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
+        return out
+
+    def _free_digests(self) -> list[bytes | None]:
+        """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
+        if self._fold or self._stages or self._lacking or len(self.readers) == 1:
+            return [None] * len(self.steps_of_all)
+        found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
+        return found
+
+    def _sample(self, row: int) -> Sample:
+        """A step of those that are put together in one way."""
+        step = self._ranked(row)
+        self._sizes[row] = len(self._together.put(step))
+        plan = self._together.plan
+        assert plan is not None  # it was put together just now
+        kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
+        return Sample(step, plan, np.asarray(self.sites.key, np.uint64), kinds, self._places)
 
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
@@ -181,10 +226,18 @@ class WholeReader(StepReader):
     def rows_in(self, rows: Array) -> int:
         """How many records some steps (positions among the entries) have once copies and parts are put together.
 
-        No index says that: a step that was not read before is read.
+        No index says that: a step that was not read before is read, unless one with the same forms was.
         """
-        every = np.arange(len(self))[rows].tolist()
-        return sum(self._sizes[row] if row in self._sizes else len(self.read_row(row)) for row in every)
+        every = np.arange(len(self))[rows]
+        forms = self._forms[every] if len(self._forms) else np.full(len(every), -1, np.int64)
+        sizes = {int(self._forms[row]): size for row, size in self._sizes.items() if len(self._forms)}
+        total = 0
+        for row, form in zip(every.tolist(), forms.tolist(), strict=True):
+            size = self._sizes.get(row, sizes.get(form) if form >= 0 else None)
+            if size is None:
+                size = sizes[form] = len(self.read_row(row))
+            total += size
+        return total
 
     def held(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
         """What the ranks recorded of a site in a step: the checksum of each value of it, with its shape.
@@ -207,19 +260,22 @@ class WholeReader(StepReader):
         return self._read(row)
 
     def _put_together(self, row: int) -> StepBatch:
+        batch = self._together.put(self._ranked(row))
+        self._sizes[row] = len(batch)
+        return batch
+
+    def _ranked(self, row: int) -> RankedStep:
+        """The records of the `row`-th step of all ranks."""
         _ = self.sites  # which fills in the numbers
         rows = self._rows[:, row].tolist()
         batches = [reader.read_row(at, over=True) for reader, at in zip(self.readers, rows, strict=True)]
         ranks = [reader.rank for reader in self.readers]
-        together = self._together
-        batch = together.put(RankedStep(batches, ranks, self.numbers, self._places.numbers, together.rows))
-        self._sizes[row] = len(batch)
-        return batch
+        return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together.rows)
 
     @cached_property
     def _rows(self) -> Array:
         """Where among each rank's entries the steps are that all have; (ranks, steps)."""
-        steps = self.entries["step"]
+        steps = self.steps_of_all
         return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
 
     @cached_property
@@ -287,24 +343,6 @@ class WholeReader(StepReader):
         if number == len(self.layouts):
             self.layouts.append(layout)
         return number
-
-
-def _common_entries(readers: Sequence[RankReader]) -> Entries:
-    """The steps that all ranks have, with a digest over the ranks' digests; without numbers of rows, see `rows_in`."""
-    common = readers[0].entries["step"]
-    for reader in readers[1:]:
-        common = np.intersect1d(common, reader.entries["step"])
-    out = np.zeros(len(common), ENTRY)
-    out["step"] = common
-    of_each = [reader.entries["digest"][np.searchsorted(reader.entries["step"], common)] for reader in readers]
-    chain, digests, chains = bytes(16), [], []
-    for every in np.stack(of_each, axis=1) if len(common) else ():
-        digests.append(blake2b(every.tobytes(), digest_size=16).digest())
-        chain = blake2b(chain + digests[-1], digest_size=16).digest()
-        chains.append(chain)
-    out["digest"] = np.frombuffer(b"".join(digests), out["digest"].dtype)
-    out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
-    return out
 
 
 Reader = RankReader | WholeReader

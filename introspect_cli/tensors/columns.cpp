@@ -1,4 +1,4 @@
-// What `finalise` of table.py computes with numpy, a column after the other, in one pass over the rows: bit by bit the
+// What `Columns` of columns.py computes with numpy, a column after the other, in one pass over the rows: bit by bit the
 // same numbers.
 #include "columns.h"
 

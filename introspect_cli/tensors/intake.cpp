@@ -2,7 +2,7 @@
 //
 // A step has thousands of tensors of some hundred elements, which the kernels are done with in half a microsecond;
 // asking each for its type, device, layout, shape and address, one Python call after the other, took three. Torch's
-// own C interfaces answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
+// own C functions answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
 // contiguous and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which
 // answers for all sorts of tensors.
 #define PY_SSIZE_T_CLEAN
@@ -23,7 +23,7 @@
 namespace {
 
 enum Held {
-    TENSOR, PARAMETER, MODES, IS_LAZY, IS_NEG, STORAGE, OFFSET, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
+    TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
     LOCK, UNLOCK, HELD
 };
 // Of a recorder: two lists, a dictionary, its lock; where samples count, a dictionary for their sums, else None; and what the
@@ -32,8 +32,7 @@ enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, OWN_SUMS, HEADERS,
 
 struct Intake {
     PyObject_HEAD
-    const Functions *functions;  // one of the two is null
-    const ExchangeAPI *exchange;
+    const Functions *functions;
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
     Shapes shapes;
@@ -56,11 +55,7 @@ bool is_plain(const Intake *self, PyObject *tensor) {
 
 // What a tensor is, contiguous in CPU memory; false, without an exception, if it goes the long way.
 bool look(Intake *self, PyObject *tensor, Look &found) {
-    if (!is_plain(self, tensor)) return false;
-    if (self->functions) return look_by_handle(self->functions, tensor, found);
-    // a lazy copy gets memory of its own when DLPack is asked for it
-    if (self->held[IS_LAZY] != Py_None && asked(self->held[IS_LAZY], tensor) != 0) return PyErr_Clear(), false;
-    return look_by_dlpack(self->exchange, tensor, found);
+    return is_plain(self, tensor) && look_by_handle(self->functions, tensor, found);
 }
 
 // Whether no mode of the script's would see our questions.
@@ -72,13 +67,6 @@ bool unseen(Intake *self) {
 bool is_there(Intake *self, PyObject *tensor, Look &found) {
     if (found.negated < 0) found.negated = asked(self->held[IS_NEG], tensor) != 0, PyErr_Clear();
     if (found.negated) return false;
-    if (found.bytes < 0) {
-        PyObject *storage = PyObject_CallFunctionObjArgs(self->held[STORAGE], tensor, nullptr);
-        if (!storage) return PyErr_Clear(), false;
-        found.bytes = PyObject_Size(storage), found.offset = asked(self->held[OFFSET], tensor);
-        Py_DecRef(storage);
-        if (found.bytes < 0 || found.offset < 0) return PyErr_Clear(), false;
-    }
     const i64 size = SIZES[found.code];
     bool nowhere = found.address == u64(found.offset * size);  // a storage without memory: functionalised tensors have one
     return (found.offset + found.count) * size <= found.bytes && !((nowhere || !found.address) && found.count);
@@ -225,8 +213,7 @@ struct Ahead {
     void look_at(Intake *self, PyObject *tensors, Py_ssize_t i) {
         constexpr i64 LINE = 64, LINES = 8;
         Look &found = looks[i % PLACES];
-        const bool may = self->functions && i < PyList_Size(tensors);  // else a look may run Python
-        if (!(seen[i % PLACES] = may && look(self, PyList_GetItem(tensors, i), found))) return;
+        if (!(seen[i % PLACES] = i < PyList_Size(tensors) && look(self, PyList_GetItem(tensors, i), found))) return;
         const i64 bytes = least(found.count * SIZES[found.code], LINES * LINE);
         for (i64 at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)found.address + at);
     }
@@ -240,7 +227,7 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
     PyObject *all = PyList_New(count);
     Ahead ahead;
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
-        PyObject *next = self->functions && i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
+        PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
@@ -423,30 +410,23 @@ bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
 bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    constexpr int NUMBERS = 4;  // arguments that are not held
+    constexpr int NUMBERS = 3;  // arguments that are not held
     if (given != NUMBERS + HELD) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", NUMBERS + HELD, given);
-    const bool by_dlpack = arguments[0] != Py_None;
-    const ExchangeAPI *exchange = by_dlpack ? exchange_api(arguments[0]) : nullptr;
-    if (by_dlpack && !exchange) return nullptr;
-    i64 flags = PyLong_AsLongLong(arguments[1]), limit = PyLong_AsLongLong(arguments[2]);
-    Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[3]);
+    i64 flags = PyLong_AsLongLong(arguments[0]), limit = PyLong_AsLongLong(arguments[1]);
+    Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[2]);
     if (PyErr_Occurred()) return nullptr;
     if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
         !is_memory(arguments[NUMBERS + MEMORY]))
         return PyErr_Format(PyExc_TypeError, "two lists and a memory wanted");
-    const Functions *functions = nullptr;
-    if (!by_dlpack) {
-        char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
-        if (!bytes) return nullptr;
-        if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
-            return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
-        functions = (const Functions *)bytes;
-    }
+    char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
+    if (!bytes) return nullptr;
+    if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
+        return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;
-    self->exchange = exchange, self->functions = functions, self->flags = flags, self->limit = limit;
+    self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
     self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);

@@ -58,21 +58,16 @@ def new_intake(
         lock: the summarizer's.
     """
     addresses_of_functions = functions()
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if addresses_of_functions is None else None
-    if k.KERNELS is None or (addresses_of_functions is None and api is None):
+    if k.KERNELS is None or addresses_of_functions is None:
         return None
     return k.KERNELS.intake(
-        api,
         flags,
         k.WORTHWHILE,
         team.ctypes.data,
         torch.Tensor,
         torch.nn.Parameter,
         torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
-        getattr(torch._C, "_is_cow_tensor", None),  # noqa: SLF001  # no public one
         torch.Tensor.is_neg,
-        torch.Tensor.untyped_storage,
-        torch.Tensor.storage_offset,
         layouts,
         addresses,
         addresses_of_functions,

@@ -20,7 +20,6 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
   tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
   each piece; `blocks`: of memory for CHUNK elements for each thread.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
-- `transpose(rows, count, columns, stride)`: rows of 32 words to columns, which begin `stride` words after each other.
 - `numbers(values, count, address)`: a list of so many integers as 32 bits each.
 - `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
   address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the

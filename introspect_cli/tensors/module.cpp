@@ -118,18 +118,6 @@ u64 glance(const char *bytes, i64 size) {
 
 namespace {
 
-// ---- a step's rows as columns
-
-// Rows to columns of `stride` words, eight rows at a time: whole cache lines are read and written.
-void transpose(const u64 *rows, i64 count, u64 *columns, i64 stride) {
-    constexpr i64 WORDS = sizeof(Row) / 8, SOME = 8;
-    for (i64 first = 0; first < count; first += SOME) {
-        const i64 some = least(SOME, count - first);
-        for (i64 word = 0; word < WORDS; word++)
-            for (i64 i = 0; i < some; i++) columns[word * stride + first + i] = rows[(first + i) * WORDS + word];
-    }
-}
-
 // ---- the module
 
 PyObject *py_summarise(PyObject *, Arguments a, Py_ssize_t n) {
@@ -193,11 +181,6 @@ PyObject *py_summarise_strided(PyObject *, Arguments a, Py_ssize_t n) {
 PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
     return function<2>(a, n, KEPT, [](const u64 *w) { return i64(glance((const char *)w[0], i64(w[1]))); });
 }
-PyObject *py_transpose(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<4>(a, n, KEPT, [](const u64 *w) {
-        return transpose((const u64 *)w[0], i64(w[1]), (u64 *)w[2], i64(w[3])), i64(0);
-    });
-}
 PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
     return function<7>(a, n, KEPT, [](const u64 *w) {
         columns_of((const Row *const *)w[0], i64(w[1]), (const u32 *)w[2], (const u64 *)w[3], (const u8 *)w[4], i64(w[5]), (void *const *)w[6]);
@@ -249,7 +232,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(transpose), FAST(numbers),
+    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(numbers),
     FAST(columns), FAST(step_digest), FAST(crc32),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},

@@ -12,16 +12,10 @@ Identities of an empty row (no finite element): minima +inf, maximum -inf, every
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-from introspect_cli.tensors.kernels import KERNELS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 RAW: Final = 0
 """Position-keyed sum modulo 2**64, before the finaliser (uint64)."""
@@ -67,26 +61,6 @@ def empty(count: int) -> Rows:
     return rows
 
 
-def gathered(blocks: Sequence[Rows], count: int) -> Rows:
-    """The first so many rows of blocks, copied, shape (count, 32): column after column in memory, as they are used.
-
-    Whoever needs a row's address copies it.
-    """
-    columns = np.empty((WORDS, count), dtype=np.uint64)
-    first = 0
-    for block in blocks:
-        some = min(len(block), count - first)
-        if some <= 0:
-            break
-        if KERNELS is None:
-            columns[:, first : first + some] = block[:some].T
-        else:
-            KERNELS.transpose(block.ctypes.data, some, columns.ctypes.data + 8 * first, count)
-        first += some
-    rows: Rows = columns.T
-    return rows
-
-
 ROWS: Final = 1024
 """Rows in one block."""
 
@@ -96,11 +70,13 @@ class Arena:
 
     Attributes:
         blocks: each of as many rows.
+        each: how many.
         addresses: of each row; the compiled intake has the list too.
     """
 
     def __init__(self) -> None:
         self.blocks: list[Rows] = []
+        self.each = ROWS
         self.addresses: list[int] = []
         self._starts = np.zeros(0, np.uint64)
         self._place = 0
@@ -121,8 +97,8 @@ class Arena:
     @property
     def place(self) -> int:
         """Where the addresses of the blocks lie, 64 bits each."""
-        if len(self._starts) * ROWS != len(self.addresses):
-            self._starts = np.array(self.addresses[::ROWS], np.uint64)
+        if len(self._starts) != len(self.blocks):
+            self._starts = np.array([block.ctypes.data for block in self.blocks], np.uint64)
             self._place = self._starts.ctypes.data
         return self._place
 
@@ -131,6 +107,16 @@ class Arena:
         block, place = divmod(slot, ROWS)
         row: Rows = self.blocks[block][place]
         return row
+
+    def first(self, count: int) -> Rows:
+        """The first so many rows, copied, shape (count, 32)."""
+        return np.concatenate([empty(0), *self.blocks])[:count]
+
+    def copy(self, count: int) -> Arena:
+        """The first so many rows, in one block."""
+        made = Arena()
+        made.blocks, made.each = [self.first(count)], max(count, 1)
+        return made
 
     def clear(self) -> None:
         """Let go of all."""

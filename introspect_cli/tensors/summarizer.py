@@ -1,9 +1,9 @@
-"""The summarizer: a tensor in, a row number out, a table of columns once a step.
+"""The summarizer: a tensor in, a row number out, columns once a step.
 
 Hooks hand over thousands of tensors a step, from several threads, on any device, under any mode the script has
 switched on, and none of this may be felt. So each tensor is summarised at once into a row of a preallocated arena
-(CPU) or of one device buffer (accelerators, nothing waits); `take` finalises all rows of a step with vectorised numpy,
-after one copy from each device. What fails becomes a row that says so; `add` raises only what is the script's.
+(CPU) or of one device buffer (accelerators, nothing waits); `end_step` puts all rows of a step into columns, after one
+copy from each device. What fails becomes a row that says so; `add` raises only what is the script's.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from introspect_cli.errors import belongs_to_script
-from introspect_cli.records import STATISTICS, Layout, Status
+from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import kernels as k
-from introspect_cli.tensors import rows as r
 from introspect_cli.tensors import values
-from introspect_cli.tensors.columns import Handover, Target, finalise, of_blocks, of_rows
+from introspect_cli.tensors.columns import EndedRows
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu.devices import Devices
 from introspect_cli.tensors.intake import new_intake
@@ -34,11 +32,9 @@ from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable
 
-    from numpy.typing import NDArray
-
-    from introspect_cli.tensors.columns import SummaryTable
+    from introspect_cli.tensors.columns import Columns
     from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
@@ -72,7 +68,6 @@ class Summarizer:
         sorted_stats: tuple[str, ...] = (),
         threads: int | None = None,
     ) -> None:
-        self._sketch = sketch
         wanted = tuple(sorted_stats)
         devices = Devices(stats=stats, sketch=sketch, sorted_stats=wanted)
         self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
@@ -81,7 +76,6 @@ class Summarizer:
         self._lock = threading.RLock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self._intake = None if wanted else new_intake(slots.flags, *shared)
-        self._kept = [name for name, own in STATISTICS.items() if stats and (not own.on_request or name in wanted)]
         self._plain, self._unusual = PlainTensors(slots), UnusualTensors(slots)
         self._reset()
         _LIVE.add(self)
@@ -97,7 +91,7 @@ class Summarizer:
         """Summarise a tensor, or a part of one, now.
 
         Returns:
-            The row's number within the table that the next `take` returns. What cannot be summarised gets a row
+            The row's slot in this step. What cannot be summarised gets a row
             with status NOT_OBSERVED or PARTIAL and a text that says why; nothing is raised.
         """
         with self._lock:
@@ -222,50 +216,21 @@ class Summarizer:
         with self._lock:
             return self._unusual.parts(tensor)
 
-    def take(self) -> SummaryTable:
-        """The table of all rows since the last take, waited for; empties."""
-        return self.hand_over().table()
+    def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
+        """Put rows into columns, each column's records at their slots, and begin anew with slot 0.
 
-    def hand_over(self) -> Handover:
-        """Give away all rows since the last time, without waiting for those that devices still compute; empties."""
+        Where devices compute some rows, that is not waited for: the columns are filled when it is asked for.
+        """
         with self._lock:
-            count = len(self._layout_of)
             pending = self._devices.hand_over()
             if self._memory is not None:
                 self._memory.turn()
-            notes, names, with_sketch = self._notes, self._kept, self._sketch
-            facts, fixed, texts = notes.facts(self._layout_of, self._layouts), notes.fixed, notes.texts
-            finish = partial(finalise, layouts=list(self._layouts.layouts), facts=facts, fixed=fixed, texts=texts)
-            columns = None if pending else of_blocks(self._arena, facts, names, with_sketch=with_sketch)
-            rows = r.gathered(self._arena.blocks, count if columns is None else 0)
+            notes = self._notes
+            arena = self._arena.copy(len(self._layout_of)) if pending else self._arena
+            facts = notes.facts(self._layout_of, self._layouts)
+            ended = EndedRows(wanted, arena, facts, (notes.fixed, notes.texts), pending)
             self._reset()
-            if columns is not None:
-                return Handover(rows, pending, partial(finish, columns))
-            return Handover(rows, pending, lambda: finish(of_rows(rows, facts, names, with_sketch=with_sketch)))
-
-    @property
-    def waits(self) -> bool:
-        """Whether devices compute some rows of the current step, which have to be waited for."""
-        return self._devices.compute
-
-    def target(self, arrays: Mapping[str, NDArray[Any]]) -> Target | None:
-        """What the columns of a step can be put into; None where that takes a table, see `Target.over`."""
-        return Target.over(arrays, self._kept, with_sketch=self._sketch)
-
-    def put_into(self, target: Target, slots: list[int]) -> bool:
-        """Give away all rows since the last time, as columns of records; empties.
-
-        Returns:
-            False, and nothing is done, where devices still compute some rows.
-        """
-        with self._lock:
-            if self._devices.compute:
-                return False
-            if self._memory is not None:
-                self._memory.turn()
-            target.fill(self._arena, self._notes.facts(self._layout_of, self._layouts), self._notes, slots)
-            self._reset()
-            return True
+            return ended
 
     @property
     def layouts(self) -> list[Layout]:

@@ -18,11 +18,11 @@ static_assert(sizeof(Shape) == 8 * (DIMS + 2));
 struct Look {
     Shape shape;
     u64 address;
-    i64 count, offset, bytes;  // the last two, of its storage: elements before its own, and bytes; -1 if not known yet
+    i64 count, offset, bytes;  // the last two, of its storage: elements before its own, and bytes
     int code, negated;  // whether its elements are yet to be negated; -1 if not known yet
 };
 
-// Torch's own C functions, as `handles.py` found them. They answer in nanoseconds, make no object, and leave lazy copies lazy.
+// Torch's own C functions, as `intake.py` found them. They answer in nanoseconds, make no object, and leave lazy copies lazy.
 struct Functions {
     i64 place;      // of the tensor in its Python object
     i64 keys;       // of its dispatch keys in the tensor; -1 if not known
@@ -32,10 +32,6 @@ struct Functions {
     int (*bytes)(void *, i64 *), (*offset)(void *, i64 *), (*address)(void *, const void **);
 };
 
-struct ExchangeAPI;  // of DLPack
-
 // Fills in what a tensor is; false, without an exception, unless it is contiguous in CPU memory and of a known type.
 HIDDEN bool look_by_handle(const Functions *functions, PyObject *tensor, Look &found);
 HIDDEN void fetch(const Functions *functions, PyObject *tensor);  // into the cache, before it is looked at
-HIDDEN bool look_by_dlpack(const ExchangeAPI *torch, PyObject *tensor, Look &found);
-HIDDEN const ExchangeAPI *exchange_api(PyObject *capsule);  // null with an exception if it is none that we know

@@ -80,13 +80,13 @@ class Readers:
                     self._patches.replace(owner, name, self._reader(original, int(bool(kind)), first))
 
     def _reader(self, original: Callable[..., Any], at: int, first: str) -> Callable[..., Any]:
-        files, look = self._files, self._look
+        watch, look = self._files, self._look
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if files.is_on:
-                with files.guarded:
+            if watch.is_on:
+                with watch.guarded:
                     look(sys._getframe(1), args[at] if len(args) > at else kwargs.get(first))  # noqa: SLF001 - as python documents it
             return result
 
@@ -149,13 +149,13 @@ class _StandIn(type):
     """A class that makes what another one makes, and counts that as its instances."""
 
     _original: Any
-    _files: Any
+    reader: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         handle = cls._original(*args, **kwargs)
-        if cls._files.is_on:
-            with cls._files.guarded:
-                cls._files.path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
+        if cls.reader.is_on:
+            with cls.reader.guarded:
+                cls.reader.path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
         return handle
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -181,7 +181,7 @@ def stand_in_for(original: type, files: ReadFiles) -> type:
     """A class in place of one that cannot be inherited from and opens a file itself."""
     named = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
     uncounted(_StandIn.__call__)
-    return _StandIn(original.__name__, (), {**named, "_original": original, "_files": files})
+    return _StandIn(original.__name__, (), {**named, "_original": original, "reader": files})
 
 
 uncounted(SystemOpen.__call__)

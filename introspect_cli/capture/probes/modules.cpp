@@ -1,5 +1,5 @@
 // The call of a module that is nothing but a call: known, called by another module in an ordinary forward pass, given
-// tensors and returning one. It is what `_recorded` of modules.py does; whatever is different goes there.
+// tensors and returning one. It is what `recorded` of module_calls.py does; whatever is different goes there.
 #include "probes.h"
 
 namespace {

@@ -35,11 +35,6 @@ _MOST = 4 << 20
 def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     """How the source files of two runs differ; None where either run has no digests of its files.
 
-    Args:
-        a: run a.
-        b: run b.
-        scene: the first divergence; None where the runs do not diverge.
-
     Raises:
         StoreError: the text of a file is damaged.
     """

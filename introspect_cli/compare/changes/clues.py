@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.nearness import Clues
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differing_lines
 
 if TYPE_CHECKING:

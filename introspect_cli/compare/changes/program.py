@@ -96,11 +96,7 @@ class Program:
     """Statements of all files that can be parsed."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse files.
-
-        Args:
-            texts: by name.
-        """
+        """Parse files."""
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""

@@ -85,13 +85,7 @@ class CodeChanges:
 def ranked(
     changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
 ) -> tuple[Ranked, ...]:
-    """Changes, the most likely cause first.
-
-    Args:
-        changes: of all files.
-        texts: both versions of all files, by name.
-        clues: what is known of the divergence; None where the runs do not diverge.
-    """
+    """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
     sides = [Version(Program(files), clues, lines) for files, lines in zip(texts, clues.lines, strict=True)]

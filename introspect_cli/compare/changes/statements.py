@@ -103,11 +103,6 @@ def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> 
     Lines that no change touches stay as they are. Where a statement shares its line with another (`if x: y`), or the
     versions are indented in different ways, both are written anew first, without comments.
 
-    Args:
-        text_a: a's version of a file; None for no such file.
-        changes: some of what `changed_statements` returns for these texts.
-        text_b: b's version.
-
     Raises:
         ValueError: no text that python can parse comes out.
     """

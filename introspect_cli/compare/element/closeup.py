@@ -80,10 +80,6 @@ def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Di
     """The first divergence; the first that both runs have, of one shape; and one that is asked for, where it is there.
 
     An operator that only one run has is where they part, and has nothing to compare: what it changed is the next.
-
-    Args:
-        result: a comparison that lists the divergences of its first diverging step.
-        also: a divergence of another comparison whose site is wanted as well.
     """
     if result.first is None:
         return ()
@@ -265,11 +261,6 @@ def samples_told(a: Run, b: Run, first: Divergence) -> str:
 
 def samples_of(run: Run, checksum: int, number: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None] | None:
     """Checksum and sketch of each sample of a tensor; None where they were not kept.
-
-    Args:
-        run: that recorded it.
-        checksum: the tensor's.
-        number: how many samples it has.
 
     Raises:
         StoreError: what was stored of them is damaged.

@@ -67,13 +67,7 @@ def picture_of(apart: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, 
 
 
 def smaller(picture: Picture, most: tuple[int, int], grid: NDArray[np.float64] | None = None) -> Picture:
-    """The same with at most so many rows and columns, each cell the largest of what it covers.
-
-    Args:
-        picture: what is folded.
-        most: rows and columns that there is room for.
-        grid: the cells, where they are at hand.
-    """
+    """The same with at most so many rows and columns, each cell the largest of what it covers."""
     grid = np.array(picture.cells) if grid is None else grid
     tiles = []
     for axis, room in enumerate(most):

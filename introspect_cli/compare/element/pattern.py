@@ -73,14 +73,7 @@ class Difference:
 def difference(
     a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], about: About | None = None
 ) -> Difference | None:
-    """How two arrays differ; None where their shapes do, or they hold no numbers.
-
-    Args:
-        a: the one; bfloat16 and narrower widened to float32.
-        b: the other.
-        dtypes: torch's names of their element types.
-        about: what is known of them.
-    """
+    """How two arrays differ; None where their shapes do, or they hold no numbers."""
     found = elements(a, b)
     if found is None:
         return None

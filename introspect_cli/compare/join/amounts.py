@@ -1,4 +1,10 @@
-"""What two splits of a batch have other amounts of, so that it cannot be compared, and means nothing.
+"""What ranks share out by samples, compared by its samples; and what two splits of a batch have other amounts of.
+
+Of values that differ from rank to rank only extrema and means are known, and two orders of the tokens of a batch have
+the same. Where both runs have the sum of the checksums of all samples (batches always, activations in the first step),
+the ranks' sums add up to one that depends neither on the order of samples nor on who has them: equal sums are equal
+samples. Where both kept each sample's checksum (`--per-sample`), these are compared as a bag, so that it is known how
+many are the same.
 
 A loader that is asked for batches of later steps gives other batches in a step than the step uses: what goes into the
 model is compared instead. Samples that are padded to the longest of their microbatch have other amounts of padding:
@@ -7,21 +13,25 @@ what is as long as they are has other elements, and losses and gradients say whe
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because
-from introspect_cli.records import Kind, Phase
+from introspect_cli.compare.element.closeup import samples_of
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
+from introspect_cli.compare.watched import options_of
+from introspect_cli.records import Joined, Kind, Layout, Phase
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.compare.table import Table
-    from introspect_cli.records import Layout
+    from introspect_cli.compare.join.steps import Sides
     from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
+
 
 _FLOWING = [kind_code(kind) for kind in (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)]
 
@@ -106,3 +116,75 @@ def _amounts(batch: StepBatch, rows: Ids, layouts: Sequence[Layout]) -> tuple[Id
     together = np.asarray(batch.elements)[rows]
     alike = (together < 0) & (np.asarray(batch.calls)[rows] > 1)
     return np.where(alike, -1, samples), np.where(together >= 0, together, elements)
+
+
+SAME, OTHER, UNKNOWN = range(3)
+
+
+class SharedOut:
+    """Compares samples, where both runs have their sum, or kept each."""
+
+    def __init__(self, sides: Sides) -> None:
+        """Look whether both kept each."""
+        self._readers = sides.a, sides.b
+        self._runs = sides.tensors.a, sides.tensors.b
+        told = (sides.manifest_a, sides.manifest_b)
+        self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
+
+    def known(self, pair: Table) -> Ids:
+        """Of each differing row, whether its samples are the same, others, or not known."""
+        out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
+        shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
+        if not self._each:
+            shared &= np.isin(pair.rows_a, list(pair.a.samples)) & np.isin(pair.rows_b, list(pair.b.samples))
+        for at in np.flatnonzero(shared).tolist():
+            out[at] = self.known_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
+        return out
+
+    def known_of(self, pair: Table, row_a: int, row_b: int) -> int:
+        """Whether the samples of a record of both runs are the same, others, or not known."""
+        sums = pair.a.samples.get(row_a), pair.b.samples.get(row_b)
+        if None not in sums and self._alike(pair, row_a, row_b):
+            return SAME if sums[0] == sums[1] else OTHER
+        bags = self.bags(pair, row_a, row_b)
+        return UNKNOWN if bags is None else SAME if bags[0] == bags[1] else OTHER
+
+    def _alike(self, pair: Table, row_a: int, row_b: int) -> bool:
+        """Whether both have as many samples, of one shape and type."""
+        rows = zip(self._readers, (pair.a, pair.b), (row_a, row_b), strict=True)
+        one, two = (reader.layouts[int(batch.layout[row])] for reader, batch, row in rows)
+        return bool(one.shape) and (one.shape, one.dtype) == (two.shape, two.dtype)
+
+    def bags(self, pair: Table, row_a: int, row_b: int) -> tuple[Counter[int], Counter[int]] | None:
+        """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
+        if not self._each:
+            return None
+        found = []
+        sides = zip(self._runs, self._readers, (pair.a, pair.b), (pair.step, pair.step_b), (row_a, row_b), strict=True)
+        for run, reader, batch, step, row in sides:
+            bag = _bag(run, reader, batch, step, row)
+            if bag is None:
+                return None
+            found.append(bag)
+        one, two = found
+        return (one, two) if one.total() == two.total() else None
+
+
+def _shared(batch: StepBatch) -> Mask:
+    return np.zeros(len(batch), np.bool_) if batch.how is None else np.asarray(batch.how) == Joined.GATHERED
+
+
+def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Counter[int] | None:
+    """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
+    site = int(batch.site[row])
+    if isinstance(reader, WholeReader):
+        held = reader.held(step, site)
+    else:
+        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape}
+    out: Counter[int] = Counter()
+    for checksum, shape in held.items():
+        samples = samples_of(run, checksum, shape[0]) if shape else None
+        if samples is None:
+            return None
+        out.update(samples[0].tolist())
+    return out

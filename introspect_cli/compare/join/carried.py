@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import preceded
+from introspect_cli.store.batch import StepBatch, preceded
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.whole import Reader
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
@@ -90,7 +88,7 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 
 def _rows(batch: StepBatch, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
     """The rows of a step's tensors, of one phase or of all: of several calls the first at the start, else the last."""
-    wanted = np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    wanted = of_kinds(sites.kind, STATE_KINDS)
     if phase is not None:
         wanted &= sites.phase == phase_code(phase)
     numbers = np.asarray(batch.site)
@@ -182,7 +180,7 @@ def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
 def starts(alignment: Alignment, unions: Ids) -> Mask:
     """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
     started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
-    return np.asarray(np.isin(alignment.kind[unions], [kind_code(kind) for kind in STATE_KINDS]) & started)
+    return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
 
 
 # --- resumed runs

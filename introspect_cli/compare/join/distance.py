@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import Joined, Status
-from introspect_cli.store.batch import l2_norm
+from introspect_cli.records import Joined, Layout, Status, Summary
+from introspect_cli.store.batch import StepBatch, l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.records import Layout, Summary
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +32,8 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
-_WHOLE = ("float", "bfloat", "complex")
+WHOLE = ("float", "bfloat", "complex")
+"""How dtypes begin of which sums are rounded."""
 
 
 class Layouts:
@@ -42,7 +41,7 @@ class Layouts:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
-        self.floating = np.array([layout.dtype.startswith(_WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
         self.unit = np.array([ROUNDING.get(layout.dtype, 0.0) for layout in layouts] or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
@@ -72,11 +71,6 @@ def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
     """L2 norm of each row of a sketch."""
     wide = sketch.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
-def has_sketch(batch: StepBatch) -> bool:
-    """Whether sketches were kept."""
-    return batch.sketch is not None
 
 
 def has_norms(batch: StepBatch) -> bool:

@@ -37,15 +37,7 @@ def notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
 
 
 def in_order_of(alignment: Alignment, batch: StepBatch, other: StepBatch, union: Ids, other_union: Ids) -> StepBatch:
-    """A step's records in the order of another run's; those that it has not come last.
-
-    Args:
-        alignment: the runs' sites.
-        batch: records whose order is made up.
-        other: those of the other run.
-        union: sites of `batch`, by row.
-        other_union: those of `other`.
-    """
+    """A step's records in the order of another run's; those that it has not come last."""
     place = np.full(alignment.size, np.iinfo(np.int64).max)
     place[other_union] = np.asarray(other.sequence)
     order = np.lexsort((np.asarray(batch.sequence), place[union]))

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.resume import Late
-from introspect_cli.compare.join.sites import PHASES, kind_code, phase_code
-from introspect_cli.compare.names import generator_of
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because
+from introspect_cli.compare.join.resume import Goes, Late
+from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, phase_code
+from introspect_cli.compare.match.names import generator_of
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.records import DRAWN_BEFORE, KIND_CODES, Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.resume import Goes
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.whole import Reader
 
@@ -173,13 +170,7 @@ def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
 
 
 def without_read_on(table: Table, read: ReadOn, late: str) -> Table:
-    """The table of that step, in which what the later run read and drew before is no divergence.
-
-    Args:
-        table: the step.
-        read: what that is.
-        late: `a` or `b`, the later run.
-    """
+    """The table of that step, in which what the later run read and drew before is no divergence."""
     alignment = table.alignment
     missing = table.row_a if late == "b" else table.row_b
     named = [alignment.site(site) for site in table.site.tolist()]

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
-from introspect_cli.labels import step_words
+from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.labels import Labels
     from introspect_cli.store.whole import Reader
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
@@ -82,13 +80,7 @@ class Late:
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
-    """Which run goes on from the other, where it is so.
-
-    Args:
-        sides: the runs.
-        offset: step k of b is compared with step k + offset of a.
-        asked: whether that offset was asked for.
-    """
+    """Which run goes on from the other, where it is so."""
     if not len(sides.a) or not len(sides.b):
         return None
     first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
@@ -103,7 +95,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     for sign, holds in (
         (Sign.COUNTED, bool(named_apart(sides.a.labels, sides.b.labels))),
         (Sign.STATE, _not_new(own)),
-        (Sign.READ, _read_more(sides, late)),
+        (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
@@ -112,12 +104,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 
 
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
-    """By how much a step's number is larger in a than in b, and what is said of it.
-
-    Args:
-        sides: the runs.
-        same_size: whether both have as many ranks.
-    """
+    """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
     apart = named_apart(a.labels, b.labels)
     if apart:
@@ -129,7 +116,7 @@ def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
         own = Late.of(sides, late)
-        found = _begins_after(own, read=_read_more(sides, late))
+        found = _begins_after(own, read=bool(_read_more(sides, late)))
         if found is None:
             continue
         step, decided = found
@@ -146,18 +133,33 @@ def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
                 f"Run {late} begins with what run {whole} has after {after}: "
                 f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
             )
-    return 0, ""
+    return 0, _may_go_on(sides)
 
 
-def checkpoints_read(document: object) -> frozenset[str]:
+def _may_go_on(sides: Sides) -> str:
+    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where both begin alike."""
+    more = {late: _read_more(sides, late) for late in "ab"}
+    late, whole = ("a", "b") if more["a"] else ("b", "a")
+    own = Late.of(sides, late)
+    begun = began_with(own.late, own.sites)
+    if bool(more["a"]) is bool(more["b"]) or begun == began_with(own.whole, own.sites_whole):
+        return ""
+    return (
+        f"Run {late} alone reads {more[late][-1]}. If it goes on after a step of run {whole}, say which: --offset "
+        f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
+    )
+
+
+def checkpoints_read(document: object) -> dict[str, str]:
     """The checkpoints that a run read before its first step, by what its capture noted of its beginning."""
     read = document.get("read") if isinstance(document, dict) else None
-    return frozenset(str(name) for name in read) if isinstance(read, list) else frozenset()
+    return {str(name): str(name) for name in read} if isinstance(read, list) else {}
 
 
-def _read_more(sides: Sides, late: str) -> bool:
-    """Whether the later run read a checkpoint that the other one did not read."""
-    return bool(sides.read["ab".index(late)] - sides.read["ba".index(late)])
+def _read_more(sides: Sides, late: str) -> list[str]:
+    """The checkpoints that the later run read and the other one did not."""
+    mine, theirs = sides.read["ab".index(late)], sides.read["ba".index(late)]
+    return [name for key, name in mine.items() if key not in theirs]
 
 
 def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
@@ -219,7 +221,7 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
     sites = own.sites_whole
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
-    wanted &= np.isin(sites.kind, [kind_code(kind) for kind in STATE_KINDS])
+    wanted &= of_kinds(sites.kind, STATE_KINDS)
     last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
     shared = [tensor for tensor in start if tensor in last]
     if not shared:

@@ -20,7 +20,7 @@ from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS,
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.store.names import SiteTable
@@ -41,6 +41,11 @@ def kind_code(kind: Kind) -> int:
 def phase_code(phase: Phase) -> int:
     """The small integer that stands for a phase in arrays."""
     return _PHASE_CODE[phase.value]
+
+
+def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
+    """Which kind codes are of some kinds."""
+    return np.isin(codes, [kind_code(kind) for kind in kinds])
 
 
 @dataclass(frozen=True)
@@ -240,14 +245,14 @@ class Alignment:
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
         """Which sites count: never settings, and only what was selected."""
         counted = selected(self.kind, self.fqn, kinds, modules)
-        return counted & ~np.isin(self.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        return counted & ~of_kinds(self.kind, SETTING_KINDS)
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
     """Which sites are of the kinds (all where empty) and match a glob (all where empty), given their columns."""
     mask = np.full(len(fqn), True)
     if kinds:
-        mask &= np.isin(kind, [kind_code(one) for one in kinds])
+        mask &= of_kinds(kind, kinds)
     if modules:
         chosen = {name: selects(name, modules) for name in set(fqn)}
         mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))

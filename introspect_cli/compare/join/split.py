@@ -2,7 +2,8 @@
 
 A run that accumulates gradients calls its model several times a step, each time with a part of the batch. These parts
 are put together as ranks' shares are. A model may call a layer several times itself: of each microbatch, the first
-calls belong together, then the second ones.
+calls belong together, then the second ones. How many tokens of a microbatch count follows from the gradient of what the
+loss is computed of: it is zero for each token that the loss leaves out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import columns as columns_of
 from introspect_cli.compare.join.sites import evaluating, phase_code
-from introspect_cli.records import KIND_CODES, Kind, Phase, count
+from introspect_cli.records import KIND_CODES, Kind, Phase, Site, count
 from introspect_cli.store.launch import stages_in
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
     Calls = Mapping[tuple[bool, str], int]
+
 
 _MODULE = [KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT)]
 _CALLED = [*_MODULE, *(KIND_CODES[kind.value] for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE))]
@@ -151,13 +154,7 @@ def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
 
 
 def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
-    """How both runs take the batch of a step.
-
-    Args:
-        a: run a.
-        b: run b.
-        alike: whether their ranks are laid out alike.
-    """
+    """How both runs take the batch of a step."""
     if alike and _same_sites(a, b):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}))
     one, two = _Called(a), _Called(b)
@@ -235,3 +232,73 @@ def _losses(reader: RankReader, step: int) -> Sequence[float]:
         return []
     rows = [row for row, site in enumerate(np.asarray(batch.site).tolist()) if sites.kind[site] == Kind.LOSS.value]
     return [float(batch.floats["mean"][row]) for row in rows]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One call of the model on one rank.
+
+    Attributes:
+        samples: leading size of what it is given; 0 where that is not on record.
+        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+    """
+
+    samples: int = 0
+    tokens: int = 0
+
+
+def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
+    """The microbatches of a step, of each rank."""
+    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
+    return [_of_rank(own, root, step) for own in readers]
+
+
+def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+    sites, batch = reader.sites, reader.read(step)
+    order = np.argsort(np.asarray(batch.sequence), kind="stable").tolist()
+    samples: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    last = ""
+    for row in order:
+        number = int(batch.site[row])
+        call, kind, fqn = int(sites.call[number]), sites.kind[number], sites.fqn[number]
+        shape = reader.layouts[int(batch.layout[row])].shape
+        if fqn == root and sites.phase[number] == Phase.FORWARD.value and kind in {"input", "output"}:
+            samples.setdefault(call, 0)
+            if shape and not samples[call]:
+                samples[call] = shape[0]
+        elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
+            last = last or fqn
+            if fqn == last and call not in tokens:
+                tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
+    exact = all(tokens.get(call, 0) > 0 for call in samples) and len(tokens) == len(samples)
+    return [Microbatch(samples[call], tokens[call] if exact else 0) for call in sorted(samples)]
+
+
+def _counted(shape: tuple[int, ...], zeros: int) -> int:
+    """Rows of a gradient that are not zero; 0 where zeros do not come by whole rows."""
+    rows, rest = int(np.prod(shape[:-1])), zeros % shape[-1]
+    return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
+
+
+def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list[float]]:
+    """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls.
+
+    Args:
+        reader: of the run.
+        site: where; its call is that within one microbatch.
+        step: the run's own number of the step.
+        each: how many calls a microbatch makes.
+    """
+    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
+    found = []
+    for own in readers:
+        sites, batch = own.sites, own.read(step)
+        values: dict[int, float] = {}
+        for row, number in enumerate(np.asarray(batch.site).tolist()):
+            there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
+            call = int(sites.call[number])
+            if there == (site.phase.value, site.kind.value, site.fqn, site.path) and call % each == site.call % each:
+                values[call] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
+        found.append([values[call] for call in sorted(values)])
+    return found

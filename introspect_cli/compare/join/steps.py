@@ -8,7 +8,7 @@ steps are not worth ten thousand objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,12 +129,6 @@ def known_tails(
     """The steps, the tails without what the other run was told not to record: it may have had these steps as well.
 
     So may a run that lists arrays: nobody says that it ended.
-
-    Args:
-        paired: the steps.
-        options: the capture options of a and of b.
-        offset: step k of b belongs to step k + offset of a.
-        listing: whether a and b list values.
     """
 
     def left(tail: int, only: tuple[int, ...], told: Mapping[str, Any], shift: int) -> int:
@@ -200,7 +194,7 @@ class Sides:
         tensors: whole tensors, where they are stored.
         rename: FQNs of a to those of b; None where they are the same.
         splits: how both take the batch of a step, where ranks or calls are put together.
-        read: names of the checkpoints that a and b read before their first step.
+        read: the checkpoints that a and b read: names by what they are.
     """
 
     rank: int
@@ -213,4 +207,4 @@ class Sides:
     tensors: Tensors
     rename: Rename | None = None
     splits: Splits | None = None
-    read: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    read: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))

@@ -23,24 +23,24 @@ from introspect_cli.compare.match.candidates import (
     steps_apart,
     votes_of,
 )
-from introspect_cli.compare.match.holdings import one_sided
+from introspect_cli.compare.match.holdings import Feature, Held, Side, one_sided
 from introspect_cli.compare.match.names import (
     Renamed,
     Source,
     ambiguous,
+    ancestors,
     class_of_root,
     numbered_children,
     renamer_of,
+    with_ancestors,
 )
 from introspect_cli.compare.match.score import assigned, by_votes, modules_by_votes
-from introspect_cli.compare.names import ancestors, with_ancestors
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.match.holdings import Feature, Held, Side
     from introspect_cli.compare.match.score import Pair
 
 
@@ -50,10 +50,6 @@ def matched_roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], 
     A root is named by its class, and numbered where there are more: the order in which they came says nothing of which
     is which. Where values tell nothing, or tell the same of two (a target network is a copy at first), the variable
     does that holds them in the script.
-
-    Args:
-        sides: run a and run b.
-        variables: of a and of b, what the script calls each root.
     """
     if not any("#" in side.sites.text for side in sides):
         return {}
@@ -92,13 +88,7 @@ class Search:
     """
 
     def __init__(self, a: Side, b: Side, close: float) -> None:
-        """Search.
-
-        Args:
-            a: run a, its roots named as in b.
-            b: run b.
-            close: the relative L2 distance that is taken for rounding.
-        """
+        """Search."""
         self.renamed: dict[str, Renamed] = {}
         self.settled: tuple[str, ...] = ()
         self._a, self._b, self._close = a, b, close

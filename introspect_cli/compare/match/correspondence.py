@@ -35,14 +35,13 @@ from introspect_cli.compare.match.names import (
     renamer_of,
 )
 from introspect_cli.compare.match.trees import moved_modules
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.whole import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""
@@ -127,15 +126,7 @@ def _uncollected() -> Iterator[None]:
 def known_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0, close: float = CLOSE
 ) -> Correspondence:
-    """Which names of a are other names of b, by what they hold in the steps that both have.
-
-    Args:
-        a: run a's rank.
-        b: run b's.
-        patterns: what a's names are changed by already.
-        offset: step k of b belongs to step k + offset of a.
-        close: the relative L2 distance that is taken for rounding.
-    """
+    """Which names of a are other names of b, by what they hold in the steps that both have."""
     steps = np.asarray(a.entries["step"])
     steps = steps[np.isin(steps - offset, b.entries["step"])]
     if not len(steps):

@@ -16,8 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import by_place
-from introspect_cli.compare.match.names import Renamed, Source, Tree, renamer_of
-from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.match.names import Renamed, Source, Tree, ancestors, renamer_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -34,11 +33,6 @@ _ENDS = frozenset(map(kind_code, (Kind.INPUT, Kind.OUTPUT)))
 
 def evicted(side: Side, names: Mapping[str, str], others: AbstractSet[str] = frozenset()) -> dict[str, Renamed]:
     """What drives out what.
-
-    Args:
-        side: run a.
-        names: names of a that are other names of b.
-        others: names of a that are another module's in b.
 
     Returns:
         Those whose name is taken, or in `others`, each with a name that b does not have; and what is inside of these
@@ -66,13 +60,7 @@ def _at_or_below(tree: Tree, tops: Iterable[str], names: AbstractSet[str]) -> di
 
 
 def emptied(a: Side, b: Side, names: Mapping[str, str]) -> set[str]:
-    """Modules of a whose name in b another module has: one with more, or less, inside.
-
-    Args:
-        a: run a's names and values.
-        b: run b's.
-        names: names of a that are other names of b.
-    """
+    """Modules of a whose name in b another module has: one with more, or less, inside."""
     doubtful = _doubtful(a, b, names)
     if not doubtful:
         return set()

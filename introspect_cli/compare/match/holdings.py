@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import Columns, Ids, Mask, of_kinds, phase_code
 from introspect_cli.compare.match.names import Tree
 from introspect_cli.records import Kind, Phase, Status
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, KeysView, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.rank_reader import RankReader
 
@@ -44,7 +43,7 @@ class Side:
     def __init__(self, sites: Columns, reader: RankReader, steps: Sequence[int]) -> None:
         """Take a run's sites, as they are compared, and steps, of which the first has to be told from the others."""
         self.sites, self.reader, self.steps = sites, reader, steps
-        named = np.isin(sites.kind, [kind_code(kind) for kind in NAMED])
+        named = of_kinds(sites.kind, NAMED)
         self.named: Mask = named & ~np.isin(sites.phase, [phase_code(phase) for phase in UNTOLD])
         self._asked: tuple[AbstractSet[str], Mask] | None = None
 
@@ -92,7 +91,7 @@ class Side:
     @cached_property
     def _of_tensors(self) -> Mask:
         """Which sites are a parameter's or a buffer's."""
-        return np.isin(self.sites.kind, [kind_code(kind) for kind in TENSORS])
+        return of_kinds(self.sites.kind, TENSORS)
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
         """Those of the names that are parameters or buffers."""

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
 

@@ -6,34 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.listed import lists, ordered
-from introspect_cli.compare.match.flow import CLOSE, measured
-from introspect_cli.compare.match.ports import are_ports, ends, flow_of
+from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
+from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
 from introspect_cli.compare.reasons.words import amount, named, what
-from introspect_cli.compare.result import Counts, Divergence, Role, StructureChange, Verdict
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, StructureChange, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.flow import Match, Parameters, Value
-    from introspect_cli.compare.match.ports import Flow, ModulePair
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 _LISTED = 4
 
 
 def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two implementations that share hardly a name; for others that of a comparison by name.
-
-    Args:
-        answer: that of the comparison by name.
-        runs: run a and run b.
-        options: what counts.
-        outcome: what came out of the comparison by name.
-    """
+    """The answer for two implementations that share hardly a name; for others that of a comparison by name."""
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.by_value and not listed:
@@ -77,12 +67,11 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         counts=_counts(before.counts, flow, len(listed)),
         notes=(note, *before.notes),
         suggestions=(),
-        structure=_changes(flow),
         map=None,
         tree=(),
         strip=(),
         suspect=None,
-    )
+    ).with_findings(StructureChange, _changes(flow))
 
 
 def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.match.flow import (
+    Match,
+    Parameters,
+    Value,
     agreement,
     forward_of,
     matched,
@@ -26,7 +29,6 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.match.flow import Match, Parameters, Value
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.rank_reader import RankReader
 
@@ -34,14 +36,7 @@ _FEW = 1 / 3
 
 
 def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
-    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere.
-
-    Args:
-        a: run a's rank.
-        b: run b's.
-        first: the first divergence of a comparison by name.
-        listed: whether a run lists values that were computed elsewhere, which rounds in other places.
-    """
+    """Whether two runs hardly share a name, of modules and parameters, and comparing them by name led nowhere."""
     if not listed and first is not None and first.a is not None and first.b is not None and first.reason != "structure":
         # A parameter that is transposed, or has become part of another, has another shape from the start.
         transposed = first.reason == "initial" and first.a.layout.shape != first.b.layout.shape
@@ -121,14 +116,7 @@ class Flow:
 def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
-    """Put the values of one step of both together.
-
-    Args:
-        readers: of run a's rank and of run b's.
-        step: the step.
-        close: relative L2 distance up to which values agree.
-        ordered: whether the order of a's records, and of b's, is that in which they were computed.
-    """
+    """Put the values of one step of both together."""
     one, two = (values_of(reader, step) for reader in readers)
     known = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)

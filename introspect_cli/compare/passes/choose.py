@@ -8,13 +8,13 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import ancestors, generator_of
+from introspect_cli.compare.match.names import ancestors, generator_of
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.step import Step
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.structure import Structure
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import Site
 
 _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
@@ -103,14 +102,7 @@ def is_drawn_from(step: Step, position: int) -> bool:
 
 
 def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site]) -> bool:
-    """Whether an effect lies at its own place, and not at one of the causes before it.
-
-    Args:
-        step: the step, without what one run only has.
-        effect: the first effect, by its place in the step.
-        cause: what is known of it.
-        before: the sites of the causes before it.
-    """
+    """Whether an effect lies at its own place, and not at one of the causes before it."""
     if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
         return False
     inside = cause.module or step.sites[effect].fqn

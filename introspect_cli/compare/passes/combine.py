@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.table import EQUAL, WITHIN, Because
+from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.table import Table
 
 
 def combine(table: Table, comparison: Comparison) -> Table:
@@ -31,7 +30,6 @@ def combine(table: Table, comparison: Comparison) -> Table:
         table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
         table = replace(table, b=replace(table.b, checksum=checksums))
     if len(table.differing):
-        agree = gathered.agree(table.alignment, table, comparison.options.rtol)
-        agree &= gathered.of_one_dtype(table.alignment, table)
+        agree = gathered.agree(table, comparison.options.rtol) & gathered.of_one_dtype(table)
         table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
     return table

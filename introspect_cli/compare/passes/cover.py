@@ -14,15 +14,13 @@ import numpy as np
 
 from introspect_cli.compare.join.carried import redundant_starts, starts
 from introspect_cli.compare.join.listed import lists
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.watched import MODULE_KINDS
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
-    from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
 
 
@@ -83,12 +81,6 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
     run recorded of that module has no partner and means nothing.
-
-    Args:
-        alignment: the runs' sites.
-        sites: sites of the one run.
-        other: the other run's records of the step.
-        other_sites: their sites.
     """
     blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
         alignment.kind[other_sites] == kind_code(Kind.OUTPUT)
@@ -96,7 +88,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     if not blind.any() or not len(sites):
         return np.zeros(len(sites), dtype=np.bool_)
     hidden = {alignment.fqn[site] for site in other_sites[blind]}
-    inside = np.isin(alignment.kind[sites], [kind_code(kind) for kind in MODULE_KINDS])
+    inside = of_kinds(alignment.kind[sites], MODULE_KINDS)
     return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
 
 
@@ -114,11 +106,6 @@ def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:
     An operator's site ends in how often it has run in its module before. Where one run compiled a module, some
     operators are gone or made anew, and the numbers of the rest need not mean the same. Such a run says so, by one
     record for a module and phase. There the results of an operator are compared only if both runs have as many of them.
-
-    Args:
-        alignment: the runs' sites.
-        sites_a: sites that run a has in the step.
-        sites_b: sites that run b has.
     """
     if not len(alignment.others):
         return None

@@ -10,20 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.result import Part, Resumption, Role
 from introspect_cli.compare.resumed.data import PLACE, RANDOM
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.result import Part, Resumption
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Site
 
 _JUDGED = 300
 """Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""
@@ -35,14 +33,7 @@ _AT_ITS_PLACE = frozenset({"rng", "initial", "outside", "batch", "module", "own_
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """The other origins among some divergences of a step, one for each cause, in order.
-
-    Args:
-        step: the step.
-        positions: the divergences, in order.
-        first: the site of the first one, which is told already.
-        cause: its cause.
-    """
+    """The other origins among some divergences of a step, one for each cause, in order."""
     seen = {_key(step, first, cause)}
     found: list[tuple[int, Cause]] = []
     for position in _looked_at(step, positions):

@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.join.carried import with_starts
 from introspect_cli.compare.join.listed import in_order_of, lists, ordered
 from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
-from introspect_cli.compare.join.sites import kind_code
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -25,7 +25,6 @@ from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Alignment, Ids, Mask
     from introspect_cli.store.batch import StepBatch
 
 _UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
@@ -62,14 +61,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 def matched(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
-    """The records of one step of both runs, as they are.
-
-    Args:
-        alignment: the runs' sites.
-        compared: by site, which are compared at all; settings, for one, are not.
-        steps: the step of run a, and of run b.
-        batches: the records of either.
-    """
+    """The records of one step of both runs, as they are."""
     a, b = batches
     sites = np.asarray(a.site).astype(np.int64), alignment.b_ids[np.asarray(b.site)]
     row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)

@@ -1,4 +1,10 @@
-"""The sixth pass: of what diverges, values decide the verdict, and causes only explain it."""
+"""The sixth pass: of what diverges, values decide the verdict, and causes only explain it.
+
+A random state that differs moves no number until somebody draws from it, and a module that only one run has may change
+nothing. So records are told apart: values that both runs have are effects, and decide whether the runs diverge. Random
+states, and what one run only has because the other has nothing of that name, are causes: they are blamed where an
+effect differs and does not explain itself, and told as structure where none does.
+"""
 
 from __future__ import annotations
 

@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.distance import Layouts, distances, relative, same_nonfinite
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.table import WITHIN, Because
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code
+from introspect_cli.compare.table import WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.table import Table
+
 
 _VALUE = int(Status.VALUE)
 
@@ -35,7 +34,7 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, options, *comparison.layouts)
         if comparison.gathered is not None:
-            near &= comparison.gathered.of_one_dtype(table.alignment, table)
+            near &= comparison.gathered.of_one_dtype(table)
         table = _let_pass(table, near, Because.TOLERANCE)
     if len(table.differing) and comparison.floors:
         rel, own = _relative_rows(table, *comparison.layouts), comparison.layouts[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.reasons.gradient import no_multiples
-from introspect_cli.records import Joined, Kind, Status
+from introspect_cli.records import Joined, Kind, Site, Status
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.records import Site
     from introspect_cli.store.reader import Run
 
 _KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds, phase_code
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from introspect_cli.compare.join.sites import Alignment, Ids
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 
@@ -98,7 +97,7 @@ class _Side:
     @cached_property
     def looked(self) -> npt.NDArray[np.bool_]:
         """Which records were made where the generators are looked at."""
-        return np.isin(self.alignment.kind[self.unions], [kind_code(kind) for kind in (*_SEEN, Kind.LOSS)])
+        return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
     def unmatched(self, other: _Side) -> list[int]:
         """Draws at places where the other run has none, in their order."""
@@ -124,7 +123,7 @@ _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
 
 def _previous(alignment: Alignment, unions: Ids, sequence: Any, row: int, site: Site) -> str:
     """What was recorded last before a row of a run, in words."""
-    known = np.isin(alignment.kind[unions], [kind_code(kind) for kind in _SEEN])
+    known = of_kinds(alignment.kind[unions], _SEEN)
     known &= (sequence < sequence[row]) & np.isin(alignment.phase[unions], [phase_code(p) for p in _PASSING])
     earlier = np.flatnonzero(known)
     own = not site.path.endswith(DRAWN_BEFORE)

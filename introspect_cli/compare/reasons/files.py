@@ -50,13 +50,7 @@ class FileChange(NamedTuple):
 
 
 def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]]) -> Iterator[FileChange]:
-    """What differs between the files that two runs read.
-
-    Args:
-        a: run a.
-        b: run b.
-        nested: name and both values of each difference of nested data.
-    """
+    """What differs between the files that two runs read."""
     one, two = (_documents(run) for run in (a, b))
     imported = [
         found if isinstance(found, Mapping) else {} for found in (a.settings.get("sources"), b.settings.get("sources"))
@@ -70,6 +64,13 @@ def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str
         yield FileChange(name, READ, None, checkpoint=_ending(name) in _CHECKPOINTS)
     for name in only_b:
         yield FileChange(name, None, READ, checkpoint=_ending(name) in _CHECKPOINTS)
+
+
+def tensor_files(run: Run) -> dict[str, str]:
+    """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
+    return {
+        str(own.get("digest") or name): name for name, own in _documents(run).items() if _ending(name) in _CHECKPOINTS
+    }
 
 
 def _documents(run: Run) -> dict[str, Mapping[str, Any]]:

@@ -9,20 +9,17 @@ records: inputs and parameters recorded and equal, no setting different, and the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.compare.evidence import RANDOM, Known, those
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Role, Suspect
+from introspect_cli.compare.result import DiffResult, Role, Suspect
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
 _PRODUCTS: Final = re.compile(r"^aten\.(mm|bmm|addmm|baddbmm|linear|matmul)\b")
@@ -70,11 +67,7 @@ def on_one_device(runs: Sequence[Run]) -> bool:
 
 
 def fault_sentence(results: Sequence[DiffResult]) -> str:
-    """What several comparisons with one run say of the device together; "" where they do not accuse it.
-
-    Args:
-        results: the same run a against others, at least two, without tolerance.
-    """
+    """What several comparisons with one run say of the device together; "" where they do not accuse it."""
     found = [result.suspect for result in results]
     accused = [one for one in found if one is not None]
     places = dict.fromkeys((one.step, one.place) for one in accused)

@@ -9,18 +9,17 @@ import numpy as np
 
 from introspect_cli.compare.evidence import RANDOM, Cause, Thing
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.draws import drew_alone, drew_before
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
-from introspect_cli.compare.reasons.step_view import untouched_side
+from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.words import although, apart, scaled, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Site
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
 _DRAWS_NOTHING = re.compile(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import although, apart, scaled, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table

@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, phase_code
-from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
+from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.table import EQUAL, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.join.sites import Alignment
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import apart, what
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Site, Summary
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
@@ -248,7 +246,10 @@ class Collective(Reason):
     priority = 5
 
     def sentence(self, scene: Scene) -> str:
-        """Both collectives, each with its line."""
+        """Both collectives, each with its line, and how many there are in the step."""
+        return f"{self._differs(scene)}{_counted(scene)}"
+
+    def _differs(self, scene: Scene) -> str:
         first, site = scene.first, scene.site
         lines = tuple(_line(scene, side) for side in "ab")
         name = what(site)
@@ -268,6 +269,27 @@ class Collective(Reason):
                 "missing, doubled or in another place."
             )
         return f"{name} differs{apart(first)}{lines[1]}: what the ranks compute, or the order of collectives."
+
+
+def _counted(scene: Scene) -> str:
+    """How many collectives of these ranks either run has in the step, and whether no_sync may be missing in one."""
+    table, fqn = scene.table, scene.site.fqn
+    calls: dict[Kind, tuple[set[int], set[int]]] = {Kind.COLLECTIVE: (set(), set()), Kind.LOSS: (set(), set())}
+    for number, row_a, row_b in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
+        site = table.alignment.site(number)
+        if site.kind is Kind.LOSS or (site.kind is Kind.COLLECTIVE and site.fqn == fqn):
+            for own, row in zip(calls[site.kind], (row_a, row_b), strict=True):
+                own.update({site.call} if row >= 0 else ())
+    a, b = map(len, calls[Kind.COLLECTIVE])
+    if a == b:
+        return ""
+    text = f" In that step, there are {count(a, 'collective')} of {fqn} in a and {b:,} in b."
+    passes = {len(own) for own in calls[Kind.LOSS]}
+    several = max(passes)
+    if len(passes) == 1 and 1 < several <= abs(a - b) + 1:
+        more = "b" if b > a else "a"
+        text += f" With {several} backward passes, gradients may be reduced after each of them in {more} (no_sync)."
+    return text
 
 
 def _told(summary: Summary | None) -> str:

@@ -5,27 +5,22 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.names import ancestors
+from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
+from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import describe, rounds_differently
-from introspect_cli.compare.reasons.step_view import call_change, losses_of, optimizers_of
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
+from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.table import Table
-    from introspect_cli.records import ModuleInfo, Site
     from introspect_cli.store.reader import Run
 
 
@@ -52,14 +47,7 @@ class Scene:
     def __init__(
         self, outcome: RankOutcome, runs: tuple[Run, Run], peers: Sequence[RankOutcome], *, narrowed: bool
     ) -> None:
-        """Take what came out of comparing the rank that diverges first.
-
-        Args:
-            outcome: of that rank.
-            runs: run a and run b.
-            peers: of all ranks that were compared.
-            narrowed: whether only some records were selected.
-        """
+        """Take what came out of comparing the rank that diverges first."""
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
@@ -155,7 +143,7 @@ class Scene:
     def agreeing_before(self) -> dict[int, int]:
         """How many of this step's records that come before it are in which state; settings are told as settings."""
         step = self.step
-        settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+        settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
@@ -240,3 +228,56 @@ class Scene:
         name = self.cause.module or self.site.fqn
         tree = self.step.modules[0] | self.step.modules[1]
         return tuple(tree[fqn] for fqn in (name, *ancestors(name)) if fqn in tree)
+
+
+def untouched_side(table: Table, before: Table | None, union: int) -> str:
+    """The side where a step did not change a tensor, where the other side's step did."""
+    found = {side: last_value(table, before, union, side) for side in ("a", "b")}
+    same = [side for side in ("a", "b") if found[side] is not None and found[side] == table.checksum(union, side)]
+    return same[0] if len(same) == 1 else ""
+
+
+def last_value(table: Table, before: Table | None, union: int, side: str) -> int | None:
+    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
+    alignment = table.alignment
+    site = alignment.site(union)
+    own = [
+        u
+        for u in alignment.by_fqn.get(site.fqn, [])
+        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
+    ]
+    now = table.sequence(union, side)
+    earlier = {u: at for u in own if (at := table.sequence(u, side)) is not None and now is not None and at < now}
+    if earlier:
+        return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
+    last = {u: at for u in own if before is not None and (at := before.sequence(u, side)) is not None}
+    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
+
+
+def losses_of(table: Table, side: str) -> int:
+    """How many losses a step has."""
+    alignment = table.alignment
+    return sum(KINDS[alignment.kind[union]] is Kind.LOSS for union in table.rows_of(side))
+
+
+def call_change(table: Table) -> tuple[str, int, int] | None:
+    """The outermost module that both runs call, but a different number of times in this table."""
+    alignment = table.alignment
+    counts: dict[str, list[set[int]]] = {}
+    for side in ("a", "b"):
+        for union in table.rows_of(side):
+            if (
+                KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
+                and PHASES[alignment.phase[union]] is Phase.FORWARD
+            ):
+                name = alignment.fqn[union]
+                counts.setdefault(name, [set(), set()])[side == "b"].add(int(alignment.call[union]))
+    changed = [(name, len(a), len(b)) for name, (a, b) in counts.items() if a and b and len(a) != len(b)]
+    return min(changed, key=lambda item: item[0].count("."), default=None)
+
+
+def optimizers_of(table: Table, side: str) -> list[str]:
+    """Names of the optimizers that stepped."""
+    alignment = table.alignment
+    names = (alignment.fqn[u] for u in table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
+    return [name for name in dict.fromkeys(names) if name != SCALER]

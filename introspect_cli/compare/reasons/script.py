@@ -1,16 +1,18 @@
-"""What the script's own code computes between modules: inputs, losses, values that it records, plain operations."""
+"""What the script's own code gives and computes: batches, inputs, losses, values that it records, what it saves."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, answer
+from introspect_cli.compare.join.distance import shapes_differ
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.ranks import uneven_ranks
-from introspect_cli.compare.reasons.words import although, apart, both_values, often, scaled, what
+from introspect_cli.compare.reasons.words import although, apart, both_values, often, same_values, scaled, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
     RESTS_ON,
@@ -28,6 +30,66 @@ from introspect_cli.records import Kind, Phase
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
+
+
+class Batch(Reason):
+    """What a data loader gives."""
+
+    word = "batch"
+    meaning = "The data loader gave another batch."
+    place = "the data pipeline"
+    kinds = frozenset({Kind.BATCH})
+    weights: ClassVar = {"command": 0.9, "seeds": 0.95}
+    names = re.compile(r"seed|worker|batch|shuffle|data|block|seq|sampler|augment", re.IGNORECASE)
+
+    def is_fed(self, step: Step, position: int) -> bool:
+        """A batch comes from the loader, the batches before it and the random states."""
+        site = step.sites[position]
+        return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
+
+    def sentence(self, scene: Scene) -> str:
+        """Whether the values are the same in another order, and whether batches before it are equal."""
+        text = f"{what(scene.site)} differs{apart(scene.first)}."
+        a, b = scene.first.a, scene.first.b
+        if a is not None and b is not None and shapes_differ(a, b):
+            return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
+        if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+            return f"{text} Its dtype is different: the data is converted differently."
+        text += _hash_seed(scene)
+        if same_values(scene.first):
+            return f"{text} It is shuffled or shifted differently."
+        return f"{text} {_before(scene)}"
+
+
+def _before(scene: Scene) -> str:
+    """What is known of the rest of this batch and of those before it, and where to look."""
+    step, site = scene.step, scene.site
+    own = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    calls = step.alignment.call[own]
+    known = step.known(own[calls < site.call])
+    if known is Known.UNSEEN and step.state_before is not None:
+        known = answer(step.state_before[own])
+    if known in {Known.EQUAL, Known.WITHIN}:
+        return f"The batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
+    told = "The data differs from the first recorded batch on"
+    if scene.steps_before:
+        told = "No batch of this loader was recorded just before it"
+    rest = own[calls == site.call]
+    if step.known(rest[rest != scene.union]) is Known.EQUAL:
+        told += ", and the rest of the batch is equal"
+    return f"{told}: order, seed, files or augmentation."
+
+
+def _hash_seed(scene: Scene) -> str:
+    """That nothing pins the order of sets, where the data differs though the random states do not."""
+    known = [found.known for found in scene.cause.evidence]
+    environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
+    if Known.EQUAL not in known or not all(isinstance(found, Mapping) and found for found in environments):
+        return ""
+    seeds = {str(found.get("PYTHONHASHSEED", "random")) for found in environments if isinstance(found, Mapping)}
+    if seeds != {"random"} or any(change.explains and change.weight >= 0.8 for change in scene.settings):
+        return ""
+    return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
 
 
 class Script(Reason):
@@ -173,9 +235,34 @@ class Plain(Reason):
         return f"{text} {_UNSEEN}: the cause is there, or in the data (capture --level op records every operator)."
 
 
-REASONS = (
-    Script(),
-    Loss(),
-    OwnValue(),
-    Plain(),
-)
+class Product(Reason):
+    """A tensor in a file that both runs save."""
+
+    word = "product"
+    meaning = "A file that the script saves holds another value although what it was computed from is equal."
+    place = "the script's code that computes what is saved"
+    kinds = frozenset({Kind.PRODUCT})
+    priority = 20
+    names = re.compile(r"ema|average|swa|momentum|decay|save|checkpoint|half|precision", re.IGNORECASE)
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It is made of what is trained, and nothing but what is saved differs."""
+        if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
+            return None
+        place = Place(step.sites[position], step.order_at(position))
+        return self.cause(*rests_on(step, place, RESTS_ON[self.word]))
+
+    def sentence(self, scene: Scene) -> str:
+        """That it differs, or is in one run's file alone, and where to look."""
+        first = scene.first
+        if first.a is None or first.b is None:
+            side, other = ("a", "b") if first.b is None else ("b", "a")
+            return f"only {side} has {what(first.site)}: {other} saves the file without it."
+        text = f"{what(first.site)} differs{apart(first)}{although(scene.cause.evidence)}"
+        return (
+            f"{text}. {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
+            "a conversion)."
+        )
+
+
+REASONS = (Batch(), Script(), Loss(), OwnValue(), Plain(), Product())

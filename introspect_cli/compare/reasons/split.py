@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.microbatch import Microbatch, microbatches, values_of
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.names import FORWARD
+from introspect_cli.compare.join.split import Microbatch, Splits, microbatches, values_of
+from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
@@ -25,7 +25,6 @@ from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 

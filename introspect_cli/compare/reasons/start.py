@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import apart, listed, what
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.records import Summary
 
 _TINY, _HUGE = 1e-20, 1e15
 """No initialisation makes a tensor whose largest value is beyond."""
@@ -229,7 +226,7 @@ def _gradient(scene: Scene, number: str) -> str:
 
 def _by_hand(step: Step) -> bool:
     """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = np.isin(step.alignment.kind, [kind_code(kind) for kind in SETTING_KINDS])
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
     return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 

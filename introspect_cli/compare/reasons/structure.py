@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     has_parameter,
@@ -22,13 +22,12 @@ from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, apart, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role, Size
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.table import EQUAL, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 class Structure(Reason):

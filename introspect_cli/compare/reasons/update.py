@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
     Told,
@@ -19,8 +19,8 @@ from introspect_cli.compare.reasons.hyperparameters import (
     other_optimizer,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
-from introspect_cli.compare.reasons.step_view import untouched_side
 from introspect_cli.compare.reasons.words import although, apart, what
 from introspect_cli.compare.rests_on import (
     PASSES,
@@ -35,7 +35,6 @@ from introspect_cli.compare.rests_on import (
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, those
 from introspect_cli.compare.join.distance import rounding, shapes_differ
-from introspect_cli.compare.result import RESOLUTION
-from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status
+from introspect_cli.compare.result import RESOLUTION, Divergence
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.result import Divergence
-    from introspect_cli.records import Summary
 
 _COMPUTED = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT})
 

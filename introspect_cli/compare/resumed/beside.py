@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import values_of
-from introspect_cli.compare.join.resume import Late, began_with, scalar
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.carried import Tensor, values_of
+from introspect_cli.compare.join.resume import Goes, Late, began_with, scalar
+from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.carried import Tensor
-    from introspect_cli.compare.join.resume import Goes
-    from introspect_cli.compare.join.sites import Columns
     from introspect_cli.store.whole import Reader
 
 _LOOKED_AT = 200

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.read_on import batches_of, looked_later, random_states
+from introspect_cli.compare.join.read_on import Batch, State, batches_of, looked_later, random_states
 from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.result import Part, Restored
 from introspect_cli.records import Kind, Phase, Status, count
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.read_on import Batch, State
     from introspect_cli.compare.resumed.beside import Beside, Side
 
 PLACE = "place in the data"
@@ -77,6 +76,8 @@ def place(beside: Beside) -> Part:
             if late[1] == beside.goes.first:
                 here = here[thrown.get(loader, 0) :]
             seen += bool(here) and here == there
+            if here and here != there and here == there[-len(here) :] and late[1] == beside.goes.first:
+                return _by_inputs(beside)  # those before may have been thrown away by the whole run, too
             if here != there:
                 when = beside.since(late, whole)
                 text = f"{when} " if when else ""

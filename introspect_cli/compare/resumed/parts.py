@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.carried import values_of
+from introspect_cli.compare.join.carried import Tensor, values_of
 from introspect_cli.compare.join.read_on import ReadOn
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
@@ -21,7 +21,6 @@ from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.carried import Tensor
 
 RATES = "learning rates and schedulers"
 _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")

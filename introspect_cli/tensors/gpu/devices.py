@@ -106,11 +106,6 @@ class Devices:
                 row[r.RAW] += only[r.RAW].to(device)
         self.rows(device).put(slot, row)
 
-    @property
-    def compute(self) -> bool:
-        """Whether any row of the current step is theirs."""
-        return bool(self._rows) and any(rows.slots for rows in self._rows.values())
-
     def hand_over(self) -> list[Pending]:
         """Send all rows since the last time to the host."""
         if not self._rows:

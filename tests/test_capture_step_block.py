@@ -1,4 +1,4 @@
-"""A step that the kernels put straight into the store's message, against one that comes as a table."""
+"""A step's block of columns: filled by the kernels or by numpy, used again, never before it is written."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.backlog import Backlog
-from introspect_cli.capture.sheet import Sheet
+from introspect_cli.capture.step_block import StepBlock
 from introspect_cli.store import writer
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
-from introspect_cli.tensors.kernels import KERNELS
-from introspect_cli.tensors.summarizer import Summarizer
+from introspect_cli.tensors import kernels
+from introspect_cli.tensors.columns import Columns
 
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="the compiled kernels fill them")
+pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="the compiled kernels fill them")
 
 STEPS = 12
 FILES = ("records.arrow", "index.bin", "sites.arrow", "layouts.arrow", "modules.arrow")
@@ -53,7 +53,7 @@ def train():
 
 
 def captured(path, **options):
-    """The files of the run, and how many steps were put into a sheet."""
+    """The files of the run."""
     random.seed(7)
     np.random.seed(7)  # noqa: NPY002 - the one that a capture watches
     torch.manual_seed(7)
@@ -66,67 +66,63 @@ def captured(path, **options):
 
 
 @pytest.fixture
-def sheets(monkeypatch):
-    """Sheets that a step was written from, in order."""
+def blocks(monkeypatch):
+    """Blocks that a step was written from, in order."""
     monkeypatch.setattr(writer.os, "urandom", lambda count: bytes(range(count)))  # the runs get one id
-    used, complete = [], Sheet.complete
+    used, complete = [], StepBlock.complete
 
-    def counted(self, *given):
+    def counted(self):
         used.append(self)
-        return complete(self, *given)
+        return complete(self)
 
-    monkeypatch.setattr(Sheet, "complete", counted)
+    monkeypatch.setattr(StepBlock, "complete", counted)
     return used
 
 
-OPTIONS = {"everything": {}, "checksums": {"stats": (), "sketch": False}, "operators": {"level": "op"}}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_store_is_the_same_to_the_byte_without_sheets(tmp_path, monkeypatch, sheets, options):
-    filled = captured(tmp_path / "filled", **options)
-    assert len(sheets) >= STEPS
-    sheets.clear()
-    monkeypatch.setattr(Summarizer, "target", lambda *_: None)
-    assert captured(tmp_path / "tables", **options) == filled
-    assert not sheets
-
-
-TABLES = {
+OPTIONS = {
+    "everything": {},
+    "checksums": {"stats": (), "sketch": False},
+    "operators": {"level": "op"},
     "whole tensors": {"save_tensors": ("=last",)},
     "each sample": {"per_sample": True},
     "a condition": {"when": "loss < 1e9"},
     "the first nan": {"until_nan": True},
-    "medians": {"stats": ("med",)},
 }
 
 
-@pytest.mark.parametrize("options", TABLES.values(), ids=TABLES)
-def test_what_is_looked_at_before_it_is_written_comes_as_a_table(tmp_path, monkeypatch, sheets, options):
-    tables, append = [], Backlog._append
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_store_is_the_same_to_the_byte_where_numpy_fills_the_columns(tmp_path, monkeypatch, blocks, options):
+    filled = captured(tmp_path / "filled", **options)
+    assert len(blocks) >= STEPS
+    blocks.clear()
+    compute, computed = Columns._compute, []
 
-    def counted(self, ended, table):
-        tables.append(table)
-        append(self, ended, table)
+    def by_numpy(self, mapping, init=Columns.__init__):
+        init(self, mapping)
+        self._targets = None
 
-    monkeypatch.setattr(Backlog, "_append", counted)
-    captured(tmp_path / "run", **options)
-    assert sum(table is not None for table in tables) >= STEPS - 1
-    assert len(sheets) == sum(table is None for table in tables)
+    def counted(self, rows):
+        computed.append(self)
+        compute(self, rows)
+
+    monkeypatch.setattr(Columns, "__init__", by_numpy)
+    monkeypatch.setattr(Columns, "_compute", counted)
+    assert captured(tmp_path / "computed", **options) == filled
+    assert len(computed) >= len(blocks) >= STEPS
 
 
-def test_a_sheet_that_is_not_written_yet_is_no_later_steps(tmp_path, monkeypatch, sheets):
-    """An interrupt keeps a step from being written: it is written with the next, from its own sheet."""
+def test_a_block_that_is_not_written_yet_is_no_later_steps(tmp_path, monkeypatch, blocks):
+    """An interrupt keeps a step from being written: it is written with the next, from its own block."""
     append, stopped = Backlog._append, []
 
-    def interrupted(self, ended, table):
-        if ended.step == 9 and not stopped:
-            stopped.append(ended)
+    def interrupted(self, block):
+        if block.ended.step == 9 and not stopped:
+            stopped.append(block)
             raise KeyboardInterrupt
-        append(self, ended, table)
+        append(self, block)
 
     whole = captured(tmp_path / "whole")
-    sheets.clear()
+    blocks.clear()
     monkeypatch.setattr(Backlog, "_append", interrupted)
     write = Backlog.write
 
@@ -139,6 +135,6 @@ def test_a_sheet_that_is_not_written_yet_is_no_later_steps(tmp_path, monkeypatch
     monkeypatch.setattr(Backlog, "write", caught)
     assert captured(tmp_path / "run") == whole
     assert stopped
-    assert sheets[9].form.rows == sheets[10].form.rows
-    assert sheets[9] is not sheets[10]
-    assert sheets[1] is sheets[2]
+    assert blocks[9].message.rows == blocks[10].message.rows
+    assert blocks[9] is not blocks[10]
+    assert blocks[1] is blocks[2]

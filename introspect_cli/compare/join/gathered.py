@@ -1,0 +1,344 @@
+"""What ranks gathered or microbatches share out, compared as the whole that it is.
+
+Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
+gathered from several ranks, extrema and means are compared, and no more is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
+from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.records import Joined, Kind, Layout, Phase, count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.whole import Reader
+
+    Both = tuple[Sequence[Layout], Sequence[Layout]]
+
+_FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+_RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
+_MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
+_SURE = 1e-3
+_OTHER_SAMPLES = (
+    "Its samples are not those of a, whichever rank has which: their checksums add up to another sum (captures with "
+    "--per-sample tell how many are the same)."
+)
+
+
+class Gathered:
+    """Compares what was gathered from several ranks, and remembers by which factor gradients flow back.
+
+    Its notes tell of what was chosen to be compared.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        """Start without a factor; the readers know how often either run computes its loss in a step."""
+        a, b = sides.a, sides.b
+        self.factor: int | None = None
+        self._shared = SharedOut(sides)
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
+        self._ranks = len(getattr(b, "readers", [b])) / len(getattr(a, "readers", [a]))
+        self.by_samples = self._amounts is not None
+        self._exact: set[tuple[int, int]] = set()
+        self._often = _losses(a), _losses(b)
+        self._layouts = a.layouts, b.layouts
+        self._divided = False
+        self._flows_back = False
+        self._scaled: dict[str, float] = {}
+
+    @property
+    def times(self) -> float | None:
+        """How many times those of a the gradients inside the backward pass of b are; None where that was not seen."""
+        return None if self.factor is None else 1 / self._smaller
+
+    @property
+    def _smaller(self) -> float:
+        """By what these gradients of b are smaller, as far as that was seen."""
+        return 1.0 if self.factor is None else self.factor if self.factor > 0 else -1.0 / self.factor
+
+    @property
+    def summed(self) -> bool:
+        """Whether these gradients tell that a run adds up losses of microbatches: no ranks make that factor."""
+        return self._amounts is not None and self.times is not None and abs(self.times - self._ranks) > _SURE
+
+    def of_equal_amounts(self, table: Table) -> Table:
+        """The table without what two splits of a batch have other amounts of, which means nothing."""
+        return table if self._amounts is None else self._amounts.without(table)
+
+    def same_samples(self, table: Table) -> Mask:
+        """Differing rows whose samples are all equal, whichever rank has which."""
+        same = np.asarray(self._shared.known(table) == SAME)
+        chosen = same & table.chosen[table.differing]
+        self._exact |= {(table.step, int(table.a.site[row])) for row in table.rows_a[chosen]}
+        return same
+
+    def samples_told(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
+        """How many samples of a are in b too, of a divergence of which both kept them; rows of -1 are in one run."""
+        if min(rows) < 0:
+            return []
+        bags = self._shared.bags(table, *rows)
+        if bags is None:
+            other = kind is Kind.BATCH and self._shared.known_of(table, *rows) == OTHER
+            return [_OTHER_SAMPLES] if other else []
+        both = (bags[0] & bags[1]).total()
+        if not both and kind is not Kind.BATCH:
+            return []  # sums in another order leave no sample equal
+        return [f"Of {count(bags[0].total(), 'sample')} of a, {both} {'is' if both == 1 else 'are'} in b too."]
+
+    def of_one_dtype(self, table: Table) -> Mask:
+        """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
+        pairs = zip(self._layouts, table.pairs, strict=True)
+        one, two = (Layouts(own).dtype[np.asarray(batch.layout)[rows]] for own, (batch, rows) in pairs)
+        return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
+
+    def agree(self, table: Table, rtol: float) -> Mask:
+        """Differing rows of which one side at least was gathered, and whose extrema and means agree.
+
+        A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
+        """
+        out, scaled = _other_units(table, self._layouts, rtol)
+        self._scaled |= scaled
+        single = _single(table, self._layouts)
+        gathered = _how(table, Joined.GATHERED) | _equal_parts(table, self._layouts)
+        gathered |= single & _how(table, Joined.ALIKE)
+        batches = table.kinds == kind_code(Kind.BATCH)
+        if not _has_sketches(table):
+            gathered |= _added_up(table, self._layouts)
+        if (gathered & batches).any():
+            gathered &= ~(batches & (self._shared.known(table) == OTHER))
+        rows = np.flatnonzero(gathered)
+        if not len(rows) or not _has_means(table):
+            return out
+        chosen, back = table.chosen[table.differing], of_kinds(table.kinds, _FLOWING_BACK)
+        self._look_for_factor(table, np.flatnonzero(gathered & back))
+        factor = np.where(back, self._smaller, 1.0)[rows]
+        self._flows_back |= bool((gathered & back & chosen).any())
+        often = tuple(_often(batch, own[rows]) for batch, own in table.pairs)
+        size = np.maximum(*(_size(batch, own[rows]) for batch, own in table.pairs))
+        single, losses = single[rows], (chosen & (table.kinds == kind_code(Kind.LOSS)))[rows]
+        close = np.ones(len(rows), np.bool_)
+        for name in _MOMENTS:
+            one, two = (values[rows] for values in _values(table, name))
+            power = 2 if name == "var" else 1
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(one - two * factor**power)
+                near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
+            if name == "mean":
+                near |= single & self._add_up(one, two, (often[0], often[1]), rtol, losses & ~near)
+            close &= near | (single & (name != "mean"))
+        out[rows] |= close
+        return out | self._sums(table, rtol)
+
+    def _look_for_factor(self, table: Table, rows: Ids) -> None:
+        """See by what gradients of b are smaller, where that was not seen: the whole number that most sites show."""
+        if self.factor is not None:
+            return
+        one, two = (values[rows] for values in _values(table, "amean"))
+        seen: Counter[int] = Counter()
+        known = (one > 0) & (two > 0)
+        for ratio in (one[known] / two[known]).tolist():
+            larger = round(max(ratio, 1 / ratio))
+            if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
+                seen[larger if ratio >= 1 else -larger] += 1
+        if seen:
+            self.factor = seen.most_common(1)[0][0]
+
+    def _sums(self, table: Table, rtol: float) -> Mask:
+        """Gradients that the ranks' own add up to, by the factor that all gradients have."""
+        out = np.zeros(len(table.rows_a), np.bool_)
+        if not _has_sketches(table):
+            return out
+        rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & _how(table, Joined.OWED))
+        one, two = (np.asarray(batch.sketch, np.float64)[own[rows]] for batch, own in table.pairs)
+        apart, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
+        with np.errstate(invalid="ignore"):
+            out[rows] = apart <= rtol * size
+        return out
+
+    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: float, losses: Mask) -> Mask:
+        """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
+        total, other = one * often[0], two * often[1]
+        divided = np.abs(total - other) <= rtol * np.abs(total)
+        self._divided |= bool((divided & losses & (often[0] != often[1])).any())
+        return np.asarray(
+            divided | (np.abs(total - two) <= rtol * np.abs(total)) | (np.abs(one - other) <= rtol * np.abs(one))
+        )
+
+    def notes(self) -> list[str]:
+        """What to say of the factors, and of what was compared sample by sample."""
+        found = [] if self._amounts is None else self._amounts.notes()
+        if self._exact:
+            many = count(len(self._exact), "value")
+            found.append(f"{many} that ranks share out by samples: every sample is equal, whichever rank has it.")
+        if self._divided:
+            few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
+            times = max(self._often) / min(self._often)
+            found.append(
+                f"The loss of run {few} is {times:g} x that of run {many}, which computes it {times:g} times as often "
+                "in a step: each of its losses is divided by that. That is taken into account."
+            )
+        for name, times in self._scaled.items():
+            large, small = ("a", "b") if times > 0 else ("b", "a")
+            found.append(
+                f"The output {name} of run {large} is {abs(times):g} x that of run {small}, and its gradient "
+                f"1/{abs(times):g} of that there: one of them is scaled on its way to the loss. That is taken into "
+                "account."
+            )
+        if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
+            return found
+        small, large = ("b", "a") if self.factor > 0 else ("a", "b")
+        if self.summed:
+            found.append(
+                f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
+                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree all the "
+                "same, clipping hides that."
+            )
+            return found
+        found.append(
+            f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
+            "the loss is a mean over fewer samples. That is taken into account."
+        )
+        return found
+
+
+# --- which differing rows
+
+
+def _other_units(table: Table, layouts: Both, rtol: float) -> tuple[Mask, dict[str, float]]:
+    """Numbers that come out of a module n times as large and whose gradient is n times smaller; and n, where chosen.
+
+    A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
+    again, is the same loss.
+    """
+    out, scaled = np.zeros(len(table.rows_a), np.bool_), dict[str, float]()
+    if not _has_means(table):
+        return out, scaled
+    numbers: dict[tuple[str, str, int], dict[int, int]] = {}
+    codes, scalar = (kind_code(Kind.OUTPUT), kind_code(Kind.GRAD_OUTPUT)), _scalar(table, layouts)
+    for at in np.flatnonzero(np.isin(table.kinds, codes) & scalar).tolist():
+        site = table.named(int(table.differing[at]))
+        numbers.setdefault((site.fqn, site.path, site.call), {})[int(table.kinds[at])] = at
+    for (fqn, path, _), found in numbers.items():
+        if len(found) == len(codes):
+            place = np.array([found[code] for code in codes])
+            one, two = (values[place] for values in _values(table, "mean"))
+            with np.errstate(all="ignore"):
+                times = float(one[0] / two[0])
+                whole = round(max(times, 1 / times)) if np.isfinite(times) and times > 0 else 0
+                same = abs(one.prod() - two.prod()) <= rtol * abs(one.prod())
+            if same and whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
+                out[place] = True
+                if table.chosen[table.differing][place].any():
+                    scaled[f"{fqn}{path}"] = whole if times > 1 else -whole
+    return out, scaled
+
+
+def _added_up(table: Table, layouts: Both) -> Mask:
+    """Rows that sums in another order may explain, where no sketch tells how far they are apart.
+
+    What a step begins with is no sum.
+    """
+    out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
+    shapes = []
+    for own, (batch, rows) in zip(layouts, table.pairs, strict=True):
+        numbers = np.asarray(batch.layout)[rows]
+        floating = np.array([layout.dtype.startswith(WHOLE) for layout in own], np.bool_)
+        out &= floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
+        shapes.append([own[number].shape for number in numbers.tolist()])
+    alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
+    return np.asarray(out & alike & (table.kinds != kind_code(Kind.BATCH)))
+
+
+def _equal_parts(table: Table, layouts: Both) -> Mask:
+    """Rows that may be parts on several ranks which happen to be equal: all zeros, as a layer begins."""
+    out = np.zeros(len(table.rows_a), np.bool_)
+    if table.a.how is None and table.b.how is None:
+        return out
+    numbers = [np.asarray(batch.layout)[rows] for batch, rows in table.pairs]
+    for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
+        pair = layouts[0][one], layouts[1][two]
+        if pair[0].shape != pair[1].shape:
+            for at in np.flatnonzero((numbers[0] == one) & (numbers[1] == two)).tolist():
+                held = _held(table.a, table.rows_a[at]), _held(table.b, table.rows_b[at])
+                out[at] = Joined.ALIKE in {joined for joined, _ in held} and not other_shapes(pair, held)
+    return out
+
+
+def _single(table: Table, layouts: Both) -> Mask:
+    """Rows of single numbers, one of each call: losses, and those that a model computes itself."""
+    several = np.logical_or(*(_often(batch, rows) > 1 for batch, rows in table.pairs))
+    single = several & _scalar(table, layouts) if several.any() else several
+    return np.asarray((table.kinds == kind_code(Kind.LOSS)) | single)
+
+
+def _scalar(table: Table, layouts: Both) -> Mask:
+    """Rows that are a single number in both runs."""
+    one, two = (
+        np.array([not own[number].shape for number in np.asarray(batch.layout)[rows].tolist()], np.bool_)
+        for own, (batch, rows) in zip(layouts, table.pairs, strict=True)
+    )
+    return np.asarray(one & two)
+
+
+# --- columns
+
+
+def _values(table: Table, name: str) -> tuple[Floats, Floats]:
+    """A statistic of the differing rows, in a and in b."""
+    one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in table.pairs)
+    return one, two
+
+
+def _has_means(table: Table) -> bool:
+    return "mean" in table.a.floats and "mean" in table.b.floats
+
+
+def _has_sketches(table: Table) -> bool:
+    return table.a.sketch is not None and table.b.sketch is not None
+
+
+def _how(table: Table, how: int) -> Mask:
+    """Rows of which ranks' records became one so, in either run."""
+    return np.asarray(np.logical_or(*(_joined(batch, rows, how) for batch, rows in table.pairs)))
+
+
+def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
+    return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == how
+
+
+def _losses(reader: Reader) -> int:
+    """How often a run computes its loss in a step, at most."""
+    each = [own.sites for own in getattr(reader, "readers", [reader])]
+    most = 0
+    for sites in each:
+        calls = sites.call
+        losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
+        most = max(most, max(losses, default=0))
+    return most + 1
+
+
+def _often(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls of one rank became each row."""
+    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
+
+
+def _held(batch: StepBatch, row: int) -> tuple[int, int]:
+    """How ranks hold a record: how theirs became one, and how many have one value."""
+    return (0, 0) if batch.how is None or batch.ranks is None else (int(batch.how[row]), int(batch.ranks[row]))
+
+
+def _size(batch: StepBatch, rows: Ids) -> Floats:
+    """The largest absolute value of each row's tensor."""
+    low, high = (np.abs(np.asarray(batch.floats[name], np.float64)[rows]) for name in ("min", "max"))
+    return np.fmax(low, high)

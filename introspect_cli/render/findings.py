@@ -1,0 +1,328 @@
+"""What a comparison finds beside the divergences: the forms of each type of finding, in text, on a page and as JSON.
+
+A new type of finding has its forms here, in a row of each table at the end, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.origins import head_of, together
+from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.result import DiffResult, Reach, Restored, SettingChange, StepReach, Verdict
+from introspect_cli.compare.structure import SHOWN, clause_of
+from introspect_cli.records import count
+from introspect_cli.render.blocks import Block, Column, Line, line, table_of
+from introspect_cli.render.code_text import HEADS, code_blocks
+from introspect_cli.render.html_parts import table, text
+from introspect_cli.render.plain import divergence_document, finite, plain
+from introspect_cli.render.text import clean, distance, site_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.compare.changes.ranking import Ranked
+    from introspect_cli.compare.changes.statements import Side
+
+_SHOWN_SETTINGS = 3
+_SHOWN_STRUCTURE = 12
+_LIKELY, _MOST = 3, 100
+_LONGEST, _LINES = 200, 40
+_LONGEST_CODE = 4000
+"""Characters of one changed statement in JSON."""
+_STEPS = 8
+
+
+def findings_blocks(result: DiffResult, *, everything: bool) -> list[Block]:
+    """Each finding as lines."""
+    return [block for blocks_of in _TEXT for block in blocks_of(result, everything)]
+
+
+def findings_html(result: DiffResult) -> str:
+    """Each finding as markup."""
+    return "".join(html_of(result) for html_of in _PAGE)
+
+
+def findings_document(result: DiffResult) -> dict[str, Any]:
+    """Each finding as plain values, by its key; what always has a key may be empty or None."""
+    found = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
+    return {key: value for key, value in found.items() if value is not None or key in _ALWAYS}
+
+
+# --- what a resumed run goes on with
+
+
+def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
+    """What a resumed run goes on with: what was not restored a line each, the rest in a line."""
+    resumed = result.resumed
+    if resumed is None:
+        return []
+    whole = "ba"["ab".index(resumed.run)]
+    title = f"What run {resumed.run} begins with, against step {resumed.at} of {whole}:"
+    blocks: list[Block] = [line(), line(title, "heading")]
+    for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
+        parts = together([part for part in resumed.parts if part.state is state])
+        if parts:
+            blocks.append(line(clean(f"{state.value}: {'; '.join(parts)}"), "bad" if state is Restored.NO else "", 2))
+    return blocks
+
+
+def _resumed_html(result: DiffResult) -> str:
+    """What a resumed run goes on with, a row for each part."""
+    found = result.resumed
+    if found is None:
+        return ""
+    whole = "ba"["ab".index(found.run)]
+    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
+    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
+    return head + table(f"What run {found.run} begins with, against step {found.at} of {whole}", ("part", "", ""), rows)
+
+
+# --- what rests on nothing that differs
+
+
+def _origins_blocks(result: DiffResult, _everything: bool) -> list[Block]:
+    """Every origin, where there are several; the parts of a checkpoint are listed as such."""
+    if len(result.origins) < 2 or all(origin.part for origin in result.origins):
+        return []
+    blocks: list[Block] = [line(), line("Each of these rests on nothing that differs:", "heading")]
+    blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
+    return blocks
+
+
+def _origins_html(result: DiffResult) -> str:
+    """Every origin, where there are several."""
+    if len(result.origins) < 2:
+        return ""
+    lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
+    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
+
+
+def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
+    if len(result.origins) < 2 and not any(origin.part for origin in result.origins):
+        return None
+    return [
+        {
+            "sentence": origin.sentence,
+            "part": origin.part or None,
+            "divergence": divergence_document(origin.divergence) if origin.divergence else None,
+        }
+        for origin in result.origins
+    ]
+
+
+# --- what differs besides numbers
+
+
+def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
+    """What differs in structure, with what that rests on; nothing where the sentence has said it all."""
+    changes = result.structure
+    in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
+    if not changes or (in_sentence and not any(change.evidence for change in changes)):
+        return []
+    shown = changes if everything else changes[:_SHOWN_STRUCTURE]
+    blocks: list[Block] = [line(), line("What differs besides numbers:", "heading")]
+    for change in shown:
+        rests_on = f" ({change.evidence})" if change.evidence else ""
+        blocks.append(line(clean(f"{clause_of(change)}{rests_on}"), indent=2))
+    if len(changes) > len(shown):
+        blocks.append(line(f"and {len(changes) - len(shown)} more (--all lists them)", "dim", 2))
+    return blocks
+
+
+# --- how the source files differ
+
+
+def _code_blocks(result: DiffResult, _everything: bool) -> list[Block]:
+    code = result.code
+    return code_blocks(code) if result.verdict is Verdict.DIVERGED or (code is not None and code.likely) else []
+
+
+def _code_html(result: DiffResult) -> str:
+    """The likely changes, and all others folded; nothing where no source file differs."""
+    code = result.code
+    if code is None or result.first is None or not (code.ranked or code.in_comments or code.in_names):
+        return ""
+    shown = code.likely[:_LIKELY]
+    parts = [_figure(one) for one in shown]
+    rest = code.ranked[len(shown) : _MOST]
+    if rest:
+        more = f"{count(len(code.ranked) - len(shown), 'more changed statement')} in {count(code.files, 'file')}"
+        likely = len(code.likely) - len(shown)
+        folded = "".join(map(_figure, rest))
+        parts.append(f"<details><summary>{more}, {likely or 'none'} of them likely</summary>{folded}</details>")
+    if code.in_comments:
+        names = ", ".join(code.in_comments[:_MOST])
+        parts.append(f'<p class="quiet">Changed in comments alone: {text(names)}.</p>')
+    if code.in_names:
+        names = ", ".join(code.in_names[:_MOST])
+        parts.append(f'<p class="quiet">Changed in the names of variables alone: {text(names)}.</p>')
+    return f'<div class="code">{"".join(parts)}</div>'
+
+
+def _figure(one: Ranked) -> str:
+    change = one.change
+    scope = f" in <code>{text(change.scope)}</code>" if change.scope else ""
+    caption = f"<code>{text(change.place)}</code>{scope} <small>{text(HEADS[one.nearness].lower())}</small>"
+    sides = "".join(_side(name, side) for name, side in (("a", change.a), ("b", change.b)))
+    return f'<figure><figcaption>{caption}</figcaption><div class="sides">{sides}</div></figure>'
+
+
+def _side(name: str, side: Side | None) -> str:
+    if side is None:
+        return f'<pre class="{name}"><small>{name}</small> not there</pre>'
+    lines = f"{name} {side.first}" if side.first == side.last else f"{name} {side.first}-{side.last}"
+    code = "\n".join(text(own, _LONGEST) for own in side.text.splitlines()[:_LINES])
+    return f'<pre class="{name}"><small>{lines}</small>\n{code}</pre>'
+
+
+def _code_document(result: DiffResult) -> dict[str, Any] | None:
+    """Changed statements, the most likely cause first."""
+    code = result.code
+    if code is None:
+        return None
+    return {
+        "changes": [
+            {
+                "place": one.change.place,
+                "file": one.change.file,
+                "scope": one.change.scope,
+                "unit": one.change.unit,
+                "nearness": one.nearness.value,
+                "likely": one.likely,
+                "a": _lines(one.change.a),
+                "b": _lines(one.change.b),
+            }
+            for one in code.ranked
+        ],
+        "in_comments": list(code.in_comments),
+        "in_names": list(code.in_names),
+        "unread": [{"file": name, "why": why} for name, why in code.unread],
+    }
+
+
+def _lines(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
+
+
+# --- settings: their values stand in JSON and on a page in places of their own
+
+
+def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
+    settings = result.settings
+    counts = result.counts
+    shorter = result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b  # why one run ends earlier
+    if not settings or not (everything or shorter or result.verdict is Verdict.DIVERGED):
+        return []
+    if not everything:  # what is shown as a changed statement
+        settings = tuple(change for change in settings if change.source != "sources" or not _is_shown(change, result))
+    explaining = [change for change in settings if change.explains]
+    if not settings:
+        return []
+    shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
+    title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
+    blocks: list[Block] = [line(), line(title, "heading")]
+    blocks += [_setting(change) for change in shown]
+    if len(settings) > len(shown):
+        blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
+    return blocks
+
+
+def _is_shown(change: SettingChange, result: DiffResult) -> bool:
+    best = result.code.ranked[0] if result.code is not None and result.code.ranked else None
+    return best is not None and best.likely and best.change.file == change.name
+
+
+def settings_blocks(result: DiffResult) -> list[Block]:
+    """What differs besides numbers, what can explain the divergence first."""
+    if not result.settings:
+        return [line("No setting that both runs kept differs.")]
+    blocks: list[Block] = []
+    for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
+        changes = [change for change in result.settings if change.explains is chosen]
+        if changes:
+            blocks += [line(), line(title, "heading"), *map(_setting, changes)]
+    return blocks[1:]
+
+
+def _setting(change: SettingChange) -> Line:
+    return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
+
+
+# --- how far rounding carries
+
+
+def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
+    """A row for the first and the last step, for that in which b goes furthest, and for some between."""
+    reach = result.reach
+    if reach is None or all(step.site is None for step in reach.steps):
+        return []
+    columns: list[tuple[Column, Callable[[StepReach], str]]] = [
+        (Column("step", right=True), lambda step: str(step.step)),
+        (Column("parameters: one rounding", right=True), lambda step: distance(step.rounding)),
+        (Column("b", right=True), lambda step: distance(step.b)),
+        (Column("most, x rounding", right=True), lambda step: f"{step.times:.2g}"),
+        (Column("at", least=18), _reached_at),
+    ]
+    seeds = ", ".join(map(str, reach.seeds))
+    title = f"How far one rounding of the parameters (--perturb {seeds}) carries a, and b beside it:"
+    furthest = reach.furthest
+    return [
+        line(),
+        line(title, "heading"),
+        table_of(_rows_of(reach), columns, lambda step: "origin" if step is furthest else ""),
+    ]
+
+
+def _rows_of(reach: Reach) -> list[StepReach]:
+    """The steps of the rows: between first and last as far apart as rounding takes to grow, by a factor each."""
+    steps = reach.steps
+    last = len(steps) - 1
+    places = {0, last, steps.index(reach.furthest)}
+    places |= {round((last + 1) ** (place / (_STEPS - 1))) - 1 for place in range(_STEPS)}
+    return [steps[place] for place in sorted(places)]
+
+
+def _reached_at(step: StepReach) -> str:
+    return "" if step.site is None else clean(f"{site_text(step.site)} of {step.site.fqn}")
+
+
+def _reach_document(result: DiffResult) -> dict[str, Any] | None:
+    """How far rounding carries run a, and b beside it, step by step."""
+    reach = result.reach
+    if reach is None:
+        return None
+    steps = [
+        {
+            "step": step.step,
+            "rounding": step.rounding,
+            "b": step.b,
+            "times": finite(step.times),
+            "kind": step.site.kind.value if step.site is not None else None,
+            "fqn": step.site.fqn if step.site is not None else None,
+            "path": step.site.path if step.site is not None else None,
+        }
+        for step in reach.steps
+    ]
+    return {"seeds": list(reach.seeds), "compared": reach.compared, "steps": steps}
+
+
+_TEXT: tuple[Callable[[DiffResult, bool], list[Block]], ...] = (
+    _resumed_blocks,
+    _origins_blocks,
+    _structure_blocks,
+    _code_blocks,
+    _settings_blocks,
+    _reach_blocks,
+)
+_PAGE: tuple[Callable[[DiffResult], str], ...] = (_code_html, _resumed_html, _origins_html)
+_DOCUMENT: dict[str, Callable[[DiffResult], Any]] = {
+    "structure": lambda result: plain(result.structure),
+    "code": _code_document,
+    "origins": _origins_document,
+    "resumed": lambda result: plain(result.resumed),
+    "reach": _reach_document,
+}
+_ALWAYS = frozenset({"structure", "code"})
