@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import PYTHON
 from test_bisect import git, introspect
 
 from introspect_cli.rerun import commits, trees
@@ -163,6 +164,10 @@ def test_a_subdirectory_and_what_lies_beside_the_repository(repository: Path):
     assert "a and b are the same code" in answer.stderr
     assert not (repository / "sub" / "log.txt").exists()
     assert git(repository, "status", "--porcelain") == ""
+    (repository.parent / "beside" / "scale.txt").write_text("3")
+    answer = introspect(repository / "sub", "diff", "deep", "HEAD", "--", "train.py", "2", code=0)
+    assert "scale.txt has changed since a was captured" in answer.stderr
+    assert "captured before" not in answer.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -194,6 +199,22 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
     else:
         assert not list(kept.glob("*")) or not kept.exists()
     assert after == before
+
+
+def test_a_capture_ends_with_the_one_who_is_killed(tmp_path: Path):
+    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import logged\n"
+    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'], "
+    running = subprocess.Popen([PYTHON, "-c", f"{code}Path('log'), Path.cwd())"], cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.wait()
+    process = Path("/proc", (tmp_path / "log").read_text().strip())
+    while process.exists() and "State:\tZ" not in (process / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):

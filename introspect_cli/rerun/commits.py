@@ -8,6 +8,7 @@ options, variables, packages, the files beside git's), so what was asked before 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import count
+from introspect_cli.rerun.ground import path_of_the_users
 from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
 from introspect_cli.rerun.worktree import Repository
@@ -232,7 +234,10 @@ class _Captures:
             run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
             options += more
         kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)
-        if kept is not None:
+        changed = "" if kept is None else self._changed_since(kept.run)
+        if changed:
+            self.tell(f"{changed} has changed since {side} was captured")
+        elif kept is not None:
             self.tell(f"{side} is {source.words}: captured before, {_shown(kept.run)}")
             self._refuse(side, kept, source)
             os.utime(kept.run)
@@ -251,6 +256,25 @@ class _Captures:
         how = ", up to its first divergence" if stopped else ""
         self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
         return run
+
+    def _changed_since(self, kept: Path) -> str:
+        """A file beside the revision that a run read and that is another one now; "" where none is known of."""
+        here, place = Path(os.path.realpath(Path.cwd())), self.base / "tree"
+        links = [here / path for path in self.asked.links]
+        with open_run(kept) as run:
+            files, started = run.settings.get("files"), run.manifest.get("started")
+        began = dt.datetime.fromisoformat(str(started)).timestamp()
+        for name, about in (files if isinstance(files, dict) else {}).items():
+            path = self.user.root / Path(name).expanduser()
+            if path.is_relative_to(place):
+                path = path_of_the_users(place, path, self.user.root)
+            elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
+                continue  # the revision's, or one that was copied
+            if about.get("many"):
+                continue
+            if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
+                return str(name)
+        return ""
 
     def _run(self, run: Path, source: Source, tree: Tree, options: Sequence[str]) -> Rerun:
         words = list(self.asked.words)

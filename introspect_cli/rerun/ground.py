@@ -233,6 +233,12 @@ def rebuilt_below(place: Path, top: Path) -> Path:
     return place.joinpath(*(path.name for path in reversed(above)), top.name)
 
 
+def path_of_the_users(place: Path, path: Path, top: Path) -> Path:
+    """Where a path lies for the user that was found below the place where a directory was rebuilt."""
+    above = min(_LEVELS_ABOVE, len(top.parents) - 1)
+    return Path(os.path.realpath(top.parents[above] / path.relative_to(place)))
+
+
 def beside(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
     for _ in range(_LEVELS_ABOVE):

@@ -8,6 +8,7 @@ a question that was answered before is answered from disk.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,11 +22,12 @@ from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
 _LAST_LINES = 5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,24 @@ def logged(
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
+            preexec_fn=_end_with_parent(),
         ).returncode
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What has the system end a process once the one that started it is killed; None where it cannot."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
 
 
 def kept_run(run: Path) -> Rerun | None:
