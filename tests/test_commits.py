@@ -133,6 +133,17 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert last.stderr.count("captured before") == 2
 
 
+def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, monkeypatch):
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("SLOW", "0.3")
+    monkeypatch.setattr(commits._Captures, "_diverges", lambda *_: False)  # as if it had only looked so
+    told: list[str] = []
+    asked = commits.Question((), ("train.py", "14"))
+    pair = commits.captured("first", "faulty", (None, None), asked, told.append)
+    assert [line for line in told if line.startswith("b: ")][-1].startswith("b: 14 steps")
+    assert "-to-" not in Path(pair.b).name
+
+
 def test_the_work_tree_as_it_is_runs_with_all_that_is_not_committed(repository: Path):
     (repository / "model.py").write_text(
         MODEL.replace("{fault}", " * helper.SCALE").replace("torch\n", "torch, helper\n", 1)
@@ -224,6 +235,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
         (("first", "HEAD", "--", "other.py"), "there is no other.py at first ("),
         (("first", "HEAD", "--"), "nothing to run"),
         (("first", "--", "train.py"), "name two revisions before `--`"),
+        (("--map", "--", "x", "y"), "there is no run at x"),
         (("first", "HEAD"), "first is a git revision: name what to run after `--`"),
         (("first", "HEAD", "--fresh"), "name what to run after `--`"),
         (("first", "HEAD", "--", "-o", "x", "train.py"), "leave -o out"),

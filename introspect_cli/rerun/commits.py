@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.endings import raised
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
@@ -251,11 +253,20 @@ class _Captures:
             self._refuse(side, done, source)
             self._check(done, source, tree)
         stopped = _manifest(run).get("stopped") is True
+        if stopped and against is not None and not self._diverges(against, run, noise):
+            return self._captured(side, source, others, name)
         if run != whole and not stopped:
             run = _renamed(run, whole)
         how = ", up to its first divergence" if stopped else ""
         self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
         return run
+
+    def _diverges(self, reference: str, run: Path, noise: tuple[str, ...]) -> bool:
+        """Whether a run that was ended at its first divergence has one: it was seen while the run was going on."""
+        with contextlib.ExitStack() as stack:
+            paths: tuple[str, ...] = (reference, str(run), *noise)
+            a, b, *others = (stack.enter_context(open_run(path)) for path in paths)
+            return compare_runs(a, b, DiffOptions(rtol=self.asked.rtol), others).verdict is Verdict.DIVERGED
 
     def _changed_since(self, kept: Path) -> str:
         """A file beside the revision that a run read and that is another one now; "" where none is known of."""
