@@ -182,10 +182,10 @@ def test_facts_are_the_same_object_until_they_change():
     assert of([0, 0]).layout_index.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("size", [*range(150), 1000, 4095, 100_003])
-def test_the_crc_is_that_of_zlib(size):
-    data = np.random.default_rng(size).bytes(size)
-    assert kernels.KERNELS.crc32(data) == zlib.crc32(data)
+def test_the_crc_is_that_of_zlib():
+    for size in (*range(150), 1000, 4095, 100_003):
+        data = np.random.default_rng(size).bytes(size)
+        assert kernels.KERNELS.crc32(data) == zlib.crc32(data), size
 
 
 def test_what_is_no_bytes_has_no_crc():

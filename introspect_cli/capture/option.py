@@ -82,6 +82,6 @@ class Option:
     most: int | None = None
 
 
-def option(default: object, heading: str, text: str, *flags: str, **details: Any) -> Any:
-    """A field of `CaptureOptions`: its default, and an `Option` as its metadata."""
-    return field(default=default, metadata={"option": Option(heading, flags, text, **details)})
+def option(default: object, text: str, *flags: str, **details: Any) -> Any:
+    """A field of `CaptureOptions`: its default, and an `Option` as its metadata; its class has the heading."""
+    return field(default=default, metadata={"option": Option("", flags, text, **details)})

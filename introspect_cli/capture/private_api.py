@@ -234,29 +234,28 @@ def top_mode() -> Any:
     return _mode_at(count - 1) if count else None
 
 
-_entries: list[frozenset[int]] = []
 _NOTHING: frozenset[int] = frozenset()
-_UNKNOWN = {0: True}
+_compiler: list[tuple[dict[int, Any], frozenset[int]]] = []  # its backends, and entries; found once
 
 
 def compiled_entries() -> frozenset[int]:
     """`id` of the code of the functions through which compiled regions are entered; none where nothing was compiled.
 
     They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
-    are recorded as if they were the script's.
+    are recorded as if they were the script's. This is asked of each operator.
     """
-    module = sys.modules.get("torch._dynamo.eval_frame")
-    if module is None:
-        return _NOTHING
+    if not _compiler:
+        module = sys.modules.get("torch._dynamo.eval_frame")
+        context = getattr(module, "_TorchDynamoContext", None)
+        if context is None:  # not there, or being imported now
+            return _NOTHING
+        constants = getattr(getattr(vars(context).get("__call__"), "__code__", None), "co_consts", ())
+        entries = frozenset(id(constant) for constant in constants if isinstance(constant, CodeType))
+        _compiler.append((getattr(module, "cached_backends", {0: True}), entries))
     # Functions of torch's own that must not be compiled leave a backend that is None there.
-    backends = getattr(module, "cached_backends", _UNKNOWN)
-    if not backends or (len(backends) == 1 and None in backends.values()):
-        return _NOTHING
-    if not _entries:
-        method = vars(getattr(module, "_TorchDynamoContext", object)).get("__call__")
-        constants = getattr(getattr(method, "__code__", None), "co_consts", ())
-        _entries.append(frozenset(id(constant) for constant in constants if isinstance(constant, CodeType)))
-    return _entries[0]
+    backends, entries = _compiler[0]
+    is_empty = not backends or (len(backends) == 1 and None in backends.values())
+    return _NOTHING if is_empty else entries
 
 
 ELSEWHERE = {

@@ -130,11 +130,12 @@ class Recorder:
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if given is None and not isinstance(value, Placed):
+        if not isinstance(value, Placed):
             samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
-            is_short = site in samples.activations if samples.first else site not in samples.batches
-            slot = self._short(site, value) if is_short else -1
-            if slot >= 0:
+            is_short = given is not None or (
+                site in samples.activations if samples.first else site not in samples.batches
+            )
+            if is_short and (slot := self._noted(site, value, given)) >= 0:
                 return slot
         with self._lock:
             slot = self.summarizer.add(value)
@@ -144,6 +145,17 @@ class Recorder:
             if site in self._sites.whole:
                 self._save(slot, value)
             self._samples.note(site, self._sites.of[site].kind, slot, value)
+            return slot
+
+    def _noted(self, site: int, value: torch.Tensor, given: Given | None) -> int:
+        """Record a tensor in the short way, with what its operator was given; -1 if it cannot be."""
+        if given is None:
+            return self._short(site, value)
+        with self._lock:
+            row = len(self.step_rows.sites)
+            slot = self._short(site, value)
+            if slot >= 0:
+                self.step_rows.given[row] = given
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:

@@ -7,7 +7,6 @@ for false in a list of globs. The command line's types make numbers and switches
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from introspect_cli.capture.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.commands.shared import RunType
 from introspect_cli.errors import UsageError, did_you_mean
 
@@ -123,10 +122,10 @@ def from_field(name: str, option: Option, default: object) -> Callable[[Any], An
 
 def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
-    for field in fields(CaptureOptions):
-        yield from_field(field.name, field.metadata["option"], field.default)
-        if field.name == "steps":
-            yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)
+    for name, option in described():
+        yield from_field(name, option, getattr(CaptureOptions, name))
+        if name == "steps":
+            yield _declared(WHEN, "Only steps whose number is a multiple of N.", "--every", metavar="N", type=int)
     yield _declared(
         RUN,
         "YAML file with any of these options by long name; the command line wins.",
@@ -141,7 +140,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     )  # fmt: skip
     yield _declared(
         AGAIN,
-        "Run the script watched and bare, and say whether both train the same.",
+        "Run the script with and without a capture, and say whether both train the same.",
         "--verify-neutral/--no-verify-neutral", default=False,
     )  # fmt: skip
     yield click.option("--last-look", hidden=True)  # what --verify-neutral gives to the processes it starts

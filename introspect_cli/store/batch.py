@@ -7,15 +7,17 @@ that follow from others need no bytes of their own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Given, Joined
+from introspect_cli.store.arrow import Malformed
 from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, texts
-from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC
+from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +89,9 @@ def samples_of(column: Lists[int]) -> dict[int, int]:
 
 
 _NONE = np.zeros(0, np.int64)
+_JOINED = WHOLE_COLUMNS[0].name
+_OF_WHOLES = {"ranks": 0, "calls": 1, "elements": -1}
+"""The other columns of what was put together, with what they say where nothing was."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +131,8 @@ class StepBatch:
     ranks: NDArray[np.uint32] | None = None
     calls: NDArray[np.int64] | None = None
     elements: NDArray[np.int64] | None = None
+    derived: dict[int, dict[str, Array]] = field(default_factory=dict, init=False, repr=False)
+    """Of some rows together, the statistics that follow from others; see `record_stats`."""
 
     def __len__(self) -> int:
         return len(self.site)
@@ -141,6 +148,9 @@ class StepBatch:
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
             given = GivenColumns(columns["given"], columns["forward"], columns["node"].harmless(LIMIT_TEXT))
+        joined = columns.get(_JOINED)
+        if joined is not None and len(joined) and joined.max() >= len(Joined):
+            raise Malformed("a record was put together in a way that is not one")
         return cls(
             **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
             counts=counts,
@@ -149,6 +159,10 @@ class StepBatch:
             text=columns["text"].harmless(LIMIT_TEXT),
             given=given,
             samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
+            how=joined,
+            ranks=columns.get("ranks"),
+            calls=columns.get("calls"),
+            elements=columns.get("elements"),
         )
 
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
@@ -167,6 +181,11 @@ class StepBatch:
                 columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
             elif name == SAMPLES.name:
                 columns[name] = sample_lists(self.samples, rows)
+            elif name == _JOINED:
+                columns[name] = np.zeros(rows, np.uint8) if self.how is None else self.how
+            elif name in _OF_WHOLES:
+                values = getattr(self, name)
+                columns[name] = np.full(rows, _OF_WHOLES[name], column.type) if values is None else values
             elif name == "given":
                 given = self.given or given_columns({}, rows)
                 columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}
@@ -316,13 +335,31 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
-def record_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: int, row: int) -> dict[str, float]:
-    """All statistics of one row, stored and derived; counts are ints, absent ones are left out."""
-    row_counts = {name: column[row : row + 1] for name, column in counts.items()}
-    row_floats = {name: column[row : row + 1] for name, column in floats.items()}
-    out: dict[str, float] = {name: int(value[0]) for name, value in row_counts.items() if value[0] >= 0}
-    derived = derived_stats(row_counts, row_floats, np.array([numel]))
-    for name, value in (*row_floats.items(), *derived.items()):
-        if not np.isnan(value[0]):
-            out[name] = int(value[0]) if name == "infs" else float(value[0])
+_TOGETHER = 256
+
+
+def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
+
+    numpy takes as long for one row as for some hundred, so what is derived is derived for its neighbours, too.
+
+    Args:
+        batch: the step's.
+        row: which.
+        numels: gives how many elements tensors of some layouts have.
+    """
+    block, place = divmod(row, _TOGETHER)
+    derived = batch.derived.get(block)
+    if derived is None:
+        rows = slice(block * _TOGETHER, (block + 1) * _TOGETHER)
+        counts: dict[str, Array] = {name: column[rows] for name, column in batch.counts.items()}
+        floats = {name: column[rows] for name, column in batch.floats.items()}
+        numel = np.array(numels(batch.layout[rows]), np.int64)
+        derived = batch.derived[block] = derived_stats(counts, floats, numel)
+    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
+    numbers = {name: float(column[row]) for name, column in batch.floats.items()}
+    numbers |= {name: float(column[place]) for name, column in derived.items()}
+    for name, value in numbers.items():
+        if not math.isnan(value):
+            out[name] = int(value) if name == "infs" else value
     return out

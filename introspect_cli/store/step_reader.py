@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.records import Layout
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.batch import Array, StepBatch
     from introspect_cli.store.index import Entries
     from introspect_cli.store.names import SiteTable
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
+_MOST_ELEMENTS = (1 << 63) - 1
 
 
 class StepReader(ABC):
@@ -110,7 +111,7 @@ class StepReader(ABC):
         """One row as a record, with derived statistics filled in."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
-        stats = record_stats(batch.counts, batch.floats, min(layout.numel, (1 << 63) - 1), row)
+        stats = record_stats(batch, row, self._numels)
         status = Status(int(batch.status[row]))
         sketch: tuple[float, ...] = ()
         if batch.sketch is not None and status in _MEASURED:
@@ -120,6 +121,9 @@ class StepReader(ABC):
         summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row], joined, ranks)
         given = batch.given.row(row) if batch.given is not None else None
         return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
+
+    def _numels(self, layouts: Array) -> list[int]:
+        return [min(self.layouts[layout].numel, _MOST_ELEMENTS) for layout in layouts.tolist()]
 
     def records(self, step: int) -> Iterator[Record]:
         """All records of a step, in the order they were made."""

@@ -57,6 +57,14 @@ def address_of(tensor: torch.Tensor) -> int:
     return _begin(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins, which its views share; 0 where there is none."""
+    try:
+        return tensor.untyped_storage().data_ptr() if _begin is None else _begin(tensor)
+    except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
+        return 0
+
+
 class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is made of
     """Run torch operations past the script's torch-function modes, dispatch modes and autocast."""
 

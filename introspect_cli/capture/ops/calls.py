@@ -149,7 +149,7 @@ class Calls:
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hidden()
                 return None
-        if not self._into_compiled and in_compiled_call(frame):
+        if not self._into_compiled and (entries := private_api.compiled_entries()) and in_compiled_call(frame, entries):
             self._hidden()
             return None
         repeated = self._repeated(scope, facts)
@@ -262,10 +262,9 @@ class Places:
         return ""
 
 
-def in_compiled_call(frame: FrameType | None) -> bool:
-    """Whether a frame was called, at any depth, by a region that `torch.compile` made."""
-    entries = private_api.compiled_entries()
-    for _ in range(_DEEPEST if entries else 0):
+def in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> bool:
+    """Whether a frame was called, at any depth, by a region that `torch.compile` made; `entries` is not empty."""
+    for _ in range(_DEEPEST):
         if frame is None:
             return False
         if id(frame.f_code) in entries:

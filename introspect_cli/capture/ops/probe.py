@@ -202,19 +202,15 @@ class OpProbe:
                 return
             node = private_api.running_node()
             call = self._calls.of(self.facts(func), node, frame)
-            if call is not None:
-                if call.facts.recorded:
-                    self._write_results(func, call, node, args, kwargs, result)
-                else:
-                    self._follow(call, args, result)
-
-    def _follow(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
-        """Follow memory through an operator whose results are not recorded."""
-        if call.facts.unwritten:
-            for _, value in tensors("", result):
-                self._writers.unknown(value)
-        elif args and is_parameter(args[0]):
-            self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
+            if call is None:
+                return
+            if call.facts.recorded:
+                self._write_results(func, call, node, args, kwargs, result)
+            elif call.facts.unwritten:
+                for _, value in tensors("", result):
+                    self._writers.unknown(value)
+            elif args and is_parameter(args[0]):
+                self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _write_results(
         self,

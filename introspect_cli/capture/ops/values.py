@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.views import address_of
+from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,14 +60,6 @@ def is_parameter(value: Any) -> bool:
     return type(value) is not _PLAIN and isinstance(value, torch.nn.Parameter)
 
 
-def _memory_of(value: torch.Tensor) -> int:
-    """The address of a tensor's storage: views of one tensor share it; 0 where there is none."""
-    try:
-        return address_of(value) - int(value.storage_offset()) * value.element_size()
-    except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
-        return 0
-
-
 class Writers:
     """The site that wrote each piece of memory last, in this step."""
 
@@ -81,17 +73,17 @@ class Writers:
 
     def wrote(self, site: int, value: torch.Tensor) -> None:
         """Note that a tensor's memory holds what a site says."""
-        memory = _memory_of(value)
+        memory = memory_of(value)
         if memory:
             self._sites[memory] = site
 
     def unknown(self, value: torch.Tensor) -> None:
         """Note that a tensor's memory holds what no site says."""
-        self._sites.pop(_memory_of(value), None)
+        self._sites.pop(memory_of(value), None)
 
     def of(self, value: torch.Tensor) -> int:
         """The site that wrote a tensor's memory last: an operator's, or the parameter's own; -1 where none did."""
-        memory = _memory_of(value)
+        memory = memory_of(value)
         site = self._sites.get(memory, -1)
         if site < 0 and is_parameter(value):
             name = self._context.names.parameters.of(value)
