@@ -85,6 +85,16 @@ rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences u
 atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 
 
+HERE = "here"
+engine_option = click.option(
+    "--engine",
+    metavar="ENGINE",
+    default=HERE,
+    show_default=True,
+    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+)
+
+
 def formats(*more: str) -> Callable[[Any], Any]:
     """Declare `--format`: a table, JSON, and more."""
     choice = click.Choice(["table", "json", *more])
