@@ -238,6 +238,20 @@ def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
     assert "lr" in settings
 
 
+def test_tensors_that_differ_by_rounding_are_told_as_that(tmp_path):
+    torch.manual_seed(0)
+    state = {f"layer.{place}.weight": torch.randn(8, 8) for place in range(6)}
+    torch.save(state, tmp_path / "a.pt")
+    moved = {name: value.clone() for name, value in state.items()}
+    for value in moved.values():
+        value[0] = torch.nextafter(value[0], torch.tensor(9.0))
+    torch.save(moved, tmp_path / "b.pt")
+    _, sentence, _ = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert "all 6 tensors of the model differ, by relative L2 " in sentence
+    assert "e-08, the size of rounding, most in " in sentence
+    assert "0.0e+00" not in sentence
+
+
 def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):
     whole = torch.load(place / "3.pt")
     torch.save({**whole, "optimizer": torch.load(place / "0.pt")["optimizer"]}, tmp_path / "b.pt")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
 import introspect_cli
+from introspect_cli import cli
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def scripts(page):
@@ -41,6 +46,33 @@ def run_page(tmp_path, introspect):
         return tmp_path
 
     return run
+
+
+def commands_of(text):
+    """Every command of the tool in a page: in blocks, and in the middle of a sentence."""
+    for found in re.findall(
+        r"^(?: {4})?(introspect [^`\n]*(?:\\\n[^`\n]*)*)$|`(introspect [^`]*)`", text, re.MULTILINE
+    ):
+        yield " ".join("".join(found).replace("\\\n", " ").split())
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_every_command_on_a_page_has_options_that_the_tool_takes(path):
+    """`test_guides.py` runs the commands of guides; this reads those of every page, examples of help included."""
+    for line in commands_of(path.read_text(encoding="utf-8")):
+        words = shlex.split(re.split(r" [#|>&]|\.\.\.|;|  +\(", line)[0])[1:]
+        if words[0] not in cli.VERBS:  # a sentence that begins with the tool's name, or `introspect VERB`
+            continue
+        command, context = cli.introspect, click.Context(cli.introspect)
+        while isinstance(command, click.Group) and words and words[0].islower() and not words[0].startswith("-"):
+            command = command.get_command(context, words[0])
+            assert command is not None, line
+            context = click.Context(command, parent=context, **command.context_settings)
+            words = words[1:]
+        try:
+            command.make_parser(context).parse_args(words)
+        except click.UsageError as error:
+            pytest.fail(f"{line}: {error.format_message()}")
 
 
 def test_links_between_pages_lead_somewhere():

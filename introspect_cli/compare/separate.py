@@ -167,10 +167,10 @@ def separate_sentence(scene: Scene, training: Separate | None, evaluation: Separ
     return f"{sentence(scene)} {_beside(training, 'Training')}"
 
 
-def _beside(found: Separate, name: str) -> str:
+def _beside(separate: Separate, name: str) -> str:
     """The answer for one of the two, after that for the other."""
-    if found.verdict is Verdict.UNDECIDED:
-        return f"{name}: {found.sentence[0].lower()}{found.sentence[1:]}"
-    if found.first is not None:
-        return _diverges(name, found.first, too=True)
-    return found.sentence
+    if separate.verdict is Verdict.UNDECIDED:
+        return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
+    if separate.first is not None:
+        return _diverges(name, separate.first, too=True)
+    return separate.sentence

@@ -17,7 +17,7 @@ from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
-from introspect_cli.compare.join.steps import Paired, Sides, differing, known_tails, pair_steps
+from introspect_cli.compare.join.steps import Paired, Sides, differing, open_tails, pair_steps
 from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
@@ -305,9 +305,9 @@ def compare_rank(
 ) -> RankOutcome:
     """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
-    told = options_of(sides.manifest_a), options_of(sides.manifest_b)
+    started = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset, listing)
+    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), started, offset, listing)
     outcome = RankOutcome(sides.rank, paired, offset)
     comparison = Comparison(sides, options, offset)
     outcome.gathered = comparison.gathered

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.nearness import Clues
-from introspect_cli.compare.endings import cut_short
+from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.beginning import differing_events
@@ -17,7 +17,6 @@ from introspect_cli.compare.reasons.update import changes as optimizer_settings
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.endings import Raised
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.records import ModuleInfo
 

@@ -309,7 +309,7 @@ class _Reader:
         first = min([node.lineno, *decorators])
         last = max(min(inner_lines) - 1, node.lineno) if inner_lines else node.end_lineno or node.lineno
         found = _Names(scope)
-        for part in _own_parts(node):
+        for part in _direct_parts(node):
             found.visit(part)
         if outer is not None and isinstance(node, FUNCTIONS):
             every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -421,7 +421,7 @@ class _Names(ast.NodeVisitor):
             self.defines.add(self.scope.key(node.id))
 
 
-def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
+def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
     """What of a statement is its own: all of a simple one, the head of a compound one."""
     if not hasattr(node, "body"):
         yield node

@@ -109,13 +109,13 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
 
 def differing_events(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
     """Of each generator, the first seeding or draw before the first step that differs, in a and in b."""
-    found: tuple[list[Event], list[Event]] = [], []
+    per_run: tuple[list[Event], list[Event]] = [], []
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         same = _agreeing(a, b)
-        for kept, events in zip(found, (a, b), strict=True):
+        for kept, events in zip(per_run, (a, b), strict=True):
             kept.extend(events[same : same + 1])
-    return found
+    return per_run
 
 
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
@@ -164,12 +164,12 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     if not isinstance(document, dict) or not isinstance(document.get("events"), list):
         return None
     lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
-    found = []
+    events = []
     for words in (str(line).split(" ") for line in lines):
-        known = ["" if word == "-" else word for word in words]
+        fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
-            if generator in {"", _SEEDS.get(known[1])}:
-                found.append(Event(known[2], "", known[1], "", " ".join(known[3:])))
-        elif words[0] == "draw" and len(words) >= 6 and generator in {"", known[1]}:
-            found.append(Event("", known[2], known[3], known[4], " ".join(known[5:])))
-    return found
+            if generator in {"", _SEEDS.get(fields[1])}:
+                events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
+        elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
+            events.append(Event("", fields[2], fields[3], fields[4], " ".join(fields[5:])))
+    return events

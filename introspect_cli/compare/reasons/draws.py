@@ -59,7 +59,7 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
     if not step.comparison.draws_recorded:
         return []
-    alignment, found = step.alignment, []
+    alignment, draws = step.alignment, []
     sides = {
         side: _Side(alignment, unions, np.asarray(batch.sequence))
         for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
@@ -70,8 +70,8 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
             site = alignment.site(int(own.unions[row]))
             if generator in {"", generator_of(site)} and _looked(own, partner, row, generator_of(site)):
                 after = _previous(alignment, own.unions, own.sequence, row, site)
-                found.append(Draw(side, site, after, int(own.sequence[row])))
-    return found
+                draws.append(Draw(side, site, after, int(own.sequence[row])))
+    return draws
 
 
 @dataclass(frozen=True)

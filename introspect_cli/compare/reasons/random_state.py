@@ -103,7 +103,7 @@ def _drawn_before(scene: Scene) -> str:
         return f"During step {last}, {draws[0]}"
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
-        step.comparison.draws_known
+        step.comparison.notices_all_draws
         and scene.before is not None
         and set(map(int, losses)) & {*scene.before.rows_of("a")}
     ):

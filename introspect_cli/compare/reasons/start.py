@@ -10,7 +10,7 @@ from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.reasons.words import apart, listed, what
+from introspect_cli.compare.reasons.words import how_far, listed, what
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
@@ -50,7 +50,7 @@ class Initial(Reason):
         late = scene.is_first_step and step > 0  # training had begun when the captures did
         when = "when recording begins" if late else "before any training"
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
-        text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
+        text = f"{what(scene.site)} differs {when}{how_far(scene.first)}"
         text += _others(scene.step)
         seeds = [perturbed_by(run.manifest) for run in (scene.run_a, scene.run_b)]
         if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
@@ -196,7 +196,7 @@ class Outside(Reason):
                 f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}"
+        text = f"{what(first.site)} differs when the step begins{how_far(first)}{do}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
         text += f", although {scene.all_before}."

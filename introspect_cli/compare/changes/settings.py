@@ -45,14 +45,16 @@ def with_code(
     for one in code.ranked:
         best.setdefault(one.change.file, one)
     told = [
-        _told(change, best.get(change.name), code, rounding=rounding) if change.source == "sources" else change
+        _with_statement(change, best.get(change.name), code, rounding=rounding)
+        if change.source == "sources"
+        else change
         for change in settings
     ]
     place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
     return tuple(sorted(told, key=lambda own: (-own.weight, place.get(own.name, 0) if own.source == "sources" else 0)))
 
 
-def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
+def _with_statement(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
     if change.name in code.in_comments:
         return replace(change, b="changed, in comments alone", explains=False, weight=_IN_COMMENTS)
     if change.name in code.in_names:
