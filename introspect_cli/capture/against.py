@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.beside import PATIENCE, Beside
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.records import count
+from introspect_cli.store.files import GOLDEN_RUN
 
 if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
+
+LATE = 10.0
+"""Seconds that a comparison may be behind training before that is said."""
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
@@ -40,6 +48,19 @@ def located(options: CaptureOptions) -> dict[str, Any]:
     }
 
 
+def digests_of(reference: str, rank: int) -> dict[int, bytes]:
+    """What each step of a reference digests to; empty where that cannot be read here, which another process says."""
+    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.reader import open_run
+
+    if is_remote(reference):
+        return {}
+    path = Path(reference)
+    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
+        return run.rank(rank).digests() if rank in run.ranks else {}
+    return {}
+
+
 def _located(run: str) -> str:
     from introspect_cli.store.pack import is_remote
 
@@ -51,7 +72,14 @@ def _located(run: str) -> str:
 
 
 class Against:
-    """A process that compares a run with a reference."""
+    """A process that compares a run with a reference.
+
+    Attributes:
+        reference: as messages call it.
+        first: the step at which the runs diverge, None where it is not one step's; None while they do not.
+        agreed: the last step up to which they were seen not to diverge, -1 before there is one.
+        code: the exit status of `diff`, once it is known.
+    """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
         """Start it.
@@ -62,24 +90,46 @@ class Against:
         assert options.against is not None
         near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
         self.reference = options.against if near.startswith(os.pardir) else near
-        self.diverged = False
+        self.first: tuple[int | None] | None = None
+        self.agreed = -1
         self.code: int | None = None
-        self._first = ""
+        self._place: list[Any] | None = None
+        self._ended = -1
+        self._mark: tuple[int, float] | None = None
+        self._patience = LATE
         self._rest = b""
+        noise = [word for run in options.noise for word in ("--noise", run)]
         question = {
             "reference": options.against,
             "run": str(run),
-            "rtol": options.rtol,
-            "noise": list(options.noise),
+            "asked": [
+                *(["--rtol", str(options.rtol)] if options.rtol else []),
+                *noise,
+                *shlex.split(options.diff or ""),
+            ],
             "command": options.on_divergence,
         }
         module = "introspect_cli.commands.alongside"
         self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
 
-    def look(self) -> list[str]:
-        """What is to be said now."""
+    def look(self, ended: int) -> list[str]:
+        """What is to be said now, when a step has ended."""
+        self._ended = ended
         data = self._beside.read()
-        return self._take(data) if data else []
+        said = self._take(data) if data else []
+        return said if said or self.first is not None or self.code is not None else self._late()
+
+    def _late(self) -> list[str]:
+        """How far the comparison is behind, once that is long, and again whenever it is twice as long."""
+        now = time.monotonic()
+        if self._mark is None or self.agreed >= self._mark[0]:  # it has seen what was the last step then
+            self._mark = self._ended, now
+        behind = now - self._mark[1]
+        if behind < self._patience:
+            return []
+        self._patience = 2 * behind
+        steps = count(self._ended - self.agreed, "step")
+        return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
@@ -87,7 +137,8 @@ class Against:
         said = self._take(data)
         if self.code is None:
             why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
-            said.append(f"not compared with {self.reference} to the end: {why}; `introspect diff` compares them")
+            until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
+            said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
         return said
 
     def abandon(self) -> None:
@@ -102,11 +153,14 @@ class Against:
         if "failed" in facts:
             self.code = UNDECIDED
             return [f"not compared with {self.reference} any further: {facts['failed']}"]
+        if "agreed" in facts:
+            self.agreed = facts["agreed"]
+            return []
         said = str(facts["said"])
         if "first" in facts:
-            self.diverged, self._first = True, said
+            self.first, self._place = (facts["first"],), facts["place"]
             return [f"against {self.reference}: {said}"]
         self.code = _CODES[facts["verdict"]]
-        if said == self._first:
+        if self._place is not None and facts["place"] == self._place:
             said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]

@@ -89,7 +89,7 @@ class Recorder:
         self.step_rows = StepRows(self._sites, self._lock)
         """The rows of the current step."""
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
-        self.intake = None if save_tensors or per_sample else summarizer.intake
+        self.intake = None if save_tensors or per_sample or keeping.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
         self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
@@ -142,8 +142,7 @@ class Recorder:
             if given is not None:
                 self.step_rows.given[self.rows] = given
             self.step_rows.note(site, slot)
-            if site in self._sites.whole:
-                self._save(slot, value)
+            self._save(site, slot, value)
             self._samples.note(site, self._sites.of[site].kind, slot, value)
             return slot
 
@@ -166,10 +165,9 @@ class Recorder:
             if short is True:
                 return
             slots = self.summarizer.add_all(values, short or None)
-            if self._save_tensors:
+            if self._save_tensors or self._keeping.box is not None:
                 for site, slot, value in zip(sites, slots, values, strict=True):
-                    if site in self._sites.whole:
-                        self._save(slot, value)
+                    self._save(site, slot, value)
             if looks:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._samples.note(site, self._sites.of[site].kind, slot, value)
@@ -201,10 +199,31 @@ class Recorder:
                     for site, value in zip(places, held, strict=True):
                         self.value(site, value)
 
-    def _save(self, slot: int, value: torch.Tensor | Placed) -> None:
+    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy what is stored whole, or held in case that something happens."""
+        box, always = self._keeping.box, site in self._sites.whole
+        if not always and box is None:
+            return
         value = value.local if isinstance(value, Placed) else value
-        if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-            self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
+        elif box is not None and box.takes(self._sites.of[site], value):
+            try:
+                self._saved.append(SavedTensor(slot, self.summarizer.copied(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.failed(error)
+
+    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
+        box = self._keeping.box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.agreed(agreed)
+            else:
+                box.diverged(*diverged)
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
@@ -297,6 +316,8 @@ class Recorder:
         """Begin a step with nothing recorded."""
         self.step_rows.clear()
         self._saved = []
+        if self._keeping.box is not None:
+            self._keeping.box.turn()
         self._samples.forget_step()
         if self._samples.first:
             self._samples.first_is_over()

@@ -14,11 +14,12 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import Against
+from introspect_cli.capture.against import Against, digests_of
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.publishing import LOGGER, Publishing, logger_places
+from introspect_cli.capture.ranks.divergence import Announcement
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
@@ -27,7 +28,7 @@ from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED, UNDECIDED
 from introspect_cli.machine import DISABLE_VARIABLE
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, count, human_size
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
@@ -114,9 +116,14 @@ class Session:
         self._publishing: list[Publishing] = []
         self._publish([place for place in options.publish if place != LOGGER])
         self._against: Against | None = None
-        if options.against is not None and not self.rank:  # of several ranks, the first compares all of them
+        self._announcement: Announcement | None = None
+        self._followed = False
+        if options.against is not None:
             with self._comparing:
-                self._against = Against(self.path, options)
+                if self.launch is not None and self.launch.world_size > 1 and (options.stop or options.keep_around):
+                    self._announcement = Announcement(self._store.path, self.rank)
+                if not self.rank:  # of several ranks, the first compares all of them
+                    self._against = Against(self.path, options)
 
     def _publish(self, places: list[str]) -> None:
         """Begin to publish; of several ranks, the first does."""
@@ -145,6 +152,7 @@ class Session:
             began: states of random generators as the process found them, by library; more may be put in later.
         """
         _forget_in_forks(self)
+        self._followed = True
         self._began = began
         self._tracebacks.install()
         self._signals.install()
@@ -187,10 +195,37 @@ class Session:
 
             _warn_if_slow(self._terminal)
             ranks = self.launch.world_size if self.launch is not None else 1
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks)
+            box = self._black_box(ranks)
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks, box)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
+
+    def _black_box(self, ranks: int) -> BlackBox | None:
+        """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
+        steps, size, against = self.options.keep_around, self.options.keep_size, self.options.against
+        if steps is None:
+            return None
+        from introspect_cli.capture.black_box import BlackBox, default_room
+
+        room = default_room(ranks) if size is None else size
+        digests = None
+        if against is not None:
+            digests = {}
+            with self._comparing:
+                digests = digests_of(against, self.rank)
+        if not self.rank:
+            why = "--keep-size" if size is not None else "a quarter of what is free; --keep-size sets it"
+            held = f"whole tensors of the last {count(steps, 'step')} are held"
+            self._terminal.say(f"{held}, in {human_size(room)} of memory at most ({why})")
+        return BlackBox(steps, room, self._store, digests, self._tell, self._guard.note)
+
+    def _tell(self, sentence: str) -> None:
+        """Say something now; with the last words, once the script is over."""
+        if self._closed:
+            self._words.append(sentence)
+        else:
+            self._terminal.say(sentence)
 
     def _ticked(self) -> None:
         probes = self.probes
@@ -224,27 +259,38 @@ class Session:
 
     def _look_at_reference(self, probes: Probes) -> None:
         """Say what a comparison has found, and end the script where that was asked for."""
-        against = self._against
-        if against is None:
-            return
+        ended, stops_after = probes.recorder.step - 1, None
         with self._comparing:
-            for sentence in against.look():
-                self._terminal.say(sentence)
-        if against.diverged and self.options.stop and not self._stops:
+            first = None
+            if self._against is not None:
+                for sentence in self._against.look(ended):
+                    self._terminal.say(sentence)
+                first = self._against.first
+                stops_after = None if first is None else ended
+            if self._announcement is not None:
+                said = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
+                if said is not None:
+                    first, stops_after = (said.first,), said.after
+            probes.recorder.compared(-1 if self._against is None else self._against.agreed, first)
+        if self.options.stop and stops_after is not None and ended >= stops_after and not self._stops:
             self._stops = True
-            if self.launch is not None and self.launch.world_size > 1:
-                self._terminal.say("--stop ends one process, and this run has several: it goes on")
-                return
-            self._terminal.say(f"the script is ended after step {probes.recorder.step - 1} (--stop)")
+            if not self.rank:
+                self._terminal.say(f"the script is ended after step {ended} (--stop)")
             self._manifest["stopped"] = True
-            raise SystemExit(DIVERGED)
+            # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
+            # last, or whoever has started the launcher.
+            raise SystemExit(0 if self.rank or self._followed else DIVERGED)
+
+    @property
+    def status(self) -> int | None:
+        """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
+        if self._against is None or not self.options.stop:
+            return None
+        return UNDECIDED if self._against.code is None else self._against.code
 
     def exit_code(self, ending: Ending) -> int | None:
         """What the process exits with: the script's code; with `--stop`, `diff`'s where the script's is 0."""
-        against = self._against
-        if against is None or not self.options.stop or ending.exit_code:
-            return ending.exit_code
-        return UNDECIDED if against.code is None else against.code
+        return ending.exit_code if self.status is None or ending.exit_code else self.status
 
     def _tell_of_others(self) -> None:
         """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
@@ -317,6 +363,21 @@ class Session:
         if self._against is not None:
             with self._comparing:
                 self._words += self._against.finish()
+                self._write_held()
+        if self._announcement is not None and not self.rank:
+            self._announcement.close()
+
+    def _write_held(self) -> None:
+        """Write what is held, where the comparison has said only now that the runs diverge."""
+        box = self.probes.keeping.box if self.probes is not None else None
+        if self.probes is None or self._against is None or box is None:
+            return
+        before = len(box.written)
+        self.probes.recorder.compared(self._against.agreed, self._against.first)
+        if len(box.written) > before:
+            with self._store_errors():
+                self._store.write_manifest(self._manifest | {"kept_around": box.written})
+                self._store.close()
 
     def _summary(self) -> str:
         probes = self.probes
