@@ -111,7 +111,7 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
     if "--stop" in variant.words:  # the status is then that of the comparison
-        ended = _kept(variant.run)
+        ended = kept_run(variant.run)
         code = ended.exit_code if ended is not None else code
     return Rerun(variant.run, code, _steps(variant.run))
 
