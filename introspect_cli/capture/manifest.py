@@ -108,6 +108,8 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         )
     if probes.context.clock.passed_over:
         found.append("evaluation ran and is not recorded (--eval records it)")
+    if saved := list(probes.context.saved_unseen):
+        found.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
     if not probes.names.any_module and options.level != "op":
         found.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "

@@ -121,6 +121,8 @@ def diff(
         raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     again = {name: asked.pop(name) for name in ("repeat", "fresh", "links")}
     command = ctx.meta.get("command")
+    if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
+        a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(again.values()):
         raise UsageError("--repeat, --fresh and --link are of revisions: name what to run after `--`.")
     if command is not None and (zoom or more):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.store.reader import Run
@@ -31,6 +32,7 @@ LONG = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else _kept(variant.run)
+    kept = None if again else kept_run(variant.run)
     if kept is not None:
         return kept
     options = ["-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
@@ -109,7 +111,7 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
     if "--stop" in variant.words:  # the status is then that of the comparison
-        ended = _kept(variant.run)
+        ended = kept_run(variant.run)
         code = ended.exit_code if ended is not None else code
     return Rerun(variant.run, code, _steps(variant.run))
 
@@ -149,10 +151,28 @@ def logged(
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
+            preexec_fn=_end_with_parent(),
         ).returncode
 
 
-def _kept(run: Path) -> Rerun | None:
+def _end_with_parent() -> Callable[[], None] | None:
+    """What has the system end a process once the one that started it is killed; None where it cannot."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def kept_run(run: Path) -> Rerun | None:
+    """A run that is there already and complete."""
     if not (run / "manifest.yaml").exists():
         return None
     try:
