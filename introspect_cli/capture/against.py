@@ -16,6 +16,8 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.capture.options import CaptureOptions
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
@@ -64,6 +66,7 @@ class Against:
         self.reference = options.against if near.startswith(os.pardir) else near
         self.diverged = False
         self.code: int | None = None
+        self._stop = self._decides = options.stop
         self._first = ""
         self._rest = b""
         question = {
@@ -76,10 +79,28 @@ class Against:
         module = "introspect_cli.commands.alongside"
         self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
 
-    def look(self) -> list[str]:
-        """What is to be said now."""
+    def look(self, say: Callable[[str], None], *, ranks: int) -> bool:
+        """Say what was found by now; whether the script is to be ended for it, which is so once.
+
+        Args:
+            say: takes a sentence.
+            ranks: processes of the run.
+        """
         data = self._beside.read()
-        return self._take(data) if data else []
+        for sentence in self._take(data) if data else ():
+            say(sentence)
+        if not (self.diverged and self._stop):
+            return False
+        self._stop = False
+        if ranks > 1:
+            say("--stop ends one process, and this run has several: it goes on")
+        return ranks == 1
+
+    def exit_code(self, code: int | None) -> int | None:
+        """What the process exits with, given the script's code: with `--stop`, `diff`'s where the script's is 0."""
+        if not self._decides or code:
+            return code
+        return UNDECIDED if self.code is None else self.code
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
