@@ -45,10 +45,8 @@ _BOTH: Final = (
     "pace",
     "strided",
     "tensor",
-    "shapes",
     "generators",
     "columns",
-    "sums",
     "kernels",
 )
 EXTENSIONS: Final = [
