@@ -83,7 +83,7 @@ class Recorder:
         self._store_lost = store_lost
         self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._sites = Sites(rank, self._lock, save_tensors, self._samples.known)
+        self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
