@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.match.correspondence import Correspondence, known_by_value
+from introspect_cli.compare.match.correspondence import Correspondence, matched_by_value
 from introspect_cli.records import Status
 from introspect_cli.store.batch import StepBatch
 
@@ -52,7 +52,7 @@ def timed(sites: int, *, other: str = "mlp", every: int = 1) -> tuple[Correspond
     """What was found, and seconds of CPU time."""
     runs = made(sites, "body", every), made(sites, other, every)
     start = time.process_time()
-    return known_by_value(*runs), time.process_time() - start
+    return matched_by_value(*runs), time.process_time() - start
 
 
 if __name__ == "__main__":

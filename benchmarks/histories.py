@@ -59,12 +59,11 @@ class Pair:
     changed: tuple[str, ...]
 
 
-def commits_of(repository: Repository, span: str) -> list[str]:
-    """The commits of a range, the oldest first, each the parent of the next one that is listed: merges are left out."""
-    if ".." in span:
-        first = repository.commit(span.partition("..")[0])
-        return [first, *repository.ask("rev-list", "--reverse", "--first-parent", "--no-merges", span).split()]
-    return repository.ask("rev-list", "--reverse", "--first-parent", "--no-merges", span).split()
+def commits_of(repository: Repository, span: str, paths: Sequence[str] = ()) -> list[str]:
+    """The commits of a range that change one of the paths, the oldest first: merges are left out."""
+    first = [repository.commit(span.partition("..")[0])] if ".." in span else []
+    words = ("--reverse", "--no-merges", *(() if paths else ("--first-parent",)))
+    return [*first, *repository.ask("rev-list", *words, span, "--", *paths).split()]
 
 
 def changed_lines(repository: Repository, one: str, two: str) -> tuple[str, ...]:
@@ -82,7 +81,7 @@ def changed_lines(repository: Repository, one: str, two: str) -> tuple[str, ...]
 def captured(options: argparse.Namespace, repository: Repository, commit: str) -> Rerun:
     """Capture a commit in a work tree of its own, unless its run is there."""
     run = options.output / "runs" / commit
-    with work_tree(repository, options.output / "trees" / commit[:12], commit) as tree:
+    with work_tree(repository, options.output / "trees" / commit[:12], commit, keep=options.keep) as tree:
         place = tree.root / options.directory
         link(Path.cwd(), tree.root, options.link)
         if options.setup:
@@ -154,14 +153,19 @@ def _value(verdict: Verdict) -> str:
 def histories(options: argparse.Namespace) -> list[Pair]:
     """Capture each commit once and compare neighbours."""
     repository = Repository(options.repository.resolve())
-    commits = commits_of(repository, options.range)
+    commits = commits_of(repository, options.range, options.path)
     pairs, last = [], None
     for commit in commits:
         print(f"capturing {commit[:10]}", file=sys.stderr)
-        rerun = captured(options, repository, commit)
+        try:
+            rerun = captured(options, repository, commit)
+        except UsageError as error:  # a partial clone lacks files of some commits
+            print(f"{commit[:10]} is left out: {error}", file=sys.stderr)
+            continue
         if last is not None:
             pairs.append(compared(repository, (last[0], commit), (last[1], rerun)))
-        last = commit, rerun
+        if last is None or rerun.usable:  # one that cannot be captured has no neighbour on either side
+            last = commit, rerun
     return pairs
 
 
@@ -174,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", default=".", help="where in the repository the script runs")
     parser.add_argument("--link", action="append", default=[], help="a path outside of git, such as data, to link")
     parser.add_argument("--setup", default="", help="a shell command to run in each work tree before its capture")
+    parser.add_argument("--path", action="append", default=[], help="take only commits that change this path")
+    parser.add_argument("--keep", action="store_true", help="keep the work trees, as `bisect --changes` needs them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the pairs there, too")
     parser.add_argument("words", nargs="+", help="capture options, the script and its arguments, after --")

@@ -3,8 +3,8 @@
     python benchmarks/pictures.py [FILE]     # docs/images/terminal.svg, or FILE: what the README's commands print
     python benchmarks/pictures.py --pages    # docs/images/report-*.png: what `introspect report` makes (wants chromium)
 
-It runs in an environment that has introspect; a test compares the words of
-the terminal's picture with what is printed now.
+It runs in an environment that has introspect. A test compares the words of the terminal's picture with what is printed
+now.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the pages of `docs/reference/` that say what the code knows, and the schema of `diff --format json`.
+"""Write the pages of `docs/reference/` that say what the code knows, and the schemas of `--format json`.
 
     python docs/reference.py
 
@@ -22,7 +22,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from schema import schema  # noqa: E402 - the file beside this one, wherever this is run from
+from schema import DOCUMENTS, schema  # noqa: E402 - the file beside this one, wherever this is run from
 
 import introspect_cli  # noqa: E402 - as above
 from introspect_cli import cli  # noqa: E402 - as above
@@ -59,7 +59,7 @@ BETWEEN_PROCESSES = {"INTROSPECT_FOLLOW", "_INTROSPECT_COMPLETE", "PYTHONPATH", 
 def pages() -> dict[Path, str]:
     """Every generated file and its text."""
     folder = ROOT / "docs/reference"
-    made = schema()
+    made = {name: schema(name) for name in DOCUMENTS}
     return {
         folder / "verbs.md": verbs(),
         folder / "reasons.md": reasons_page(),
@@ -68,7 +68,10 @@ def pages() -> dict[Path, str]:
         folder / "environment.md": environment(),
         folder / "json.md": json_page(made),
         folder / "python.md": python(),
-        PACKAGE / "render/assets/diff.schema.json": json.dumps(made, indent=1) + "\n",
+        **{
+            PACKAGE / f"render/assets/{name}.schema.json": json.dumps(one, indent=1) + "\n"
+            for name, one in made.items()
+        },
     }
 
 
@@ -201,8 +204,9 @@ def environment() -> str:
     return page("Environment variables", about, lines())
 
 
-def json_page(made: dict[str, Any]) -> str:
-    """The schema of a comparison in words."""
+def json_page(schemas: dict[str, dict[str, Any]]) -> str:
+    """The schemas in words."""
+    made = schemas["diff"]
 
     def keys(of: dict[str, Any]) -> Iterator[str]:
         for key, value in of["properties"].items():
@@ -233,16 +237,34 @@ def json_page(made: dict[str, Any]) -> str:
             about = definition["description"]
             yield from ("", f"## {name}", "", escaped(about[:1].upper() + about[1:].removesuffix(".")) + ".", "")
             yield from keys(definition) if "properties" in definition else ()
+        yield from ("", "## Documents of the other verbs", "", "Each begins with `format`, as a comparison does.")
+        for name in [name for name in schemas if name != "diff"]:
+            one = schemas[name]
+            yield from (
+                "",
+                f"### {one['title'].removesuffix(' --format json')}",
+                "",
+                one["description"],
+                "",
+                *keys(one),
+            )
+            for inner, definition in one.get("$defs", {}).items():
+                if "properties" in definition:
+                    yield from ("", f"Each {inner}: {definition['description']}", "", *keys(definition))
 
     about = (
-        "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints the same as "
-        "YAML. Its JSON Schema comes with the package, `render/assets/diff.schema.json` of `introspect_cli`, and the "
-        "tests hold real answers against it. [Reasons](reasons.md) says what the word of `reason` means. "
-        "Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name beside these keys."
+        "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints it as YAML. "
+        "`check`, `runs`, `show` and a `diff` of more than two runs have "
+        "[documents too](#documents-of-the-other-verbs). A JSON Schema of each comes with the package, below "
+        "`render/assets/` of `introspect_cli`: `diff`, `groups` (of more than two runs), `check`, `show`, `runs`. The "
+        "tests hold real answers against them. What `show` prints of a part of a run (`--tree`, `--step`, `--history`, "
+        "`--values`, `--graph`) and what `bisect` prints has no schema. [Reasons](reasons.md) says what the word of "
+        "`reason` means. Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name "
+        "beside these keys."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
         'schema = json.loads(files("introspect_cli.render").joinpath("assets/diff.schema.json").read_text())\n```'
     )
-    return page("JSON of a comparison", about, lines())
+    return page("JSON documents", about, lines())
 
 
 def python() -> str:

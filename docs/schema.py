@@ -1,4 +1,4 @@
-"""The JSON Schema of `introspect diff --format json`, made from the dataclasses of a comparison's result.
+"""JSON Schemas of what verbs print with `--format json`, made from the dataclasses of their results.
 
 Which keys the document has is found by making it, of results in which everything is there and of results in which as
 little as possible is. What a key means and which type it has is what its dataclass says of the field of that name. So a
@@ -8,6 +8,7 @@ field that is added to the result reaches the schema as soon as it reaches the d
 from __future__ import annotations
 
 import ast
+import datetime as dt
 import json
 import re
 import sys
@@ -19,13 +20,54 @@ from enum import Enum
 from functools import cache
 from importlib import import_module
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 
+from introspect_cli.compare.groups import Groups
 from introspect_cli.compare.result import DiffResult
-from introspect_cli.render.json import FORMAT, diff_document
+from introspect_cli.health.findings import CheckResult
+from introspect_cli.inspect.overview import Overview
+from introspect_cli.inspect.runs import RunList
+from introspect_cli.render.json import (
+    FORMAT,
+    check_document,
+    diff_document,
+    groups_document,
+    overview_document,
+    runs_document,
+)
 
-NAMED_OTHERWISE = {"noise": "floor", "changes": "ranked"}
-"""Keys of the document whose field has another name."""
+DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
+    "diff": (
+        "introspect diff A B --format json",
+        "A comparison of two runs, of two checkpoints, or of a run with a checkpoint.",
+        DiffResult,
+        diff_document,
+    ),
+    "groups": (
+        "introspect diff A B C... --format json",
+        "More than two runs, by what they agree with.",
+        Groups,
+        groups_document,
+    ),
+    "check": (
+        "introspect check RUN --format json",
+        "What the health rules find in a run.",
+        CheckResult,
+        check_document,
+    ),
+    "show": ("introspect show RUN --format json", "What a run is.", Overview, overview_document),
+    "runs": ("introspect runs --format json", "Runs below some directories.", RunList, runs_document),
+}
+"""Of each schema: the command, what it prints, the dataclass of its result, and what makes the document of one."""
+
+NAMED_OTHERWISE = {
+    ("Divergence", "noise"): "floor",
+    ("CodeChanges", "changes"): "ranked",
+    ("CheckResult", "not_observed"): "unseen",
+    ("RunList", "runs"): "rows",
+}
+"""Keys of documents whose field has another name."""
 
 NUMBER = {"$ref": "#/$defs/number"}
 ANY_KEY = "*"
@@ -44,22 +86,25 @@ RARE = {
 Definitions = dict[str, Any]
 
 
-def schema() -> Definitions:
-    """The whole schema."""
+def schema(name: str) -> Definitions:
+    """The whole schema of one of `DOCUMENTS`."""
+    title, about, cls, _ = DOCUMENTS[name]
     definitions: Definitions = {
         "number": {
             "description": 'a number; infinities are "inf" and "-inf", and NaN is null',
             "anyOf": [{"type": ["number", "null"]}, {"enum": ["inf", "-inf"]}],
         }
     }
-    top = _object(DiffResult, (), definitions)
+    top = _object(cls, (name,), definitions)
     del top["description"]
     version = "version of this document; keys are added under the same version, none is removed"
     top["properties"]["format"] = {"description": version, "const": FORMAT}
+    if NUMBER["$ref"] not in json.dumps([top, definitions]):
+        del definitions["number"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "introspect diff --format json",
-        "description": "A comparison of two runs, of two checkpoints, or of a run with a checkpoint.",
+        "title": title,
+        "description": about,
         **top,
         "$defs": dict(sorted(definitions.items())),
     }
@@ -67,9 +112,9 @@ def schema() -> Definitions:
 
 def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Definitions:
     """The schema of what the document has for a dataclass at a place."""
-    document = _at(_document(), place)
+    document = _at(place)
     try:
-        least = _at(_document(bare=cls), place)
+        least = _at(place, bare=cls)
     except (KeyError, IndexError):  # it stands only where it has all of it
         least = document
     known, said = hints(cls), attributes(cls)
@@ -85,7 +130,7 @@ def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Defi
         if key == ANY_KEY:
             whole["additionalProperties"] = {"anyOf": [NUMBER, {"type": "string"}]}
             continue
-        name = NAMED_OTHERWISE.get(key, key)
+        name = NAMED_OTHERWISE.get((cls.__name__, key), key)
         kind = _type(known[name], value, (*place, key), definitions) if name in known else _guess(value)
         properties[key] = {"description": said[name], **kind} if name in said else kind
     properties |= RARE.get(cls.__name__, {})
@@ -103,7 +148,7 @@ def _type(hint: Any, value: Any, place: tuple[Any, ...], definitions: Definition
         return {"anyOf": [*options, *([{"type": "null"}] if type(None) in arguments else [])]}
     if origin is typing.Literal:
         return {"enum": list(arguments)}
-    if origin in (tuple, list) and isinstance(value, list):
+    if origin in (tuple, list) and isinstance(value, (list, tuple)):
         if origin is list or arguments[1:] == (Ellipsis,):
             return {"type": "array", "items": _type(arguments[0], value[0], (*place, 0), definitions)}
         each = [_type(one, value[at], (*place, at), definitions) for at, one in enumerate(arguments)]
@@ -127,15 +172,19 @@ def _guess(value: Any) -> Definitions:
     return {"type": names[type(value)]} if type(value) in names else {}
 
 
-def _at(document: Any, place: tuple[Any, ...]) -> Any:
-    for key in place:
-        document = document[key]
-    return document
+def _at(place: tuple[Any, ...], bare: type | None = None) -> Any:
+    """What stands at a place, which begins with the name of a document."""
+    name, *keys = place
+    found = _document(name, bare)
+    for key in keys:
+        found = found[key]
+    return found
 
 
 @cache
-def _document(bare: type | None = None) -> Any:
-    return diff_document(_sample(DiffResult, bare))
+def _document(name: str, bare: type | None = None) -> Any:
+    _, _, cls, make = DOCUMENTS[name]
+    return make(_sample(cls, bare))
 
 
 def _sample(cls: type, bare: type | None) -> Any:
@@ -164,7 +213,8 @@ def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
         return _sample(hint, bare)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
-    return {str: "" if least else "x", bool: not least, int: 0 if least else 1, float: 0.5}.get(hint)
+    plain = {Path: Path("x"), dt.datetime: dt.datetime.fromtimestamp(0, dt.timezone.utc)}
+    return {str: "" if least else "x", bool: not least, int: 0 if least else 1, float: 0.5, **plain}.get(hint)
 
 
 @cache

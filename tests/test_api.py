@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_documented_examples_run(tmp_path):
+def test_the_examples_of_the_page_run(tmp_path):
     code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "guides/notebooks.md").read_text(), re.DOTALL))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

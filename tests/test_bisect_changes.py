@@ -315,7 +315,7 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
         ("x = (", set()),
     ],
 )
-def test_names_that_nothing_defines(text, names):
+def test_names_that_nothing_defines_are_noticed(text, names):
     assert undefined(text) == names
 
 

@@ -108,12 +108,12 @@ FAULTS = {
     "before the backward pass": (
         2,
         (Phase.START, Kind.RNG, "torch"),
-        "during step 1, random numbers were drawn between Net and the backward pass in b and not in a",
+        "During step 1, random numbers were drawn between Net and the backward pass in b and not in a",
     ),
     "before the step": (
         1,
         (Phase.START, Kind.RNG, "torch"),
-        "between the backward pass of step 0 and the start of step 1, one run drew random numbers",
+        "Between the backward pass of step 0 and the start of step 1, one run drew random numbers",
     ),
     "other p": (
         0,

@@ -169,3 +169,156 @@ def test_runs_that_end_by_the_same_exception_are_the_same(project, introspect): 
     done = introspect("diff", "a", "b")
     assert done.returncode == 0
     assert done.stdout.startswith("The runs are the same")
+
+
+@pytest.fixture
+def two(project, introspect):  # noqa: F811 - the fixture
+    """The answer on two versions of the script, as data."""
+
+    def compare(train_a, train_b, models=(MODEL, MODEL)):
+        for name, model, train in zip("ab", models, (train_a, train_b), strict=True):
+            project(name, model=model, train=train)
+        return json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
+
+    return compare
+
+
+def test_where_all_gradients_have_one_factor_the_line_that_clips_comes_before_the_one_that_calls_backward(two):
+    backward = "    loss.backward()\n"
+    whole = TRAIN.replace(backward, "    (loss if step >= 0 else -loss).backward()\n")
+    clipped = TRAIN.replace(backward, f"{backward}    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)\n")
+    document = two(whole, clipped)
+    assert document["first"]["kind"] == "grad"
+    assert changes(document)[0] == ("train.py:12", "", True)
+
+
+def test_a_setting_of_the_optimizer_is_looked_for_by_name_where_it_shows_some_steps_after_it_was_recorded(two):
+    train = TRAIN.replace(
+        "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "rate = {}\nnet = Net()\nextra = dict(momentum={})\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=rate, **extra)",
+    )
+    document = two(train.format(0.1, 0.9), train.format("0.05 + 0.05", 0.8))
+    assert document["first"]["step"] == 1
+    assert changes(document)[0] == ("train.py:8", "", True)
+
+
+def test_a_function_that_is_called_under_a_condition_alone_comes_after_code_that_ran(two):
+    model = (
+        "import torch\n\n\nclass Config:\n    def __init__(self, bias=True):\n        self.bias = bias\n\n\n"
+        "class Net(torch.nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
+        "        self.a, self.b = torch.nn.Linear(4, 8, bias=config.bias), torch.nn.Linear(8, 1)\n\n"
+        "    def forward(self, x):\n        return self.b(torch.relu(self.a(x)))\n\n\n"
+        "def loaded():\n    return Net(Config({}))\n"
+    )
+    train = TRAIN.replace("import Net", "import Config, Net, loaded").replace(
+        "net = Net()", "if torch.initial_seed() == 5:\n    net = loaded()\nelse:\n    net = Net(Config({}))"
+    )
+    models = model.format(""), model.format("bias=True")
+    document = two(train.format(""), train.format("bias=False"), models)
+    assert changes(document)[0] == ("train.py:9", "", True)
+    assert "Likely cause: train.py changed at line 9" in document["sentence"]
+
+
+def test_an_exception_after_the_last_step_is_told_where_everything_before_agrees(told):
+    document, _ = told(train=TRAIN + "raise RuntimeError('late')\n")
+    assert document["verdict"] == "same"
+    assert document["sentence"].endswith(
+        " After that, run b ended by an exception: RuntimeError: late, at train.py:13."
+    )
+
+
+PARTS = """
+import torch
+
+
+class Around(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.g = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x + self.g * self.inner(x)
+
+
+class Part(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inside = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.inside(x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.Sequential(Around(Part(4)), Around(Part(4)))
+        self.b = torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.b(self.parts(x))
+"""
+
+
+def test_a_module_that_one_run_lacks_is_explained_by_the_line_that_gives_it_to_the_one_around_it(two):
+    inside = PARTS.replace("Linear(width, width)", "Linear(width, width, bias=True)")
+    without = PARTS.replace("        self.inner = inner\n", "").replace("self.g * self.inner(x)", "self.g * x")
+    document = two(TRAIN, TRAIN, (without, inside))
+    assert "the module Net.parts.0.inner exists only in b (Part)" in document["sentence"]
+    assert changes(document)[0] == ("model.py:8", "Around.__init__", True)
+
+
+def test_a_module_of_another_class_is_told_as_one_and_the_line_that_builds_it_comes_first(two):
+    other = PARTS.replace("Around(Part(4)), Around(Part(4))", "Around(Part(4)), torch.nn.LayerNorm(4)")
+    document = two(TRAIN, TRAIN, (PARTS, other.replace("width):", "width, *, more=1):")))
+    assert "the structure differs: Net.parts.1 is Around in a and LayerNorm in b; the " in document["sentence"]
+    assert changes(document)[0] == ("model.py:27", "Net.__init__", True)
+
+
+def test_the_forward_of_a_module_of_another_class_is_laid_to_the_line_that_chose_the_class(two):
+    other = "\n\nclass Other(Part):\n    def forward(self, x):\n        return self.inside(x + 1)\n"
+    model = PARTS.replace("\n\nclass Net", f"{other}\n\nclass Net").replace("Around(Part(4)))", "Around({}(4)))")
+    document = two(TRAIN, TRAIN, (model.format("Part"), model.format("Other").replace("x + 1)", "x + 2)")))
+    assert document["sentence"].count("its class is Part in a and Other in b") == 1
+    assert changes(document)[0] == ("model.py:32", "Net.__init__", True)
+
+
+def test_a_head_that_takes_one_parameter_more_comes_after_what_computes(two):
+    model = MODEL.replace("def __init__(self{}):", "def __init__(self):").replace(
+        "        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)",
+        "        self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)\n"
+        "        self.register_buffer('table', table())",
+    )
+    model = model.replace("\n\nclass", "\n\ndef table():\n    return {} * torch.ones(3)\n\n\nclass")
+    one, two_ = model.format("2"), model.format("3").replace("__init__(self)", "__init__(self, table=table)")
+    document = two(TRAIN, TRAIN, (one, two_))
+    assert document["first"]["kind"] == "buffer"
+    assert changes(document)[0][1] == "table"
+
+
+def test_how_often_a_module_runs_points_to_the_number_that_says_so(two):
+    train = TRAIN.replace("    loss = net", "    for _ in range(every):\n        loss = net").replace(
+        "    loss.backward()\n", "    loss.backward()\n    late = step\n"
+    )
+    first = train.replace("torch.manual", "every = 1\nif torch.get_num_threads() == 77:\n    every //= 2\ntorch.manual")
+    second = train.replace("torch.manual", "every = 1\nevery *= 6\ntorch.manual")
+    document = two(first, second)
+    assert changes(document)[0] == ("train.py:6", "", True)
+
+
+def test_the_line_that_raised_comes_first_where_an_exception_cuts_off_the_first_step(two):
+    broken = MODEL.replace(
+        "return self.b(torch.relu(self.a(x)))", "x = self.a(x)\n        return self.b(x + torch.ones(3))"
+    )
+    document = two(TRAIN, TRAIN, (broken, MODEL))
+    assert document["sentence"].startswith("Run a ended by an exception in step 0 where run b goes on: RuntimeError")
+    assert changes(document)[0][2]
+    assert changes(document)[0][:2] == ("model.py:12", "Net.forward")
+
+
+def test_a_parameter_of_another_shape_is_laid_to_the_model_and_to_no_seed(two):
+    document = two(TRAIN, TRAIN, (MODEL, MODEL.replace("(4, 8)", "(4, 6)").replace("(8, 1)", "(6, 1)")))
+    assert "seed" not in document["sentence"]
+    assert "model is built with other sizes" in document["sentence"] or "draws" in document["sentence"]

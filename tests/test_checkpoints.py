@@ -93,30 +93,31 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8"
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 
-@pytest.mark.parametrize("name", [*DTYPES, *FP8])
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(
-    tmp_path, monkeypatch, name, ending, kernels
-):
+def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(tmp_path, monkeypatch, ending, kernels):
     if not kernels:
         monkeypatch.setattr("introspect_cli.tensors.kernels.KERNELS", None)
     monkeypatch.setattr("introspect_cli.exchange.checkpoint_files.PIECE", 1 << 16)
     monkeypatch.setattr("introspect_cli.tensors.torch_files.PIECE", 1 << 16)
     torch.manual_seed(1)
-    tensor = (torch.randn(700, 300) * 3).to(getattr(torch, name))
+    tensors = {name: (torch.randn(700, 300) * 3).to(getattr(torch, name)) for name in (*DTYPES, *FP8)}
     save = safetensors.save_file if ending == "safetensors" else torch.save
-    save({"w": tensor}, tmp_path / f"a.{ending}")
-    summarizer = Summarizer()
-    summarizer.add(tensor)
-    theirs = taken(summarizer)
-    summarizer.close()
+    save(tensors, tmp_path / f"a.{ending}")
     with open_any(tmp_path / f"a.{ending}") as run:
-        (record,) = run.rank(0).records(0)
-    assert record.site == Site(Phase.START, Kind.PARAM, "w")
-    assert (record.summary.layout.dtype, record.summary.checksum) == (name, int(theirs.checksum[0]))
-    for statistic in ("mean", "var", "min", "max"):
-        assert record.summary.stats[statistic] == pytest.approx(float(theirs.floats[statistic][0]), rel=1e-5, abs=1e-6)
+        records = {record.site.fqn: record for record in run.rank(0).records(0)}
+    assert records.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        summarizer = Summarizer()
+        summarizer.add(tensor)
+        theirs = taken(summarizer)
+        summarizer.close()
+        record = records[name]
+        assert record.site == Site(Phase.START, Kind.PARAM, name)
+        assert (record.summary.layout.dtype, record.summary.checksum) == (name, int(theirs.checksum[0]))
+        for statistic in ("mean", "var", "min", "max"):
+            known = float(theirs.floats[statistic][0])
+            assert record.summary.stats[statistic] == pytest.approx(known, rel=1e-5, abs=1e-6), (name, statistic)
 
 
 @pytest.mark.parametrize("name", ["3.pt", "weights.pt", "old.bin", "3.npz", "packed.npz"])
@@ -235,6 +236,20 @@ def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
     settings = {change.name: (change.a, change.b) for change in answer(place / "2.pt", place / "5.pt").settings}
     assert settings["step"] == ("3", "6")
     assert "lr" in settings
+
+
+def test_tensors_that_differ_by_rounding_are_told_as_that(tmp_path):
+    torch.manual_seed(0)
+    state = {f"layer.{place}.weight": torch.randn(8, 8) for place in range(6)}
+    torch.save(state, tmp_path / "a.pt")
+    moved = {name: value.clone() for name, value in state.items()}
+    for value in moved.values():
+        value[0] = torch.nextafter(value[0], torch.tensor(9.0))
+    torch.save(moved, tmp_path / "b.pt")
+    _, sentence, _ = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert "all 6 tensors of the model differ, by relative L2 " in sentence
+    assert "e-08, the size of rounding, most in " in sentence
+    assert "0.0e+00" not in sentence
 
 
 def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):

@@ -87,7 +87,7 @@ def test_every_verb_that_takes_a_run_takes_a_label(home, introspect, words):
     assert done.returncode == 0, done.stderr
 
 
-def test_python_takes_them_too(home):
+def test_the_python_functions_take_numbers_of_runs_too(home):
     assert diff("@3", "@1").verdict == "same"
     assert diff("@2", "@1").verdict == "diverged"
 

@@ -85,7 +85,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("words", "settings"), OPTIONS, ids=[" ".join(words) for words, _ in OPTIONS])
-def test_each_option(asked, words, settings):
+def test_each_option_sets_its_field(asked, words, settings):
     assert asked(*words, "train.py")[1] == CaptureOptions(**settings)
 
 

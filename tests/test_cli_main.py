@@ -221,7 +221,7 @@ def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
     ("words", "end"),
     [
         (("runs", "prune", "--older-than", "LONG"), "as in 7d."),
-        (("show", "LONG"), "name a directory that `introspect capture -o` made"),
+        (("show", "LONG"), "or their directory"),
         (("diff", "--rtol", "LONG", "a", "b"), "(`introspect diff --help` tells more)"),
         (("capture", "--steps", "LONG", "train.py"), "such as 0,5,10:20,100::50"),
         (("capture", "-m", "LONG"), "among installed packages"),

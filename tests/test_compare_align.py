@@ -58,7 +58,7 @@ class TestNames:
         assert strip_wrappers("GPT._fsdp_wrapped_module") == "GPT"
         assert strip_wrappers("GPT.module.attn") == "GPT.module.attn"
 
-    def test_rename_is_read(self):
+    def test_a_rename_is_read_from_the_command_line(self):
         assert parse_rename(r"^Net\.h=Net.blocks") == (r"^Net\.h", "Net.blocks")
         assert parse_rename(r"a\=b=c") == ("a=b", "c")
 
@@ -95,7 +95,7 @@ class TestAlignment:
         b = [list(reversed(rows)) for rows in a]
         assert diff(a, b).verdict is Verdict.SAME
 
-    def test_wrapped_modules_meet(self, diff):
+    def test_a_wrapped_module_meets_the_bare_one(self, diff):
         a = chain(["Net", "Net.a"])
         b = chain(["Net._orig_mod", "Net._orig_mod.a"])
         assert diff(a, b).verdict is Verdict.SAME
@@ -203,7 +203,7 @@ class TestSteps:
     def test_a_divergence_decides_even_where_one_ends_early(self, diff):
         assert diff(train(steps=4), train("module", steps=2)).verdict is Verdict.DIVERGED
 
-    def test_selected_steps_decide(self, diff):
+    def test_the_verdict_is_about_the_selected_steps(self, diff):
         options = DiffOptions(steps=Schedule.parse("0:2"))
         assert diff(train(steps=4), train(steps=2), options).verdict is Verdict.SAME
         late = DiffOptions(steps=Schedule.parse("2:"))
@@ -211,7 +211,7 @@ class TestSteps:
         with pytest.raises(UsageError, match="no step of 2: is in either run"):
             diff(train(steps=2), train(steps=2), late)
 
-    def test_nothing_in_common(self, diff):
+    def test_runs_with_nothing_in_common_cannot_be_told(self, diff):
         result = diff(train(steps=2), train(steps=2), about_b={"first_step": 50})
         assert result.verdict is Verdict.UNDECIDED
         a = [[row("forward", "output", "Net", X)]]
@@ -320,7 +320,7 @@ class TestOffset:
         selected = {**going_on, "manifest": {"options": {"steps": "3:"}}}
         assert diff(train(steps=6, rng=False), self.resumed(), about_b=selected).resumed is None
 
-    def test_offset_as_given(self, diff):
+    def test_an_offset_that_is_given_is_taken(self, diff):
         assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=3)).verdict is Verdict.SAME
         assert diff(train(steps=6, rng=False), self.resumed(), DiffOptions(offset=0)).verdict is Verdict.DIVERGED
 
@@ -445,7 +445,7 @@ class TestTolerance:
         assert diff(a, b, DiffOptions(atol=0.02)).verdict is Verdict.SAME
         assert diff(a, b, DiffOptions(atol=0.004)).verdict is Verdict.DIVERGED
 
-    def test_across_dtypes(self, diff):
+    def test_values_of_two_dtypes_are_compared(self, diff):
         a, b = chain(["Net"], [X * F32(0.1)]), chain(["Net"], [(X * F32(0.1)).astype(np.float16)])
         assert diff(a, b).verdict is Verdict.DIVERGED
         assert "float32 against float16" in diff(a, b).sentence
@@ -460,7 +460,7 @@ class TestTolerance:
         ],
         ids=["integers", "shape", "nan"],
     )
-    def test_what_tolerates_nothing(self, diff, one, two):
+    def test_a_tolerance_does_not_apply_to_integers_other_shapes_and_nans(self, diff, one, two):
         options = DiffOptions(rtol=0.5, atol=0.5)
         assert diff(chain(["Net"], [one]), chain(["Net"], [two]), options).verdict is Verdict.DIVERGED
 
@@ -468,7 +468,7 @@ class TestTolerance:
         a, b = [[row("start", "rng", "torch", X)]], [[row("start", "rng", "torch", X * F32(1.0001))]]
         assert diff(a, b, DiffOptions(rtol=1.0, strict=True)).verdict is Verdict.DIVERGED
 
-    def test_plain_numbers(self, diff):
+    def test_plain_numbers_are_compared_by_value(self, diff):
         a, b = [[row("data", "batch", "DataLoader", 1.0)]], [[row("data", "batch", "DataLoader", 1.001)]]
         assert diff(a, b, DiffOptions(rtol=1e-2)).verdict is Verdict.SAME
         assert diff(a, b, DiffOptions(rtol=1e-4)).verdict is Verdict.DIVERGED

@@ -193,7 +193,7 @@ def test_what_was_not_selected_is_not_called_the_same(runs):
     assert found.sentence.startswith("What was selected of training is the same (")
 
 
-def test_json_tells_both(runs, capsys):
+def test_the_json_has_training_and_evaluation(runs, capsys):
     assert diff.main(["--format", "json", str(runs()), str(runs(sign=1.0))], standalone_mode=False) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["training"] == {"verdict": "same", "sentence": document["training"]["sentence"], "first": None}
@@ -201,7 +201,7 @@ def test_json_tells_both(runs, capsys):
     assert document["evaluation"]["first"] == document["first"] == document["divergences"][0]
 
 
-def test_the_page_tells_both(runs):
+def test_the_report_has_training_and_evaluation(runs):
     assert '<p class="quiet">Training: same. Evaluation: diverged.</p>' in first_screen(
         compared(runs(), runs(sign=1.0))
     )

@@ -78,7 +78,7 @@ def test_three_runs_that_diverge_at_other_products_each_time_accuse_the_device(n
     assert "step 3, the output of Net.fc (Linear)" in said
 
 
-def test_two_runs_accuse_nobody(notes):
+def test_two_runs_alone_accuse_no_hardware(notes):
     assert LOOKS not in notes(None, 1, 3, noise=False)
 
 

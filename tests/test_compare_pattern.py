@@ -182,7 +182,7 @@ def test_ulps_of_float64_are_exact_where_the_numbers_are_large():
     assert ulp_bins(a, b, ("float64", "float64"))[0] == ((1, 1), (2**23 + 1, 1))
 
 
-def test_bins_in_words():
+def test_a_pattern_of_bins_is_said_in_words():
     assert [ulp_words(low) for low in (1, 2, 3, 5, 9, 2**23 + 1)] == [
         "1",
         "2",

@@ -283,7 +283,7 @@ def test_extra_calls_are_told_beside_another_reason(compare):
     assert "Net runs once in this step of a and twice in b." in result.evidence
 
 
-def test_shape_against_shape(compare):
+def test_another_shape_is_said_with_both_shapes(compare):
     def steps(width):
         return [
             [
@@ -334,7 +334,7 @@ def test_stale_gradients_are_found_through_clipping(compare):
     assert "zero_grad is missing" not in result.sentence
 
 
-def test_optimizer_without_the_parameter(compare):
+def test_a_parameter_that_an_optimizer_lacks_is_said_to_be_so(compare):
     x = np.ones((2, 2), F32)
     both = [[row("optimizer", "grad", "Net.a", x), row("optimizer", "grad", "Net.b", x)]]
     groups = ({"lr": 0.1, "params": ["Net.a", "Net.b"]}, {"lr": 0.1, "params": ["Net.a"]})
@@ -443,7 +443,7 @@ SGD = row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']")
 
 @pytest.mark.parametrize(
     ("stepped", "words"),
-    [([SGD], "it was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
+    [([SGD], "It was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
     ids=["optimizer", "none"],
 )
 def test_a_tensor_changed_outside_of_the_optimizer(compare, stepped, words):

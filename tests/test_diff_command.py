@@ -44,7 +44,7 @@ def runs(tmp_path):
         ("other", ["--no-such"], 2),
     ],
 )
-def test_exit_status(introspect, runs, b, options, code):
+def test_the_exit_status_says_the_verdict(introspect, runs, b, options, code):
     done = introspect("diff", "a", b, *options, cwd=runs)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -56,7 +56,7 @@ def test_bad_usage_with_bisect_cannot_be_tested(introspect, runs):
     assert introspect("diff", "a", "other", "--bisect", "--kinds", "nonsense", cwd=runs).returncode == 125
 
 
-def test_table_json_and_yaml(introspect, runs):
+def test_the_answer_is_a_table_json_or_yaml(introspect, runs):
     table = introspect("diff", "a", "other", cwd=runs).stdout
     assert table.startswith("First divergence at step 1: the output of Net.a (Linear) differs")
     assert "also at step 1" in table
@@ -79,7 +79,7 @@ def test_the_first_stands_alone_and_the_rest_of_its_step_is_counted_by_kind(intr
     assert f"{len(every) - 1} not listed" in text
 
 
-def test_all_lists_all(introspect, runs):
+def test_all_lists_every_divergence(introspect, runs):
     few = introspect("diff", "a", "other", "--limit", "2", cwd=runs).stdout
     every = introspect("diff", "a", "other", "--all", cwd=runs).stdout
     assert few.count("propagated") == 1
@@ -97,7 +97,7 @@ def test_verbose_shows_what_differs_and_no_more(introspect, runs):
     assert "checksum" not in text
 
 
-def test_settings_alone(introspect, runs):
+def test_settings_alone_are_listed_on_request(introspect, runs):
     done = introspect("diff", "a", "other", "--settings", cwd=runs)
     assert done.returncode == 1
     assert "--lr 1 -> 2" in done.stdout
@@ -118,7 +118,7 @@ def test_no_map_unless_asked_for(runs):
     assert "Divergence map" not in done.stdout
 
 
-def test_map_and_tree(introspect, runs):
+def test_a_map_is_drawn_on_request(introspect, runs):
     text = introspect("diff", "a", "other", "--map", cwd=runs, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
     assert "Divergence map (steps 0 to 3)" in text
     assert "<- origin" in text

@@ -105,8 +105,10 @@ def test_nan_and_infinity_become_null_or_text(document):
     assert (found["first"]["a"]["infs"], found["first"]["b"]["infs"]) == (0, 1)
     everything = strict(to_json(document(steps([np.nan, np.nan]), steps([np.inf, np.inf]), want_map=True)))
     assert everything["first"]["rel_l2"] is None
-    lonely = strict(to_json(document(steps([1, 2]), [[row("forward", "output", "Net.b", np.ones(2))]], want_map=True)))
-    assert "inf" in [value for values in lonely["map"]["values"] for value in values]
+    one_sided = strict(
+        to_json(document(steps([1, 2]), [[row("forward", "output", "Net.b", np.ones(2))]], want_map=True))
+    )
+    assert "inf" in [value for values in one_sided["map"]["values"] for value in values]
 
 
 def test_strange_names_are_told_as_the_reader_gives_them(document):

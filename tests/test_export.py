@@ -382,7 +382,7 @@ def test_a_histogram_is_framed_as_tensorboard_has_it(tmp_path):
     assert found.histogram_value.max == 3
 
 
-def test_crc_is_castagnoli_s():
+def test_the_crc_of_tensorboards_files_is_castagnolis():
     from introspect_cli.exchange.tensorboard import masked_crc
 
     crc = 0xE3069283  # of "123456789"

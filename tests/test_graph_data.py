@@ -124,7 +124,7 @@ def test_the_middle_of_repeated_layers_is_pruned(graph):
     assert not [name for name in names if ".layers.1" in name or ".layers.2" in name]
 
 
-def test_named_targets(graph):
+def test_targets_are_named_by_globs(graph):
     pruned = prune(graph, ("*.fc",), scales=False, layers=False)
     assert {node.record.site.fqn.rpartition(".")[2] for node in pruned.nodes} == {"fc"}
     names = named(pruned)

@@ -70,7 +70,7 @@ def test_a_run_named_twice_is_refused(runs):
         grouped(runs, "a", "b", "a")
 
 
-def test_the_command_line(introspect, runs):
+def test_the_command_groups_more_than_two_runs(introspect, runs):
     answer = introspect("diff", runs / "a", runs / "b", runs / "module")
     assert answer.returncode == 1
     assert "is the odd one out" in " ".join(answer.stdout.split())

@@ -39,8 +39,18 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory, quick_python):
+    """A folder with an `introspect` that need not import torch each time, for what shells and git run."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "introspect").write_text(f'#!/bin/sh\nexec {sys.executable} -m introspect_cli "$@"\n')
+    (folder / "introspect").chmod(0o755)
+    return folder
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_print_what_it_says(page, tmp_path, introspect):
+def test_the_commands_of_a_page_print_what_it_says(page, tmp_path, introspect, programs, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "PATH", os.pathsep.join([str(programs), ENVIRONMENT["PATH"]]))
     place = tmp_path / "project"
     place.mkdir()
     text = page.read_text(encoding="utf-8")

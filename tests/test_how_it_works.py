@@ -21,7 +21,7 @@ COLUMNS = ("EQUAL", "WITHIN", "DIFFERENT", "ONLY_B", "ABSENT")
 
 @pytest.fixture(scope="module")
 def followed(forks, tmp_path_factory):
-    """How many rows of the first step are in each state after each pass, and the sentence."""
+    """How many rows of the first step are in each state after each pass, and the answer."""
     place = tmp_path_factory.mktemp("runs")
     script = ROOT / "fixtures/train_gpt.py"
     for name, lean, fault in (("a", ["--record", "param,grad,loss,batch"], "none"), ("b", [], "gelu-tanh")):
@@ -41,7 +41,7 @@ def followed(forks, tmp_path_factory):
         patch.setattr(walk, "pair", watched(walk.pair))
         patch.setattr(walk, "PASSES", tuple(map(watched, walk.PASSES)))
         result = compare_runs(a, b, DiffOptions(rtol=1e-5))
-    return seen[: 1 + len(walk.PASSES)], result.sentence
+    return seen[: 1 + len(walk.PASSES)], result
 
 
 def test_the_page_lists_every_pass_in_its_order():
@@ -59,5 +59,11 @@ def test_the_example_counts_what_the_passes_leave(followed):
 def test_the_example_is_answered_as_the_page_says(followed):
     answer = next(block for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "ln2" in block)
     numbers = re.compile(r"\d\.\de-\d+")
-    said, wanted = (numbers.sub("#", text) for text in (followed[1], " ".join(answer.split())))
+    said, wanted = (numbers.sub("#", text) for text in (followed[1].sentence, " ".join(answer.split())))
     assert said[: len(wanted)] == wanted
+
+
+def test_the_example_finds_what_the_page_says(followed):
+    (told,) = re.findall(r"In the example that list holds `(\w+)` alone", PAGE)
+    assert [type(found).__name__ for found in followed[1].findings] == [told]
+    assert followed[1].code.ranked == ()

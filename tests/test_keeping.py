@@ -125,7 +125,7 @@ def test_conditions_are_arithmetic_and_nothing_else():
             When(text)
 
 
-def test_sizes():
+def test_sizes_are_read_with_their_units():
     assert [parse_size(text) for text in ("2GB", "500 mb", "1.5GiB", 10**6)] == [
         2 * 10**9,
         5 * 10**8,

@@ -160,7 +160,7 @@ def test_shown_as_a_tree_and_as_json(introspect, run):
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
-def test_pieces_of_paths():
+def test_a_path_is_cut_into_its_pieces():
     assert pieces("[0]['a[.]b'].c[<key>]") == ["[0]", "['a[.]b']", ".c", "[<key>]"]
     assert pieces("") == []
     assert pieces("nonsense") == ["nonsense"]

@@ -69,7 +69,7 @@ def train_architecture(name: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sliced(ARCHITECTURES, SLICE))
-def test_architecture(tmp_path, name):
+def test_a_library_model_trains_to_the_same_bits(tmp_path, name):
     if name not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     seen = assert_neutral(train_architecture(name), tmp_path / "run")
@@ -83,7 +83,7 @@ def test_architecture(tmp_path, name):
     assert {record.site.fqn for record in seen.of("grad", step=1)} <= trained
 
 
-def test_table_is_wide():
+def test_the_table_of_architectures_is_wide():
     assert len(ARCHITECTURES) >= 150
     assert set(SLICE) <= set(ARCHITECTURES)
     assert sum(name in transformers.CONFIG_MAPPING for name in ARCHITECTURES) >= 60

@@ -35,7 +35,7 @@ def fit(log, model, *, steps=3, data=(4, 8), loss=lambda out: out.square().mean(
         log(model, optimizer)
 
 
-def test_plain_loop(tmp_path):
+def test_a_plain_loop_trains_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, mlp()), tmp_path / "run")
     seen.assert_losses()
     assert list(seen.steps) == [0, 1, 2]
@@ -93,7 +93,7 @@ class Views(nn.Module):
         return self.last(y.t().t().expand(2, *y.shape).sum(0))
 
 
-def test_views(tmp_path):
+def test_views_train_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, Views()), tmp_path / "run")
     assert seen.repeated() == []
     assert seen.calls("input", "Views.parts.1", step=1) == [0]
@@ -138,7 +138,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(tmp_path, reentrant):
+def test_activation_checkpointing_trains_the_same(tmp_path, reentrant):
     def train(log):
         fit(log, Checkpointed(reentrant=reentrant), loss=lambda out: out.square().mean())
 
@@ -182,7 +182,7 @@ class Energy(nn.Module):
         return force
 
 
-def test_backward_inside_forward(tmp_path):
+def test_a_backward_pass_inside_a_forward_trains_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, Energy()), tmp_path / "run")
     assert seen.calls("output", "Energy.energy", step=1, phase="forward") == [0]
     assert seen.calls("loss", "loss", step=1) == [0, 1]
@@ -226,7 +226,7 @@ def test_double_backward_and_gradient_penalty(tmp_path):
     assert seen.calls("loss", "loss", step=1) == [0, 1]
 
 
-def test_autograd_grad_without_backward(tmp_path):
+def test_autograd_grad_without_backward_trains_the_same(tmp_path):
     def train(log):
         model = mlp()
         for _ in range(3):
@@ -242,7 +242,7 @@ def test_autograd_grad_without_backward(tmp_path):
     assert list(seen.steps) == [0, 1, 2]  # no optimizer: a step is a forward
 
 
-def test_gradient_accumulation_and_clipping(tmp_path):
+def test_accumulation_and_clipping_train_the_same(tmp_path):
     def train(log):
         model = mlp()
         optimizer = sgd(model)
@@ -297,7 +297,7 @@ class Custom(nn.Module):
         return self.last(y)
 
 
-def test_custom_autograd_functions(tmp_path):
+def test_custom_autograd_functions_train_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, Custom()), tmp_path / "run")
     seen.assert_losses()
     assert seen.repeated() == []
@@ -327,7 +327,7 @@ class Split(nn.Module):
         return left, right, None
 
 
-def test_outputs_without_gradient(tmp_path):
+def test_outputs_without_gradient_train_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, Unused()), tmp_path / "run")
     assert [r.site.path for r in seen.of("grad_output", "Unused.split", step=0)] == ["[0]"]
     assert [r.site.path for r in seen.of("output", "Unused.split", step=0)] == ["[0]", "[1]"]
@@ -335,7 +335,7 @@ def test_outputs_without_gradient(tmp_path):
     assert seen.of("param", "Unused.never.weight")
 
 
-def test_functional_transforms(tmp_path):
+def test_functional_transforms_compute_the_same(tmp_path):
     def train(log):
         model = mlp()
         params = {name: value.detach() for name, value in model.named_parameters()}
@@ -358,7 +358,7 @@ def test_functional_transforms(tmp_path):
     assert any("functorch" in text for text in seen.unseen().values())
 
 
-def test_forward_mode(tmp_path):
+def test_forward_mode_computes_the_same(tmp_path):
     import torch.autograd.forward_ad as fwad
 
     def train(log):
@@ -467,7 +467,7 @@ def test_script_watches_operations_and_functions(tmp_path):
     assert seen.unseen() == {}
 
 
-def test_default_device_and_dtype(tmp_path):
+def test_a_default_device_and_dtype_train_the_same(tmp_path):
     def train(log):
         torch.set_default_dtype(torch.float64)
         try:
@@ -482,7 +482,7 @@ def test_default_device_and_dtype(tmp_path):
     assert len(seen.of("loss")) == 3
 
 
-def test_tensor_subclass(tmp_path):
+def test_a_tensor_subclass_trains_the_same(tmp_path):
     class Tagged(torch.Tensor):
         seen: list[str] = []  # noqa: RUF012 - what the script counts
 

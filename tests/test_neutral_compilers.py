@@ -68,7 +68,7 @@ BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled_whole(tmp_path, backend):
+def test_a_compiled_model_trains_the_same(tmp_path, backend):
     def train(log):
         torch._dynamo.reset()
         net = Model()
@@ -93,7 +93,7 @@ def test_a_graph_of_a_models_modules_takes_none_of_their_names():
     assert names.state(net.last, None).fqn == "Model.last"
 
 
-def test_compiled_part(tmp_path):
+def test_a_model_that_is_compiled_in_part_trains_the_same(tmp_path):
     def train(log):
         torch._dynamo.reset()
         net = Model()
@@ -145,7 +145,7 @@ def test_compiler_is_not_slowed_into_more_graphs(tmp_path):
     assert assert_neutral(train, tmp_path / "run").records
 
 
-def test_scripted(tmp_path):
+def test_a_scripted_model_trains_the_same(tmp_path):
     def train(log):
         net = torch.jit.script(Model())
         fit(log, net)
@@ -156,7 +156,7 @@ def test_scripted(tmp_path):
     assert "scripted" in seen.unseen()["Model.body"]
 
 
-def test_scripted_part(tmp_path):
+def test_a_model_that_is_scripted_in_part_trains_the_same(tmp_path):
     def train(log):
         net = Model()
         net.body = torch.jit.script(net.body)
@@ -168,7 +168,7 @@ def test_scripted_part(tmp_path):
     assert seen.calls("output", "Model.last", step=1) == [0]
 
 
-def test_traced(tmp_path):
+def test_a_traced_model_trains_the_same(tmp_path):
     def train(log):
         net = Model()
         traced = torch.jit.trace(net, torch.randn(4, 8))
@@ -179,7 +179,7 @@ def test_traced(tmp_path):
     seen.assert_losses()
 
 
-def test_symbolically_traced(tmp_path):
+def test_a_symbolically_traced_model_trains_the_same(tmp_path):
     def train(log):
         net = torch.fx.symbolic_trace(Model())
         log(str(net.graph), net.code)
@@ -190,7 +190,7 @@ def test_symbolically_traced(tmp_path):
     assert any(name.endswith("body.0") for name in seen.modules)
 
 
-def test_exported(tmp_path):
+def test_an_exported_model_trains_the_same(tmp_path):
     def train(log):
         net = Model()
         program = torch.export.export(net, (torch.randn(4, 8),))
@@ -216,7 +216,7 @@ def test_exported_by_onnx_style_tracing_of_fake_tensors(tmp_path):
     seen.assert_losses()
 
 
-def test_module_that_calls_itself(tmp_path):
+def test_a_module_that_calls_itself_trains_the_same(tmp_path):
     class Tree(nn.Module):
         def __init__(self):
             super().__init__()
@@ -230,7 +230,7 @@ def test_module_that_calls_itself(tmp_path):
     assert seen.calls("output", "Tree.linear", step=1) == [0, 1, 2, 3]
 
 
-def test_meta_and_fake_models(tmp_path):
+def test_meta_and_fake_models_compute_the_same(tmp_path):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def train(log):

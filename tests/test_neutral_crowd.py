@@ -33,7 +33,7 @@ def crowd(tmp_path, options):
 
 
 @pytest.mark.parametrize("place", [pytest.param("own", marks=pytest.mark.sweep), "default"])
-def test_captures_side_by_side(tmp_path, place):
+def test_captures_run_side_by_side(tmp_path, place):
     """In directories of their own, and in the default one, where most of them begin in the same second."""
     ended = crowd(tmp_path, lambda number: ["-o", f"run{number}"] if place == "own" else [])
     runs = set()
@@ -49,7 +49,7 @@ def test_captures_side_by_side(tmp_path, place):
     assert len(runs) == CROWD
 
 
-def test_captures_into_one_directory(tmp_path):
+def test_captures_into_one_directory_do_not_mix(tmp_path):
     """One has it; all others are refused before their script starts, and leave its run as it is."""
     ended = sorted(crowd(tmp_path, lambda number: ["-o", "run"]))
     assert [code for code, _, _ in ended] == [0] + [2] * (CROWD - 1)

@@ -82,7 +82,7 @@ def assert_compared(path, whole, note):
 
 
 @pytest.mark.parametrize("name", sliced(ENDINGS, ("_exit", "killed", "interrupted", "exit", "handled")))
-def test_ending(tmp_path, five_steps, name):
+def test_a_captured_script_ends_as_the_bare_one(tmp_path, five_steps, name):
     body, code = ENDINGS[name]
     (tmp_path / "train.py").write_text(HEAD + body)
     process = capture(tmp_path / "train.py", tmp_path / "run")
@@ -101,7 +101,7 @@ def test_ending(tmp_path, five_steps, name):
         assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step 2")
 
 
-def test_killed_at_random_instants(tmp_path):
+def test_a_run_killed_at_any_instant_can_be_read(tmp_path):
     """In a process of its own: what other tests have trained here, a fork of this process could not train after."""
     (tmp_path / "kills.py").write_text(f"""
 import sys
@@ -131,7 +131,7 @@ def run_script(tmp_path, body, *options, before=None):
     )
 
 
-def test_directory_removed_underneath(tmp_path):
+def test_a_removed_directory_ends_the_run_and_not_the_script(tmp_path):
     """The files stay open, so recording goes on unseen; what needs the directory says once that it is gone."""
     out = run_script(tmp_path, "shutil.rmtree('run'); train(3); print('done'); sys.exit(4)")
     assert out.returncode == 4
@@ -142,7 +142,7 @@ def test_directory_removed_underneath(tmp_path):
     assert "Traceback" not in out.stderr
 
 
-def test_disk_that_fills_up(tmp_path, five_steps):
+def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_steps):
     """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
 
     def limit():
@@ -164,7 +164,7 @@ def test_disk_that_fills_up(tmp_path, five_steps):
     assert_compared(tmp_path / "run", five_steps, "could not see everything: cannot write to")
 
 
-def test_full_device(tmp_path):
+def test_a_full_device_ends_the_run_and_not_the_script(tmp_path):
     """A write to a device without space fails at once."""
     body = """
 import errno
@@ -191,7 +191,7 @@ def test_unwritable_place_is_refused_before_the_script_starts(tmp_path):
     assert out.stderr.count("\n") == 1
 
 
-def test_out_of_memory(tmp_path):
+def test_a_script_out_of_memory_ends_as_the_bare_one(tmp_path):
     """An allocation that fails raises in the script as it would without us."""
     body = """
 import resource
@@ -207,7 +207,7 @@ train(2)
     assert out.stdout == "three\nRuntimeError\n"
 
 
-def test_killed_for_its_memory(tmp_path, five_steps):
+def test_a_script_killed_for_its_memory_leaves_a_whole_run(tmp_path, five_steps):
     """Killed as it grows, without notice, as the system or a watching daemon does to the largest process."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("no way to see a process grow")
@@ -241,7 +241,7 @@ while len(held) < 50:
     assert_compared(tmp_path / "run", five_steps, "interrupted: it holds up to and including step")
 
 
-def test_interrupt_while_training(tmp_path):
+def test_an_interrupt_ends_a_captured_script_as_the_bare_one(tmp_path):
     (tmp_path / "train.py").write_text(HEAD + "while True:\n    print('go', flush=True)\n    train(1)\n")
     process = capture(tmp_path / "train.py", tmp_path / "run")
     assert process.stdout is not None

@@ -38,7 +38,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-def test_packed_sequences(tmp_path, kind):
+def test_packed_sequences_train_the_same(tmp_path, kind):
     seen = assert_neutral(
         lambda log: fit(log, Recurrent(kind), lambda: (torch.randn(3, 5, 4), torch.tensor([5, 2, 3]))), tmp_path / "run"
     )
@@ -48,7 +48,7 @@ def test_packed_sequences(tmp_path, kind):
     assert seen.of("grad_output", "Recurrent.rnn", step=1)
 
 
-def test_cells_called_many_times(tmp_path):
+def test_cells_called_many_times_train_the_same(tmp_path):
     class Cells(nn.Module):
         def __init__(self):
             super().__init__()
@@ -70,7 +70,7 @@ def encoder(**settings):
     return nn.TransformerEncoder(layer, 2)
 
 
-def test_transformer_trains(tmp_path):
+def test_a_transformer_trains_the_same(tmp_path):
     seen = assert_neutral(lambda log: fit(log, encoder(), lambda: (torch.randn(2, 3, 8),)), tmp_path / "run")
     assert seen.calls("output", "TransformerEncoder.layers.1.linear1", step=1) == [0]
     assert seen.unseen() == {}
@@ -118,7 +118,7 @@ def test_attention_that_never_calls_its_projection(tmp_path):
     assert seen.of("grad", "Attention.attn.out_proj.weight", step=1)
 
 
-def test_channels_last(tmp_path):
+def test_channels_last_trains_the_same(tmp_path):
     def train(log):
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1))
         net = net.to(memory_format=torch.channels_last)
@@ -130,7 +130,7 @@ def test_channels_last(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantised(tmp_path):
+def test_a_quantised_model_computes_the_same(tmp_path):
     def evaluate(log):
         net = mlp().eval()
         dynamic = torch.ao.quantization.quantize_dynamic(copy.deepcopy(net), {nn.Linear}, dtype=torch.qint8)
@@ -143,7 +143,7 @@ def test_quantised(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantisation_aware_training(tmp_path):
+def test_quantisation_aware_training_is_the_same(tmp_path):
     def train(log):
         net = nn.Sequential(
             torch.ao.quantization.QuantStub(), nn.Linear(8, 8), nn.ReLU(), torch.ao.quantization.DeQuantStub()
@@ -181,7 +181,7 @@ def test_part_called_before_it_is_part_of_something(tmp_path):
     assert not any(name.startswith("Sequential#2.") for name in seen.modules)
 
 
-def test_parametrised(tmp_path):
+def test_a_parametrised_module_trains_the_same(tmp_path):
     def train(log):
         net = nn.Sequential(
             parametrizations.weight_norm(nn.Linear(8, 8)),
@@ -211,7 +211,7 @@ def test_old_weight_and_spectral_norm(tmp_path):
     assert_neutral(train, tmp_path / "run").assert_losses()
 
 
-def test_lazy_modules(tmp_path):
+def test_lazy_modules_train_the_same(tmp_path):
     def train(log):
         net = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(1))
         with torch.no_grad():
@@ -300,7 +300,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_nested_values_by_keyword(tmp_path, name):
+def test_nested_values_by_keyword_train_the_same(tmp_path, name):
     wrap, paths, pick = OUTPUTS[name]
 
     def train(log):
@@ -348,7 +348,7 @@ def test_copies_of_a_watched_model(tmp_path):
     assert {"Sequential", "Sequential#2", "Sequential#3", "Sequential#4"} <= set(seen.modules)
 
 
-def test_data_parallel(tmp_path):
+def test_data_parallel_trains_the_same(tmp_path):
     def train(log):
         fit(log, nn.DataParallel(mlp()), lambda: (torch.randn(4, 8),))
 
@@ -357,7 +357,7 @@ def test_data_parallel(tmp_path):
     assert seen.calls("output", "Sequential.0", step=0) == [0]
 
 
-def test_replicas_in_threads(tmp_path):
+def test_replicas_in_threads_train_the_same(tmp_path):
     """What `DataParallel` does with several devices, on one."""
     from torch.nn.parallel.parallel_apply import get_a_var  # noqa: F401 - there in every torch that has replicas
 
@@ -398,7 +398,7 @@ def test_module_made_anew_each_step(tmp_path):
     assert all(seen.calls("output", "MSELoss", step=step) == [0] for step in range(4))
 
 
-def test_unusual_tensors(tmp_path):
+def test_unusual_tensors_change_nothing(tmp_path):
     """Values of every sort pass through a module; none may cost the script anything, warnings included."""
 
     def evaluate(log):

@@ -47,7 +47,7 @@ if hasattr(torch.optim, "Adafactor"):  # new in torch 2.5
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(tmp_path, name):
+def test_every_optimizer_steps_the_same(tmp_path, name):
     seen = assert_neutral(train_with(OPTIMIZERS[name]), tmp_path / "run")
     seen.assert_losses()
     assert list(seen.steps) == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_capturable_needs_an_accelerator_and_says_so_alike(tmp_path):
     assert assert_neutral(train, tmp_path / "run").records
 
 
-def test_sparse_gradients(tmp_path):
+def test_sparse_gradients_train_the_same(tmp_path):
     def model():
         return nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Flatten(), nn.Linear(16, 1))
 
@@ -90,7 +90,7 @@ def test_sparse_gradients(tmp_path):
     assert list(seen.steps) == [0, 1, 2, 3]  # two optimizers: each step of either ends a step
 
 
-def test_lbfgs_with_closure(tmp_path):
+def test_lbfgs_with_a_closure_trains_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
@@ -138,7 +138,7 @@ class Sam(torch.optim.Optimizer):
         return loss
 
 
-def test_sharpness_aware_optimizer(tmp_path):
+def test_a_sharpness_aware_optimizer_trains_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = Sam(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -212,7 +212,7 @@ def test_gradient_scaler_with_skipped_steps(tmp_path, fused):
     assert seen.repeated() == []
 
 
-def test_bf16_autocast(tmp_path):
+def test_bf16_autocast_trains_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.AdamW(net.parameters())
@@ -229,7 +229,7 @@ def test_bf16_autocast(tmp_path):
     assert seen.of("grad", "Sequential.0.weight", step=1)[0].summary.layout.dtype == "float32"
 
 
-def test_schedulers(tmp_path):
+def test_schedulers_step_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -251,7 +251,7 @@ def test_schedulers(tmp_path):
     assert len(set(rates)) > 1
 
 
-def test_exponential_average_of_weights(tmp_path):
+def test_an_average_of_the_weights_is_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -274,7 +274,7 @@ def test_exponential_average_of_weights(tmp_path):
     assert seen.calls("output", "Sequential.0", step=1) == [0]
 
 
-def test_save_and_resume(tmp_path):
+def test_a_saved_and_resumed_training_is_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.AdamW(net.parameters())
@@ -298,7 +298,7 @@ def test_save_and_resume(tmp_path):
     assert list(seen.steps) == [0, 1, 2, 3]
 
 
-def test_several_models_and_optimizers(tmp_path):
+def test_several_models_and_optimizers_train_the_same(tmp_path):
     def train(log):
         maker, judge = mlp(), mlp()
         ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())

@@ -51,7 +51,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_loader_workers(tmp_path, name):
+def test_loader_workers_yield_the_same(tmp_path, name):
     def train(log):
         generator = torch.Generator().manual_seed(3) if name == "own generator" else None
         fit(log, DataLoader(Numbers(), batch_size=4, shuffle=True, generator=generator, **LOADERS[name]))
@@ -78,7 +78,7 @@ def test_iterable_dataset_and_two_loaders_at_once(tmp_path):
     assert {r.site.fqn for r in seen.of("batch", step=1)} == {"DataLoader", "DataLoader#2"}
 
 
-def test_worker_that_raises(tmp_path):
+def test_a_worker_that_raises_ends_the_script_as_before(tmp_path):
     class Broken(Numbers):
         def __getitem__(self, index):
             if index == 5:
@@ -129,7 +129,7 @@ def test_two_models_in_two_threads(tmp_path):
     assert {"Sequential", "Sequential#2"} <= set(seen.modules)
 
 
-def test_backward_in_another_thread(tmp_path):
+def test_a_backward_pass_in_another_thread_trains_the_same(tmp_path):
     def train(log):
         net = mlp()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -204,7 +204,7 @@ def test_forked_child_trains_without_writing(tmp_path):
     assert list(Seen(tmp_path / "run").steps) == [0, 1, 2]
 
 
-def test_spawned_and_persistent_workers(tmp_path):
+def test_spawned_and_persistent_workers_yield_the_same(tmp_path):
     file = script(
         tmp_path / "train.py",
         """
@@ -244,7 +244,7 @@ def test_spawned_and_persistent_workers(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.sweep)])
-def test_hogwild(tmp_path, method):
+def test_hogwild_trains_under_capture(tmp_path, method):
     """Children that train a shared model, one after the other so that the outcome is fixed."""
     file = script(
         tmp_path / "train.py",

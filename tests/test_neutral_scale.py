@@ -41,7 +41,7 @@ class Tiny(nn.Module):
 
 
 @sizes(1000, 20_000)
-def test_tiny_modules(tmp_path, count):
+def test_twenty_thousand_tiny_modules_train_the_same(tmp_path, count):
     def train(log):
         net = nn.Sequential(*[Tiny() for _ in range(count)])
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
@@ -77,7 +77,7 @@ class Inside(nn.Module):
 
 
 @sizes(150, 2000)
-def test_layers_one_inside_another(tmp_path, count):
+def test_two_thousand_nested_layers_train_the_same(tmp_path, count):
     """Torch's own code takes three python frames a level, and its lists of parts one a level more."""
     net = None
     for _ in range(count):
@@ -194,7 +194,7 @@ def test_modules_made_anew_at_each_step(tmp_path, count):
 
 
 @sizes(100, 2000)
-def test_steps_without_a_leak(tmp_path, count):
+def test_many_steps_leak_nothing(tmp_path, count):
     held = []
     net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(net.parameters())

@@ -68,7 +68,7 @@ thread.join()
 
 
 @pytest.mark.parametrize("name", sliced(list(BODIES), ("uncaught", "backward", "closure")))
-def test_uncaught(tmp_path, name):
+def test_an_uncaught_exception_prints_the_bare_traceback(tmp_path, name):
     python = None if name in ("backward", "closure") else PYTHON
     bare, seen = both(script(tmp_path / "train.py", HEAD + BODIES[name]), tmp_path / "run", python=python)
     assert bare.stdout + bare.stderr

@@ -180,7 +180,7 @@ def lifetimes():
     return references
 
 
-def test_nothing_lives_longer(tmp_path):
+def test_nothing_lives_longer_under_capture(tmp_path):
     bare = lives(lifetimes)
     with watched(tmp_path / "run"):
         seen = lives(lifetimes)
@@ -275,7 +275,7 @@ def test_a_script_that_patches_torch_itself(tmp_path):
         nn.Module.__call__ = original
 
 
-def test_signatures_look_the_same(tmp_path):
+def test_signatures_look_the_same_under_capture(tmp_path):
     import inspect
 
     things = [nn.Module.__call__, torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__]

@@ -37,7 +37,7 @@ def never():
     raise AssertionError("a third run was not needed")
 
 
-def test_agreement_is_neutral():
+def test_runs_that_agree_are_neutral():
     assert judge(outcome(), outcome(), never).exit_code == SAME
     assert "5 tensors" in judge(outcome(), outcome(), never).sentence
 
@@ -61,11 +61,11 @@ def test_difference_that_bare_runs_have_too():
 def test_output_with_times_in_it():
     finding = judge(outcome(out=1), outcome(out=2), lambda: outcome(out=3))
     assert finding.exit_code == SAME
-    assert "standard output differs between bare runs too" in finding.sentence
+    assert "standard output differs between runs without a capture, too" in finding.sentence
     assert judge(outcome(out=1, parameters=1), outcome(out=2), lambda: outcome(out=3)).exit_code == DIVERGED
 
 
-def test_differing_names_aspects():
+def test_what_differs_is_named():
     assert differing(outcome(code=1), outcome()) == ["exit code"]
 
 
@@ -74,10 +74,10 @@ def capture(introspect, tmp_path, *options, noise="", disturbed="pass"):
     return introspect("capture", *options, "-o", "run", "train.py")
 
 
-def test_neutral_script(introspect, tmp_path):
+def test_a_neutral_script_is_called_neutral(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--verify-neutral")
     assert out.returncode == 0, out.stderr
-    assert "neutral: watched and bare agree in " in out.stderr
+    assert "neutral: the runs with and without a capture agree in " in out.stderr
     assert len(out.stdout.splitlines()) == 3
     assert (tmp_path / "run" / "manifest.yaml").exists()
 
@@ -93,11 +93,11 @@ def test_script_that_notices_the_capture(introspect, tmp_path):
     notices = "call = torch.nn.Module.__call__; net.weight.data += call is not torch.nn.Module._wrapped_call_impl"
     out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
     assert out.returncode == 1, out.stderr
-    assert "not neutral: watched and bare differ in parameters and optimizer state" in out.stderr
+    assert "not neutral: the runs with and without a capture differ in parameters and optimizer state" in out.stderr
 
 
 @pytest.mark.sweep
-def test_seed_makes_it_deterministic(introspect, tmp_path):
+def test_a_seed_makes_a_script_deterministic(introspect, tmp_path):
     out = capture(introspect, tmp_path, "--repeat", "2", "--seed", "1", noise=" * random.random()")
     assert out.returncode == 0, out.stderr
     assert "deterministic: 2 runs agree in all " in out.stderr
@@ -114,7 +114,7 @@ def test_repeat_finds_where_it_parts(introspect, tmp_path):
 
 
 @pytest.mark.parametrize("options", [("--verify-neutral", "--repeat", "2"), ("--repeat", "0")])
-def test_bad_questions(introspect, tmp_path, options):
+def test_options_that_cannot_go_together_are_refused(introspect, tmp_path, options):
     out = capture(introspect, tmp_path, *options)
     assert out.returncode == 2
     assert out.stderr.count("\n") == 1

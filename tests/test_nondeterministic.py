@@ -33,7 +33,7 @@ def test_a_listed_operator_on_a_gpu_is_said_to_be_one(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_no_other_operator_is(name):
+def test_no_other_operator_is_called_nondeterministic(name):
     assert nondeterministic(diverging(f"aten.{name}", "cuda:0", "cuda:0")) == ""
 
 

@@ -190,7 +190,7 @@ def test_several_results_have_a_path_each(tmp_path):
     assert [r.site.path for r in operators(path)] == [f"aten.native_layer_norm.default[{i}]" for i in range(3)]
 
 
-def test_only_floats_unless_asked(tmp_path):
+def test_only_floats_are_recorded_unless_asked(tmp_path):
     class Picks(nn.Module):
         def forward(self, x):
             return x.max(dim=0), x > 0
@@ -212,7 +212,7 @@ def test_globs_choose_operators_and_modules(tmp_path):
     assert {r.site.fqn for r in operators(path)} == {"Two.second"}
 
 
-def test_only_scheduled_steps(tmp_path):
+def test_operators_are_recorded_in_scheduled_steps_alone(tmp_path):
     path = run_op(tmp_path / "run", training(Two(), steps=3), steps=Schedule.parse("1"))
     assert len(operators(path, 1)) > 10
     with pytest.raises(KeyError):
@@ -224,7 +224,7 @@ def test_calls_are_counted_anew_in_each_step(tmp_path):
     assert places(operators(path, 1)) == places(operators(path, 2))
 
 
-def test_random_operators(tmp_path):
+def test_random_operators_are_recorded(tmp_path):
     def work():
         torch.manual_seed(5)
         nn.Dropout(0.5)(torch.ones(40))
@@ -312,7 +312,7 @@ def test_checkpointed_forwards_are_recomputed_apart(tmp_path):
     assert "aten.tanh_backward.default" in {r.info.op for r in found if r.site.fqn == "Again.inner"}
 
 
-def test_gradients_of_gradients(tmp_path):
+def test_operators_of_gradients_of_gradients_are_recorded(tmp_path):
     model = Two()
 
     def work():

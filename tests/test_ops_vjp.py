@@ -120,7 +120,7 @@ def test_values_that_do_not_depend_on_each_other_are_said_not_to(model, tmp_path
     assert found(path)["vjp(b:a)"].status is Status.NOT_OBSERVED
 
 
-def test_names():
+def test_the_two_ends_of_a_product_are_read_from_the_command_line():
     assert ValueName.parse("x.y['h'][0]") == ValueName("x.y", Kind.OUTPUT, "['h'][0]")
     assert ValueName.parse("x/input['k']") == ValueName("x", Kind.INPUT, "['k']")
     assert ValueName.parse("x/input").path == "[0]"
@@ -130,7 +130,7 @@ def test_names():
             parse_pairs([wrong], [])
 
 
-def test_from_the_command_line(introspect, tmp_path):
+def test_products_can_be_asked_for_on_the_command_line(introspect, tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\nfrom torch import nn\n"
         "model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))\n"

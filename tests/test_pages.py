@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
 import introspect_cli
+from introspect_cli import cli
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def scripts(page):
@@ -43,6 +48,33 @@ def run_page(tmp_path, introspect):
     return run
 
 
+def commands_of(text):
+    """Every command of the tool in a page: in blocks, and in the middle of a sentence."""
+    for found in re.findall(
+        r"^(?: {4})?(introspect [^`\n]*(?:\\\n[^`\n]*)*)$|`(introspect [^`]*)`", text, re.MULTILINE
+    ):
+        yield " ".join("".join(found).replace("\\\n", " ").split())
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_every_command_on_a_page_has_options_that_the_tool_takes(path):
+    """`test_guides.py` runs the commands of guides; this reads those of every page, examples of help included."""
+    for line in commands_of(path.read_text(encoding="utf-8")):
+        words = shlex.split(re.split(r" [#|>&]|\.\.\.|;|  +\(", line)[0])[1:]
+        if words[0] not in cli.VERBS:  # a sentence that begins with the tool's name, or `introspect VERB`
+            continue
+        command, context = cli.introspect, click.Context(cli.introspect)
+        while isinstance(command, click.Group) and words and words[0].islower() and not words[0].startswith("-"):
+            command = command.get_command(context, words[0])
+            assert command is not None, line
+            context = click.Context(command, parent=context, **command.context_settings)
+            words = words[1:]
+        try:
+            command.make_parser(context).parse_args(words)
+        except click.UsageError as error:
+            pytest.fail(f"{line}: {error.format_message()}")
+
+
 def test_links_between_pages_lead_somewhere():
     for path in (*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
         for target, _, anchor in (
@@ -63,7 +95,7 @@ def test_the_readme_describes_every_extra():
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == extras
 
 
-def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
+def test_the_readmes_notebook_cell_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cell = next(text for text in blocks(DOCS.parent / "README.md") if "recording(" in text)
 
@@ -79,7 +111,7 @@ def test_the_readmes_notebook_cell(tmp_path, monkeypatch):
     assert "lr 0.2 -> 0.1" in introspect_cli.diff("runA", "runB").sentence
 
 
-def test_the_page_on_lightning(run_page):
+def test_the_scripts_of_the_page_on_lightning_run(run_page):
     pytest.importorskip("lightning.pytorch")
     place = run_page("guides/lightning.md")
     same = introspect_cli.diff(place / "runA", place / "runB")
@@ -91,7 +123,7 @@ def test_the_page_on_lightning(run_page):
     assert introspect_cli.diff(place / "runA", place / "runB", steps="epoch=1").result.counts.steps_compared == 4
 
 
-def test_the_page_on_transformers(run_page, introspect):
+def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     place = run_page("guides/transformers.md")
@@ -103,7 +135,7 @@ def test_the_page_on_transformers(run_page, introspect):
     assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
 
 
-def test_the_page_on_accelerate(run_page):
+def test_the_script_of_the_page_on_accelerate_runs(run_page):
     pytest.importorskip("accelerate")
     place = run_page("guides/accelerate.md")
     with introspect_cli.open_run(place / "runA") as run:

@@ -217,6 +217,7 @@ def test_another_kernel_stays_within_what_one_rounding_does(runs, forks):
     code, found = diff(forks, folder, "a", "foreach", "--noise", "p")
     assert (code, found["verdict"]) == (0, "same")
     assert found["sentence"].startswith("b stays within what one rounding of the parameters does to a, over 6 steps")
+    assert not any("One perturbed run measured" in note for note in found["notes"])
     assert [step["step"] for step in found["reach"]["steps"]] == list(range(6))
     assert all(0 < step["rounding"] < 1e-5 for step in found["reach"]["steps"])
     table = forks("diff", "a", "foreach", "--noise", "p", cwd=folder).stdout
@@ -230,6 +231,7 @@ def test_a_fault_of_the_size_of_rounding_leaves_it_where_it_is(runs, forks, faul
     head = f"b leaves what one rounding of the parameters does to a at step 0 in {place}"
     assert found["sentence"].startswith(head)
     assert found["reach"]["steps"][0]["times"] > 4
+    assert any(note.startswith("One perturbed run measured what a rounding does.") for note in found["notes"])
 
 
 def test_no_claim_is_made_of_steps_that_the_perturbed_run_has_not(runs, forks):

@@ -146,7 +146,7 @@ def test_capture_without_the_loader_iterator_says_so(tmp_path, monkeypatch):
     assert seen.of("loss")
 
 
-def test_capture_without_the_rest(tmp_path, monkeypatch):
+def test_a_capture_goes_on_without_names_that_only_tell_what_is_traced(tmp_path, monkeypatch):
     import contextlib
 
     monkeypatch.setattr(private_api, "tracing_state", private_api._absent_state)

@@ -256,7 +256,7 @@ def launched(group, monkeypatch):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_capture_without(launched, tmp_path, monkeypatch, without):
+def test_a_capture_of_ranks_goes_on_without_a_private_name(launched, tmp_path, monkeypatch, without):
     name, answer = WITHOUT[without]
     if name:
         monkeypatch.setattr(torch_distributed, name, answer)

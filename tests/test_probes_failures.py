@@ -158,7 +158,7 @@ def broken(monkeypatch, owner, name, after):
 
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize(("owner", "name"), ENTRIES, ids=[f"{owner.__name__}.{name}" for owner, name in ENTRIES])
-def test_mistake_anywhere(tmp_path, monkeypatch, capsys, whole, owner, name, after):
+def test_a_mistake_in_a_probe_never_reaches_the_script(tmp_path, monkeypatch, capsys, whole, owner, name, after):
     bare = trajectory(train)
     calls = broken(monkeypatch, owner, name, after)
     seeded()

@@ -139,7 +139,7 @@ def test_mistake_at_the_very_end(tmp_path, monkeypatch, capsys, owner, name):
 
 @pytest.mark.parametrize("error", [StoreError("the disk is full"), OSError(28, "No space left on device")])
 @pytest.mark.parametrize("name", ["append", "modules"])
-def test_store_that_fails(tmp_path, monkeypatch, capsys, name, error):
+def test_a_store_that_fails_ends_the_run_and_not_the_script(tmp_path, monkeypatch, capsys, name, error):
     """A store that cannot be written is told once, and ends; the script does not notice."""
     bare = trajectory(train)
     original, calls = getattr(RankWriter, name), []

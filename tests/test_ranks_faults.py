@@ -226,7 +226,7 @@ def other_run(runs, case, against):
 
 
 @pytest.mark.parametrize(("case", "rule", "step", "rank", "site", "words"), FOUND)
-def test_check_names_the_fault(runs, case, rule, step, rank, site, words):
+def test_check_names_a_planted_fault_of_ranks(runs, case, rule, step, rank, site, words):
     needs(case)
     with open_run(runs / "2" / case) as run:
         found = [finding for finding in check(run).findings if finding.rule == rule]
@@ -252,7 +252,7 @@ def test_four_sound_ranks_are_found_sound(runs, case):
 
 
 @pytest.mark.parametrize(("case", "against", "rank", "words"), TOLD)
-def test_diff_names_the_fault(runs, case, against, rank, words):
+def test_diff_names_a_planted_fault_of_ranks(runs, case, against, rank, words):
     needs(case)
     with open_run(other_run(runs, case, against)) as a, open_run(runs / "2" / case) as b:
         result = compare_runs(a, b, DiffOptions())

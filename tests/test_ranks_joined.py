@@ -11,12 +11,15 @@ from launches import SCRIPT, finish, launch, needs
 from sweeps import sliced
 
 from introspect_cli.compare.result import Verdict
+from introspect_cli.engine import Here
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.reduce import reduce_run
+from introspect_cli.store.whole import as_one
 
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
@@ -81,6 +84,25 @@ def test_layouts_that_add_up_in_one_order_agree_in_every_checksum(runs, a, b):
     assert result.counts.within == 0, result.sentence
     assert "tolerance" not in result.sentence
     assert result.counts.records > 250
+
+
+def test_steps_of_layouts_that_agree_have_one_digest(runs):
+    """So that none of them is read: parts and copies are counted as they are put together."""
+    have(runs, "ddp", "fsdp2")
+    digests = []
+    for name in ("ddp", "fsdp2"):
+        with open_run(runs[0] / name) as run:
+            digests.append([entry.digest for entry in as_one(run).steps])
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("name", ["ddp", "rolled"])
+def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(runs, tmp_path, name):
+    whole = tmp_path / "whole"
+    reduce_run(runs[0] / name, whole, Here().run)
+    ranks, together = (opcapture.compared(runs[0] / "single", b) for b in (runs[0] / name, whole))
+    assert (together.verdict, together.sentence, together.counts) == (ranks.verdict, ranks.sentence, ranks.counts)
+    assert "b: 2 ranks put together" in together.notes[0]
 
 
 def test_another_order_of_summation_is_not_called_equal_bits(runs):

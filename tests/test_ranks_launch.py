@@ -166,7 +166,7 @@ def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, before any srun
     ],
 )
-def test_what_launchers_say(variables, wanted):
+def test_a_rank_is_read_from_what_its_launcher_set(variables, wanted):
     found = find_launch(variables)
     assert (found and (found.rank, found.world_size, found.local_rank)) == wanted
 

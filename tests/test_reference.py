@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -52,16 +53,36 @@ def test_every_environment_variable_that_is_read_is_explained():
     assert reference.variables_read() == reference.VARIABLES.keys()
 
 
-@pytest.fixture(scope="module")
-def strict():
-    """The schema as it is shipped, but for a key that it does not have, which no schema of a tolerant reader minds."""
-    schema = json.loads(files("introspect_cli.render").joinpath("assets/diff.schema.json").read_text(encoding="utf-8"))
-    for place in (schema, *schema["$defs"].values()):
+def schema(name):
+    """A schema as it is shipped, but for a key that it does not have, which no schema of a tolerant reader minds."""
+    found = json.loads(files("introspect_cli.render").joinpath(f"assets/{name}.schema.json").read_text("utf-8"))
+    for place in (found, *found["$defs"].values()):
         if "properties" in place:
             place.setdefault("additionalProperties", False)
     validator = pytest.importorskip("jsonschema").Draft202012Validator
-    validator.check_schema(schema)
-    return validator(schema)
+    validator.check_schema(found)
+    return validator(found)
+
+
+@pytest.fixture(scope="module")
+def strict():
+    return schema("diff")
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory, forks):
+    """A run of the script with these arguments, captured when it is first asked for."""
+    folder = tmp_path_factory.mktemp("captured")
+    (folder / "train.py").write_text(SCRIPT)
+
+    @cache
+    def run(*arguments):
+        path = folder / f"run {' '.join(arguments)}"
+        done = forks("capture", "--no-packages", "-o", path.name, "train.py", *arguments, cwd=folder, env=())
+        assert done.returncode == 0, done.stderr
+        return path
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -70,16 +91,13 @@ def strict():
         ([("0.1", "1"), ("0.1", "1")], []),
         ([("0.1", "1"), ("0.2", "1")], ["--all", "--map"]),
         ([("0.1", "1"), ("0.1", "1.00001")], ["--rtol", "1e-7", "-v"]),
-        ([("0.1", "1"), ("0.1", "nan")], ["--noise", "run0"]),
+        ([("0.1", "1"), ("0.1", "nan")], ["--noise", "run 0.1 1"]),
     ],
     ids=["equal", "another rate", "rounding", "not a number"],
 )
-def test_the_json_of_a_comparison_fits_its_schema(strict, introspect, tmp_path, settings, options):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    for number, arguments in enumerate(settings):
-        done = introspect("capture", "--no-packages", "-o", f"run{number}", "train.py", *arguments)
-        assert done.returncode == 0, done.stderr
-    done = introspect("diff", "run0", "run1", "--format", "json", *options)
+def test_the_json_of_a_comparison_fits_its_schema(strict, captured, introspect, settings, options):
+    runs = [captured(*setting) for setting in settings]
+    done = introspect("diff", *runs, "--format", "json", *options, cwd=runs[0].parent)
     strict.validate(json.loads(done.stdout))
 
 
@@ -89,6 +107,30 @@ def test_the_json_of_a_run_that_lacks_records_fits_the_schema(strict, introspect
     done = introspect("diff", "a", "b", "--format", "json")
     assert done.returncode == 2, done.stderr
     strict.validate(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"),
+    [
+        ("check", ["check", "a"], 0),
+        ("show", ["show", "a"], 0),
+        ("runs", ["runs", "list", "."], 0),
+        ("groups", ["diff", "a", "b", "c"], 1),
+        ("diff", ["diff", "two ranks", "other ranks"], 1),
+        ("diff", ["diff", "a", "later"], 2),  # no step in common
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_json_of_every_verb_that_has_a_schema_fits_it(introspect, tmp_path, name, words, code):
+    write_run(tmp_path / "a", [step_rows(0), step_rows(1)])
+    write_run(tmp_path / "b", [step_rows(0), step_rows(1)])
+    write_run(tmp_path / "c", [step_rows(0), step_rows(0)])
+    write_run(tmp_path / "two ranks", [step_rows(0), step_rows(1)], ranks=2)
+    write_run(tmp_path / "other ranks", [step_rows(0), step_rows(1, shift=1.0)], ranks=2)
+    write_run(tmp_path / "later", [step_rows(0)], first_step=9)
+    done = introspect(*words, "--format", "json")
+    assert done.returncode == code, done.stdout + done.stderr
+    schema(name).validate(json.loads(done.stdout))
 
 
 def test_a_document_of_another_shape_does_not_fit(strict):

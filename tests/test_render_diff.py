@@ -179,7 +179,7 @@ def test_a_map_is_folded_into_the_width_and_keeps_what_differs_first(width):
     assert "48 more rows" in text_of(blocks)
 
 
-def test_shades_of_a_map():
+def test_a_map_is_shaded_by_distance():
     values = ((0.0, 0.0, 1e-7, 1e-4, 0.05, 2.0, math.inf),)
     behind = ((False, True, *(False,) * 5),)
     blocks = map_blocks(result(map=DivergenceMap(("Net",), tuple(range(7)), values, behind, ((False,) * 7,))), 80)

@@ -43,7 +43,7 @@ def test_long_texts_are_cut():
     assert all(len(shorten("GPT.blocks.0.attn.qkv.weight", width)) <= width for width in range(1, 40))
 
 
-def test_numbers():
+def test_numbers_are_written_short():
     assert [number(value) for value in (0.0, 12.0, 1e-8, 123456.7, None, math.nan, math.inf)] == [
         "0",
         "12",
@@ -79,7 +79,7 @@ def test_numbers():
     assert [shape(()), shape((2, 3))] == ["scalar", "2x3"]
 
 
-def test_sparkline():
+def test_a_sparkline_has_a_bar_for_each_value():
     assert sparkline([0, 1, 2, 3], 10) == "▁▃▆█"
     assert sparkline([1, 1], 10) == "▅▅"
     assert sparkline([0, None, math.nan, 1], 10) == "▁ !█"

@@ -317,3 +317,31 @@ class TestForm:
     def test_two_precisions_are_no_two_forms(self, tmp_path):
         result = self.form(tmp_path, torch.tensor([1.0, 0.0] * 4, dtype=torch.bfloat16), 1.0)
         assert result.first.site.path == "[1]"
+
+
+class Tied(nn.Module):
+    """A model whose head is its embedding, which nobody records under both names."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.letters, self.head, self.scale = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False), scale
+        self.head.weight = self.letters.weight
+
+    def forward(self, x):
+        return self.head(self.letters(x)) * self.scale
+
+
+def test_tied_parameters_of_a_module_that_nobody_saw_run_are_equal_and_not_unrecorded(tmp_path, fresh_compiler):
+    def work(scale, *, compiled):
+        torch.manual_seed(0)
+        model = Tied(scale)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = torch.compile(model, backend="eager") if compiled else model
+        run(torch.arange(8)).square().mean().backward()
+        optimizer.step()
+
+    a = captured(tmp_path / "a", lambda: work(1.0, compiled=False))
+    b = captured(tmp_path / "b", lambda: work(1.001, compiled=True))
+    result = compared(a, b)
+    assert result.first.site.fqn == "Tied"
+    assert "although its inputs and its parameters are equal; the outputs of the modules" in result.sentence

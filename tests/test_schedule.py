@@ -69,7 +69,7 @@ def test_it_wants_what_python_slices_select(texts, every):
         ("0,7,8", 4, "0,8"),
     ],
 )
-def test_its_text(text, every, shown):
+def test_a_schedule_is_written_as_it_is_read(text, every, shown):
     if shown is None:
         with pytest.raises(UsageError, match="multiple of --every"):
             Schedule.parse(text, every)

@@ -15,6 +15,7 @@ import sys
 import termios
 from pathlib import Path
 
+import pictures
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -60,7 +61,7 @@ def on_a_terminal(*words, cwd):
         ("check", ("check", "a"), "rule"),
     ],
 )
-def test_terminal_view(tmp_path, browser, name, words, seen):
+def test_a_view_fits_a_terminal_and_can_be_drawn(tmp_path, browser, name, words, seen):
     pair(tmp_path)
     modules = [ModuleInfo("Net", "Net", "train.py:3"), ModuleInfo("Net.layer", "Linear", "", ("weight", "bias"))]
     write_run(tmp_path / "c", [step_rows(0)], modules=modules)
@@ -86,9 +87,9 @@ def words_of(picture):
     return [re.sub(r"[\d.,]+(e[-+]\d+)?", "#", html.unescape(text)).replace("\xa0", " ") for text in texts]
 
 
-def test_the_readmes_picture_of_a_terminal_shows_what_is_printed_today(tmp_path):
-    script = ROOT / "benchmarks/pictures.py"
-    subprocess.run([sys.executable, script, tmp_path / "now.svg"], cwd=ROOT, check=True)
+def test_the_readmes_picture_of_a_terminal_shows_what_is_printed_today(tmp_path, monkeypatch, quick_python):
+    monkeypatch.setattr(sys, "argv", ["pictures.py", str(tmp_path / "now.svg")])
+    pictures.main()
     then = (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8")
     assert words_of((tmp_path / "now.svg").read_text(encoding="utf-8")) == words_of(then)
     assert any("First divergence" in words for words in words_of(then))

@@ -441,7 +441,7 @@ def neighbours(tmp_path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_same_as_python(neighbours, name):
+def test_a_script_runs_as_under_python(neighbours, name):
     if sys.version_info >= (3, 12) and name in UNLIKE_FROM_3_12:
         pytest.skip("the interpreter does not clear its own error")
     (neighbours / "script.py").write_text(dedent(SCRIPTS[name]), encoding="utf-8")

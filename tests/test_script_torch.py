@@ -158,7 +158,7 @@ SLICE = ("an error in a forward", "a warning that comes once")
 
 
 @pytest.mark.parametrize("name", sliced(SCRIPTS, SLICE))
-def test_same_as_python(tmp_path, name):
+def test_a_script_with_torch_runs_as_under_python(tmp_path, name):
     (tmp_path / "script.py").write_text(TRAINS + dedent(SCRIPTS[name]))
     run = tmp_path / "run"
     expected = outcome([sys.executable, "script.py"], tmp_path)

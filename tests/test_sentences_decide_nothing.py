@@ -25,12 +25,10 @@ CASES = {case.name: case for case in cases.load_cases()}
 CHOSEN = (
     "gpt-no-zero-grad",  # a stale gradient, which the random state says nothing of
     "gpt-decay-biases",  # groups of an optimizer
-    "gpt-weight-decay",
     "gpt-layernorm-eps",  # a module's own computation
     "gpt-residual-inplace",  # its forward code
     "gpt-dropout",  # random states and draws
     "amp-head-fp32",
-    "accum-no-clip",
 )
 RANKS = {"single": (1, "single"), "both": (2, "ddp"), "apart": (2, "ddp --fault unreduced")}
 """Runs of the same training on one rank and on two, and one whose copies are not equal."""
@@ -71,21 +69,12 @@ def answers(tmp_path_factory, forks):
     return folder
 
 
-def test_no_sentence_decides_anything(answers):
+def test_no_sentence_decides_anything_or_is_read_to_make_another(answers):
     done = run("check", answers, "--placeholders", "--shown", "1000")
-    compared = re.search(r"(\d+) answers compared, \d+ differ, 0 not frozen", done.stdout)
-    assert compared, done.stderr
-    assert int(compared[1]) > 100
+    compared = re.search(r"(\d+) answers compared, 0 differ, 0 not frozen", done.stdout)
+    assert compared, done.stdout + done.stderr
+    assert int(compared[1]) > 60
     assert re.search(r"^0 of them in what was decided", done.stdout, re.MULTILINE), done.stdout
-
-
-def test_no_sentence_is_read_to_make_another(answers):
-    done = run("check", answers, "--placeholders")
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_same_code_gives_the_same_answers(answers):
-    done = run("check", answers)
     assert done.returncode == 0, done.stdout
 
 

@@ -79,7 +79,7 @@ def test_repeated_layers_are_folded_to_the_first_and_the_last(deep):
     assert len(module_tree(deep, fold=False)) == 16
 
 
-def test_records_of_a_step(run):
+def test_the_records_of_a_step_are_shown(run):
     assert len(step_records(run, 1, Selection())) == len(train()[1])
     outputs = step_records(run, 1, read_selection(kinds=["output"], modules=["a", "norm"]))
     assert [record.site.fqn for record in outputs] == ["Net.a", "Net.norm"]
@@ -87,7 +87,7 @@ def test_records_of_a_step(run):
         step_records(run, 9, Selection())
 
 
-def test_history_of_a_site(run):
+def test_the_history_of_a_site_is_shown(run):
     (own,) = histories(run, "Net.a", "std", frozenset({Kind.OUTPUT}))
     assert own.steps == (0, 1, 2, 3)
     expected = [next(r[2] for r in rows if r[0].kind is Kind.OUTPUT and r[0].fqn == "Net.a").std() for rows in train()]

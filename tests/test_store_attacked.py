@@ -35,7 +35,7 @@ COLUMNS = {
 }
 
 
-def test_mutations():
+def test_a_mutated_store_never_misleads():
     """In a process of its own, so that its memory can be measured."""
     script = Path(store_attacks.__file__)
     command = [sys.executable, script, str(COUNT), "5"]
@@ -82,11 +82,10 @@ def test_a_forged_store_reaches_the_deepest_code(tmp_path):
         answer(tmp_path / "run")
 
 
-@pytest.mark.parametrize("cut", range(0, 700, 13))
-def test_a_batch_cut_short_is_malformed(cut):
+def test_a_batch_cut_short_is_malformed():
     data = encode_batch(SCHEMA, COLUMNS, 3)
     assert Decoder(SCHEMA).decode(memoryview(data)).length == len(data)
-    if cut < len(data):
+    for cut in range(len(data)):
         with pytest.raises(Malformed):
             Decoder(SCHEMA).decode(memoryview(data)[:cut])
 

@@ -30,7 +30,7 @@ def apart():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_hostile_contents(apart, seed):
+def test_hostile_contents_end_in_a_sentence(apart, seed):
     assert apart.submit(attack, seed, most=3).result() == []
 
 
@@ -56,7 +56,7 @@ def test_a_learning_rate_that_is_no_number_is_not_published(tmp_path):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("hundred", range(10))
-def test_many_hostile_contents(hundred):
+def test_many_hostile_contents_end_in_a_sentence(hundred):
     assert [wrong for seed in range(1000 + 100 * hundred, 1100 + 100 * hundred) for wrong in attack(seed)] == []
 
 

@@ -25,14 +25,14 @@ def digest(records):
 
 
 @given(RECORDS, st.randoms(use_true_random=False))
-def test_order_does_not_matter(records, random):
+def test_the_order_of_records_does_not_change_a_digest(records, random):
     shuffled = list(records)
     random.shuffle(shuffled)
     assert digest(shuffled) == digest(records)
 
 
 @given(RECORDS, st.integers(0, 29), st.integers(0, 63))
-def test_one_bit_matters(records, position, bit):
+def test_one_bit_changes_a_digest(records, position, bit):
     kept = [record for record in records if not record[3]]
     if not kept:
         return
@@ -48,7 +48,7 @@ def test_one_bit_matters(records, position, bit):
     assert digest(kept[:at] + kept[at + 1 :]) != digest(kept)
 
 
-def test_swapped_checksums_matter():
+def test_two_swapped_checksums_change_a_digest():
     assert digest([(1, 2, 0, False), (3, 4, 0, False)]) != digest([(1, 4, 0, False), (3, 2, 0, False)])
     assert digest([(1, 2, 0, False)]) != digest([(2, 1, 0, False)])
 
@@ -63,7 +63,7 @@ def chain_of(path):
         return [(entry.digest, entry.chain) for entry in run.rank(0).steps]
 
 
-def test_what_digests_leave_out(tmp_path):
+def test_a_digest_leaves_out_what_differs_between_equal_runs(tmp_path):
     def steps(device="cpu", strides="contiguous", text="", mean=1.0, rate=0.1, checksum=7):
         layout = Layout((3,), "float32", device, strides)
         value = Summary(Status.OBSERVED, layout, checksum, {"mean": mean}, (mean,) * 16, text)
@@ -95,7 +95,7 @@ def test_step_numbers_are_in_the_chain(tmp_path):
     assert a[0][1] != b[0][1]
 
 
-def test_known_values():
+def test_digests_have_not_changed_since_the_first_format():
     """Pinned: a change here breaks comparing with stores that are out there, and needs a new format."""
     fixed = digest([(1, 2, 0, False), (2**64 - 1, 3, 1, False), (9, 9, 0, True)])
     assert fixed.hex() == "06a5fa020330eb5bcc42f086b79b3314"

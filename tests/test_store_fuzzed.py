@@ -26,6 +26,6 @@ def test_what_the_fuzzer_starts_from_changes_nothing(store):
 
 
 @pytest.mark.parametrize("found", FOUND, ids=lambda file: file.name)
-def test_found(store, found):
+def test_what_the_fuzzer_found_once_ends_in_a_sentence(store, found):
     path, files = store
     assert try_one(path, files, found.read_bytes()) is None

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def test_kills_at_any_instant():
+def test_a_kill_at_any_instant_loses_no_whole_step():
     """In a process of its own, which forks: the test process may have threads."""
     script = Path(__file__).with_name("store_kills.py")
     out = subprocess.run([sys.executable, script, "40", "7"], capture_output=True, text=True, check=False)

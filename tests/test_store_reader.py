@@ -52,11 +52,11 @@ def refused(path, pattern):
     return sentence(caught.value)
 
 
-def test_no_such_run(tmp_path):
+def test_a_run_that_is_not_there_is_one_sentence(tmp_path):
     assert "there is no run at" in refused(tmp_path / "no", "introspect capture -o")
 
 
-def test_not_a_run(tmp_path):
+def test_a_directory_that_is_no_run_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
     refused(tmp_path / "file", "is not a run: not a directory")
     (tmp_path / "empty").mkdir()
@@ -271,7 +271,7 @@ def test_huge_files_are_refused_quickly(tmp_path):
     assert len(verify_run(path).findings) == 2
 
 
-def test_reading_while_writing(tmp_path):
+def test_a_run_can_be_read_while_it_is_written(tmp_path):
     """A reader beside a writer sees whole steps only, ever more of them, and each as it was written."""
     count = 300
     written = threading.Event()
@@ -368,7 +368,7 @@ def test_opening_many_steps_is_quick(tmp_path):
     assert time.process_time() - begin < 20  # 0.015 s; the bound is for reading every step, not for a busy machine
 
 
-def test_paths_given_as_text(tmp_path):
+def test_a_path_may_be_given_as_text(tmp_path):
     path = write_run(tmp_path / "run", steps(1))
     with open_run(str(path)) as run:
         assert run.path == Path(path)

@@ -99,7 +99,7 @@ def test_arrow_libraries_read_the_streams(steps):
 @pytest.mark.parametrize("stats", [True, False])
 @pytest.mark.parametrize("sketch", [True, False])
 @pytest.mark.parametrize("sorted_stats", [(), ("med",), ("mode",), ("med", "mode"), ("mode", "med")])
-def test_optional_columns(tmp_path, stats, sketch, sorted_stats):
+def test_optional_columns_come_back(tmp_path, stats, sketch, sorted_stats):
     values = Summary(
         Status.OBSERVED, Layout((2,), "float32"), 5, {"nans": 0, "mean": 1.5, "med": 1.25, "mode": 1.0}, (1.0,) * 16
     )
@@ -232,7 +232,7 @@ def test_modules_layouts_and_several_ranks(tmp_path):
                 reader.read(5)
 
 
-def test_a_run_without_steps(tmp_path):
+def test_a_run_without_steps_can_be_read(tmp_path):
     path = write_run(tmp_path / "run", [])
     with open_run(path) as run:
         assert run.last_step is None
@@ -243,6 +243,6 @@ def test_a_run_without_steps(tmp_path):
     assert verify_run(path).sound
 
 
-def test_a_step_without_records(tmp_path):
+def test_a_step_without_records_can_be_read(tmp_path):
     path = write_run(tmp_path / "run", [[], [row("loss", "loss", "loss", 1.0)], []])
     assert [len(step) for step in read(path)] == [0, 1, 0]

@@ -21,7 +21,7 @@ from introspect_cli.store.verify import verify_run
 FORMAT_2 = Path(__file__).parent / "stores" / "format2"
 
 
-def test_a_sound_run(tmp_path):
+def test_a_sound_run_is_called_sound(tmp_path):
     build(tmp_path / "run")
     report = verify_run(tmp_path / "run")
     assert report.sound
@@ -112,7 +112,7 @@ def test_many_findings_are_counted(tmp_path):
     assert "50 more findings" in CliRunner().invoke(verify, [str(path)], standalone_mode=False).output
 
 
-def test_the_command(tmp_path, introspect):
+def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):
     files = build(tmp_path / "run")
     sound = introspect("verify", "run")
     assert (sound.returncode, sound.stderr) == (0, "")

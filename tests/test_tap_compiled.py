@@ -165,7 +165,7 @@ def test_taps_cause_no_break_and_no_compilation_of_their_own(tmp_path):
     assert all(sites == steps[0] for sites in steps)
 
 
-def test_dynamic_shapes(tmp_path):
+def test_dynamic_shapes_are_recorded(tmp_path):
     make = lambda model: torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)  # noqa: E731
     sizes = (5, 8, 3)
     kept = captured(tmp_path / "kept", trained(make, sizes), compile="keep")

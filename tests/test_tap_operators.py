@@ -180,7 +180,7 @@ def test_a_compiled_function_is_never_said_to_part_where_it_was_not_seen(tmp_pat
 
 
 @pytest.mark.parametrize("build", [Several, ThreeAxes, Loops])
-def test_sizes_may_change(tmp_path, build):
+def test_the_sizes_of_a_compiled_model_may_change(tmp_path, build):
     eager = run(tmp_path / "eager", build, sizes=(8, 12, 20))
     kept = run(tmp_path / "kept", build, sizes=(8, 12, 20), backend="aot_eager", dynamic=True)
     assert "all that both runs saw agrees" in compared(eager, kept, strict=True).sentence

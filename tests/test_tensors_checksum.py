@@ -61,13 +61,13 @@ def expected(tensor):
     "dtype",
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64],
 )
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 4097, 70_001])
-def test_it_is_the_formula(of, dtype, count):
-    tensor = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8)
-    if dtype == torch.bool:
-        tensor &= 1
-    tensor = tensor.view(dtype)
-    assert of(tensor) == [expected(tensor)]
+def test_a_checksum_is_what_its_formula_says(of, dtype):
+    for count in (0, 1, 15, 16, 33, 4097, 70_001):
+        tensor = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8)
+        if dtype == torch.bool:
+            tensor &= 1
+        tensor = tensor.view(dtype)
+        assert of(tensor) == [expected(tensor)]
 
 
 def test_it_does_not_change_between_versions_unnoticed(of):

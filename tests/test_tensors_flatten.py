@@ -74,7 +74,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_paths_and_leaves(case):
+def test_a_nested_value_has_these_paths_and_leaves(case):
     value, wanted = CASES[case]
     found = flatten(value)
     assert [path for path, _ in found] == [path for path, _ in wanted]
@@ -88,14 +88,14 @@ def test_paths_are_those_of_pytree():
     assert [path for path, _ in flatten(value)] == [torch.utils._pytree.keystr(path) for path, _ in leaves]
 
 
-def test_packed_sequences():
+def test_packed_sequences_are_taken_apart():
     packed = rnn.pack_sequence([torch.randn(4, 2), torch.randn(2, 2)])
     found = dict(flatten({"packed": packed}))
     assert found["['packed'].data"] is packed.data
     assert found["['packed'].batch_sizes"] is packed.batch_sizes
 
 
-def test_cycles_end():
+def test_a_value_that_holds_itself_ends():
     value: list[Any] = [A]
     value.append(value)
     value.append({"again": value, "b": B})

@@ -90,7 +90,7 @@ def test_a_site_that_comes_twice_is_left_to_others(into):
 
 
 @pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "samples", "nowhere", "locked"])
-def test_nothing_is_done(into, why):
+def test_what_is_not_to_be_recorded_is_left_alone(into, why):
     if why != "nowhere":
         into.told({} if why == "samples" else None)
     sites, tensors = [4, 5], some(2)

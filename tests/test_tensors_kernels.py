@@ -83,10 +83,10 @@ def example(dtype, shape, seed=0):
 
 
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
-@pytest.mark.parametrize("count", [0, 1, 15, 17, 511, 513, 2049, 70_003])
-def test_every_type(engine, dtype, count):
-    x = example(dtype, (count,))
-    assert_same(compiled(engine, x), by_torch(x))
+def test_the_kernels_give_what_torch_operations_give(engine, dtype):
+    for count in (0, 1, 15, 17, 511, 513, 2049, 70_003):
+        x = example(dtype, (count,))
+        assert_same(compiled(engine, x), by_torch(x))
 
 
 @pytest.mark.parametrize("count", [(1 << 18) - 1, (1 << 18) + 77, 1_000_003])

@@ -36,7 +36,7 @@ def box(local, start):
         (Part((((5, 9),),), source="flat"), [(5, 9)]),
     ],
 )
-def test_runs_of_a_part(part, wanted):
+def test_a_part_is_cut_into_stretches_of_the_whole(part, wanted):
     assert places.run_offsets(part, (4, 6)) == wanted
 
 

@@ -103,7 +103,7 @@ def test_a_large_common_mean_does_not_drown_the_difference():
     assert_good(ratios((100, 500), "a permutation", 100, mean=1000.0))
 
 
-def test_it_is_the_formula():
+def test_a_sketch_is_what_its_formula_says():
     x = torch.randn(1000, dtype=torch.float64)
     buckets, signs = sketch.keys(np.arange(1000, dtype=np.uint64))
     wanted = np.bincount(buckets, weights=signs * x.numpy(), minlength=16)

@@ -75,18 +75,18 @@ def doubles(tensor):
     return tensor.to(torch.float64).numpy().ravel()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 1000, 2048, 2049, 100_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_random_numbers(measure, count, dtype):
-    x = (torch.randn(count) * 3 + 1).to(dtype)
-    found = measure(x)
-    assert_close(found, exact(doubles(x)))
-    assert found["nans"] == found["posinfs"] == found["neginfs"] == 0
-    assert found["zeros"] == int((x == 0).sum())
+def test_statistics_of_random_numbers_are_exact(measure, dtype):
+    for count in (1, 2, 3, 16, 17, 1000, 2048, 2049, 100_003):
+        x = (torch.randn(count) * 3 + 1).to(dtype)
+        found = measure(x)
+        assert_close(found, exact(doubles(x)))
+        assert found["nans"] == found["posinfs"] == found["neginfs"] == 0
+        assert found["zeros"] == int((x == 0).sum())
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-12, 1e-6, 1e6, 1e30])
-def test_any_magnitude(measure, scale):
+def test_statistics_are_exact_at_any_magnitude(measure, scale):
     x = torch.randn(10_000, dtype=torch.float64).mul(scale).to(torch.float32)
     assert_close(measure(x), exact(doubles(x)))
 
@@ -128,7 +128,7 @@ def test_no_elements_have_no_statistics(measure, shape):
     assert measure(torch.empty(shape)) == {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": 0}
 
 
-def test_one_element(measure):
+def test_one_element_has_no_spread(measure):
     found = measure(torch.tensor(2.5))
     assert found["var"] == 0.0
     assert found["mean"] == 2.5
@@ -149,13 +149,13 @@ def test_what_is_not_finite_is_counted_and_left_out(measure, dtype, count):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_nothing_finite_at_all(measure, value):
+def test_without_a_finite_element_only_counts_are_there(measure, value):
     found = measure(torch.full((3000,), value))
     assert sum(found[name] for name in ("nans", "posinfs", "neginfs")) == 3000
     assert set(found) == {"nans", "posinfs", "neginfs", "zeros"}
 
 
-def test_one_nan_among_many(measure):
+def test_one_nan_among_many_is_counted(measure):
     x = torch.randn(100_000)
     x[77_777] = float("nan")
     found = measure(x)
@@ -176,7 +176,7 @@ def test_finite_numbers_whose_float32_sum_overflows(measure):
     "dtype",
     [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64],
 )
-def test_integers(measure, dtype):
+def test_statistics_of_integers_are_exact(measure, dtype):
     x = torch.randint(0, 120, (5000,)).to(dtype)
     found = measure(x)
     assert_close(found, exact(doubles(x)))
@@ -188,7 +188,7 @@ def test_integers_beyond_what_float64_holds(measure):
     assert_close(measure(x), exact(doubles(x)))
 
 
-def test_booleans(measure):
+def test_statistics_of_booleans_are_exact(measure):
     x = torch.rand(5000) > 0.3
     found = measure(x)
     assert_close(found, exact(doubles(x)))
@@ -196,7 +196,7 @@ def test_booleans(measure):
 
 
 @pytest.mark.parametrize("name", [name for name in dir(torch) if name.startswith("float8_")])
-def test_every_float8(measure, name):
+def test_statistics_of_every_float8_are_exact(measure, name):
     every = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name))
     values = doubles(every)
     found = measure(every)
@@ -229,7 +229,7 @@ def test_the_mode_is_the_smallest_of_the_most_frequent(measure):
 
 
 @pytest.mark.sweep
-def test_thirty_million_elements(measure):
+def test_statistics_of_thirty_million_elements_are_exact(measure):
     x = torch.randn(30_000_000).add_(1e3)
     values = x.numpy()
     found = measure(x)

@@ -69,7 +69,7 @@ def fresh(tensor):
     return found
 
 
-def test_the_table(summarizer):
+def test_a_table_of_summaries_has_a_row_for_each_tensor(summarizer):
     x = torch.randn(3, 4)
     assert summarizer.add(x) == 0
     assert summarizer.value(5) == 1
@@ -99,7 +99,7 @@ def test_the_table(summarizer):
     assert again.layouts[: len(table.layouts)] == table.layouts
 
 
-def test_many_rows(summarizer):
+def test_many_rows_are_kept(summarizer):
     tensors = [torch.full((3,), float(number)) for number in range(3000)]
     slots = [summarizer.add(tensor) for tensor in tensors]
     assert slots == list(range(3000))
@@ -107,7 +107,7 @@ def test_many_rows(summarizer):
     assert table.floats["mean"].tolist() == [float(number) for number in range(3000)]
 
 
-def test_checksums_alone():
+def test_checksums_alone_can_be_asked_for():
     made = Summarizer(stats=False, sketch=False)
     full = Summarizer()
     for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
@@ -212,7 +212,7 @@ def test_quantized_tensors_by_bits_scale_and_zero_point(summarizer):
     assert len({one(summarizer, tensor)["checksum"] for tensor in channels}) == 2
 
 
-def test_sparse_tensors_as_stored(summarizer):
+def test_sparse_tensors_are_summarised_as_stored(summarizer):
     a = torch.sparse_coo_tensor([[0, 2], [1, 3]], [1.0, 2.0], (4, 4))
     b = torch.sparse_coo_tensor([[0, 2], [1, 2]], [1.0, 2.0], (4, 4))
     c = torch.sparse_coo_tensor([[0, 0, 2], [1, 1, 3]], [0.5, 0.5, 2.0], (4, 4))
@@ -250,7 +250,7 @@ class Loud(torch.Tensor):
         raise AssertionError(func)
 
 
-def test_subclasses(summarizer):
+def test_subclasses_are_summarised_or_said_to_be_unseen(summarizer):
     assert one(summarizer, Wrapper(torch.randn(3)))["status"] is Status.NOT_OBSERVED
     x = torch.randn(30, 40)
     plain = one(summarizer, x)
@@ -539,7 +539,7 @@ def test_rows_remembered_are_bounded(monkeypatch):
         assert [read(table, row) for row in range(20)] == [fresh(tensor) for tensor in tensors]
 
 
-def test_several_threads_at_once(summarizer):
+def test_several_threads_summarise_at_once(summarizer):
     tensors = [torch.randn(300_000 if number % 10 == 0 else 500) for number in range(100)]
     slots = {}
 
@@ -624,7 +624,7 @@ def test_a_forked_child_waits_for_nobody(threads, two_threads):
     summarizer.close()
 
 
-def test_plain_values(summarizer):
+def test_plain_values_are_kept_as_text(summarizer):
     values = [
         1,
         1.0,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import opcapture
 import pytest
+from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, write, write_changed
 
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.rank_reader import RankReader
@@ -19,106 +23,6 @@ from introspect_cli.store.totals import TOTALS, decode
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.store.writer import StoreWriter
-from introspect_cli.sums import header, mix
-
-SHAPE = (8, 8)
-HEAD = header("float32", SHAPE)
-STATES = [
-    *(Site(Phase.OPTIMIZER, kind, f"Net.{name}") for kind in (Kind.PARAM, Kind.GRAD) for name in "abc"),
-    Site(Phase.OPTIMIZER, Kind.OPTIMIZER_STATE, "Net.a", 0, "['step']"),
-    Site(Phase.OPTIMIZER, Kind.BUFFER, "Net.norm.mean"),
-]
-FLOWS = [
-    Site(Phase.DATA, Kind.BATCH, "batch"),
-    Site(Phase.FORWARD, Kind.INPUT, "Net.a", 0, "[0]"),
-    Site(Phase.FORWARD, Kind.OUTPUT, "Net.a"),
-    Site(Phase.BACKWARD, Kind.GRAD_OUTPUT, "Net.a"),
-    Site(Phase.LOSS, Kind.LOSS, "loss"),
-    Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, "SGD", 0, "lr"),
-]
-WHOLE, ROWS, COLUMNS, TWICE, ALONE = range(5)
-"""All of it on each rank; a share of the rows, or columns, on each; half of the rows on each, twice; on one rank."""
-
-
-def rows_of(rank, ranks):
-    return ((rank * 8 // ranks, 8 // ranks),), ((0, 8),)
-
-
-def place(how, rank, ranks):
-    """Which part of a tensor a rank has, and how many different ones there are; None where it has nothing."""
-    if how == ROWS:
-        return Part(rows_of(rank, ranks)), rank, ranks
-    if how == COLUMNS:
-        return Part(rows_of(rank, ranks)[::-1]), rank, ranks
-    if how == TWICE:
-        half = rank % 2
-        return Part(rows_of(half, 2)), half, 2
-    return (None, 0, 1) if how == WHOLE or rank == 0 else None
-
-
-def raw(number, step, part, parts):
-    """What the elements of a part add up to: the whole's, whatever the parts are."""
-    source = np.random.default_rng([number, step])
-    whole = int(source.integers(1 << 62))
-    others = np.random.default_rng([number, step, parts]).integers(1, 1 << 62, parts).tolist()
-    return others[part] if part else (whole - sum(others[1:])) % (1 << 64)
-
-
-def write(path, ranks, hows, *, steps=3, changed=None, lean=False):
-    """Write a run whose states lie as `hows` says.
-
-    Args:
-        path: where.
-        ranks: how many.
-        hows: of each state.
-        steps: how many.
-        changed: takes a step, rank, site, part and record, a list of status and checksum, and may change the latter;
-            True leaves it out.
-        lean: whether checksums alone are kept.
-    """
-    for rank in range(ranks):
-        store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks))
-        writer = store.rank(rank, stats=not lean, sketch=not lean, sorted_stats=())
-        for step in range(steps):
-            made = []
-            for number, site in enumerate((*STATES, *FLOWS)):
-                is_state = number < len(STATES)
-                held = place(hows[number], rank, ranks) if is_state else (None, rank if number < 13 else 0, 1)
-                if held is None:
-                    continue
-                part, which, parts = held
-                if is_state:
-                    sum_ = raw(number, step, which, parts)
-                    checksum = mix((sum_ + HEAD) % (1 << 64))
-                else:
-                    checksum = mix((raw(number, step, 0, 1) + 977 * which) % (1 << 64))
-                status = Status.PARTIAL if part is not None else Status.OBSERVED
-                record = [int(status), checksum]
-                if changed is None or not changed(step, rank, site, record):
-                    layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous", part))
-                    made.append((writer.site(site, SiteInfo()), layout, *record))
-            site, layout, status, checksum = (np.array(column, object) for column in zip(*made, strict=True))
-            numbers = np.random.default_rng(checksum.tolist()).normal(size=(len(made), 16)).astype(np.float32)
-            batch = StepBatch(
-                site=site.astype(np.uint32),
-                sequence=np.arange(len(made), dtype=np.uint32),
-                layout=layout.astype(np.uint32),
-                status=status.astype(np.uint8),
-                checksum=checksum.astype(np.uint64),
-                counts={}
-                if lean
-                else {n: np.zeros(len(made), np.int64) for n in ("nans", "posinfs", "neginfs", "zeros")},
-                floats={}
-                if lean
-                else {n: numbers[:, 0].astype(float) for n, s in STATISTICS.items() if s.type[1] == "f"},
-                sketch=None if lean else numbers,
-                text=[""] * len(made),
-            )
-            writer.append(step, batch)
-        ended = {"status": "complete", "rank": rank, "world_size": ranks, "steps": steps, "exit_code": 0}
-        store.write_manifest(ended)
-        store.close()
-    return path
 
 
 @pytest.fixture
@@ -155,10 +59,6 @@ def free(path):
         ]
 
 
-ALL = [WHOLE] * len(STATES)
-SHARED = [ROWS, COLUMNS, WHOLE, ROWS, TWICE, ROWS, WHOLE, WHOLE]
-
-
 def test_steps_of_two_layouts_that_agree_are_not_read(tmp_path, reads):
     paths = [write(tmp_path / name, 4, hows, steps=40) for name, hows in (("a", ALL), ("b", SHARED))]
     result = opcapture.compared(*paths)
@@ -182,63 +82,9 @@ def test_a_digest_is_the_same_in_every_layout_and_another_for_each_change(tmp_pa
     assert [one == two for one, two in zip(whole, other, strict=True)] == [True, False, True]
 
 
-def swap(step, rank, site, record):
-    """Two ranks exchange what they have of a site."""
-    if site == FLOWS[2] and rank < 2:
-        record[1] = mix((raw(10, step, 0, 1) + 977 * (1 - rank)) % (1 << 64))
-
-
-def copy(site):
-    """One rank's copy is another."""
-
-    def changed(step, rank, own, record):
-        if own == site and rank == 2 and step == 1:
-            record[1] ^= 5
-
-    return changed
-
-
-def exchanged(names):
-    """Two copies are another, one way or the other round."""
-
-    def changed(step, rank, own, record):
-        if own == STATES[0] and rank in names and step > 0:
-            record[1] ^= 1 + names.index(rank)
-
-    return changed
-
-
-def lost(step, rank, site, record):
-    return site == STATES[2] and rank == 1 and step == 2
-
-
-def unseen(step, rank, site, record):
-    if site == STATES[3] and rank == 1 and step == 1:
-        record[:] = int(Status.NOT_OBSERVED), 0
-
-
-CHANGES = {
-    "nothing": None,
-    "swapped samples": swap,
-    "a copy of a parameter": copy(STATES[0]),
-    "a copy of a buffer": copy(STATES[7]),
-    "a sample": copy(FLOWS[1]),
-    "a hyper-parameter": copy(FLOWS[5]),
-    "copies": exchanged((1, 2)),
-    "copies the other way round": exchanged((2, 1)),
-    "a lost record": lost,
-    "an unseen record": unseen,
-}
-LAYOUTS = {"whole": ALL, "shared": SHARED, "rows": [ROWS] * 7 + [WHOLE], "alone": [ALONE] * 7 + [WHOLE]}
-
-
 @pytest.fixture(scope="module")
 def changed_runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("changed")
-    for layout, hows in LAYOUTS.items():
-        for change, how in CHANGES.items():
-            write(folder / f"{layout} {change}", 4, hows, changed=how)
-    return folder
+    return write_changed(tmp_path_factory.mktemp("changed"))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -313,3 +159,19 @@ def test_a_run_of_one_process_keeps_no_totals(tmp_path):
         layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous"))
         writer.append(0, StepBatch(one * site, one * 0, one * layout, np.zeros(1, np.uint8), np.ones(1, np.uint64)))
     assert not list(Path(tmp_path / "run").rglob(TOTALS))
+
+
+def test_ranks_share_tables_and_have_few_files_open(tmp_path):
+    """A process may have 1,024 files open, as a rule, and a run thousands of ranks."""
+    path = write(tmp_path / "run", 70, [WHOLE] * 8, steps=2, lean=True)
+    other = shutil.copytree(path, tmp_path / "other")
+    before = len(os.listdir("/proc/self/fd"))
+    with open_run(path) as one, open_run(other) as two:
+        assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
+        first = one.rank(0)
+        assert all(one.rank(rank).sites is first.sites for rank in one.ranks)
+        for step in range(2):
+            for rank in one.ranks:
+                assert len(one.rank(rank).read(step)) == 14
+        assert len(os.listdir("/proc/self/fd")) - before < 2 * 64 + 8
+    assert len(os.listdir("/proc/self/fd")) == before

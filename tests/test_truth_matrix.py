@@ -145,7 +145,7 @@ def test_a_false_sentence_is_noticed(sentence, told):
         "Loss code.",
     ],
 )
-def test_a_true_sentence_passes(sentence, told):
+def test_a_true_sentence_passes_the_check_of_claims(sentence, told):
     answer, books = told
     assert claims.false_claims({**answer, "sentence": "", "evidence": [sentence]}, books) == []
 

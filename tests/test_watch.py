@@ -88,7 +88,7 @@ def test_the_rate_is_that_of_the_last_looks(runs):
     assert not _with_rate(seen, deque(maxlen=3), 104.0).recent
 
 
-def test_80_columns_are_enough(runs):
+def test_a_screen_of_80_columns_is_enough(runs):
     with open_run(runs / "b") as run:
         blocks = watch_blocks(look(run), 200)
     assert all(len(block.text) <= 80 for block in blocks if not block.wrap)

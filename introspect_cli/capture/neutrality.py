@@ -142,7 +142,7 @@ def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
             )
         return Finding(
             SAME,
-            f"neutral: watched and bare agree in {bare.tensors:,} tensors, the random generators, "
+            f"neutral: the runs with and without a capture agree in {bare.tensors:,} tensors, the random generators, "
             "standard output and error, and the exit code",
         )
     by_itself = differing(bare, run_again())
@@ -150,15 +150,17 @@ def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
     if [name for name in by_itself if name in _COMPUTED]:
         return Finding(
             UNDECIDED,
-            f"cannot tell: the script is not deterministic by itself, two bare runs differ in {_listed(by_itself)} "
-            "(--seed and --deterministic may make it so)",
+            "cannot tell: the script is not deterministic by itself, two runs without a capture differ in "
+            f"{_listed(by_itself)} (--seed and --deterministic may make it so)",
         )
     if ours:
-        return Finding(DIVERGED, f"not neutral: watched and bare differ in {_listed(ours)}; please report this")
+        return Finding(
+            DIVERGED, f"not neutral: the runs with and without a capture differ in {_listed(ours)}; please report this"
+        )
     return Finding(
         SAME,
-        f"neutral: watched and bare agree in {bare.tensors:,} tensors, the random generators and the exit code; "
-        f"{_listed(by_itself)} differs between bare runs too",
+        f"neutral: the runs with and without a capture agree in {bare.tensors:,} tensors, the random generators and "
+        f"the exit code; {_listed(by_itself)} differs between runs without a capture, too",
     )
 
 

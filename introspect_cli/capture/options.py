@@ -78,13 +78,13 @@ class ComparedOptions:
 
     against: str | None = option(
         None,
-        "A run, pack, URL or golden run to compare with, step by step: the first divergence is told when it happens.",
+        "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
         "--against",
         metavar="RUN",
         in_manifest=False,
     )
     rtol: float = option(
-        0.0, "Tolerated relative RMS difference, as for diff.", "--rtol", metavar="X", in_manifest=False
+        0.0, "Let relative RMS differences up to X pass, as in diff.", "--rtol", metavar="X", in_manifest=False
     )
     noise: tuple[str, ...] = option(
         (),
@@ -173,7 +173,7 @@ class RecordedOptions:
     )
     all_dtypes: bool = option(
         False,
-        "With --level op, also record results that are no floating point numbers [default: no].",
+        "With --level op, also record results that are not floating point [default: no].",
         "--all-dtypes/--float-dtypes",
         narrows=True,
     )
@@ -224,7 +224,7 @@ class RecordedOptions:
     )
     per_sample: bool = option(
         False,
-        "Summarise each sample of a batch, too, so that diff tells which differs; best with --steps.",
+        "Also summarise each sample of a batch, so that diff names the one that differs; best with --steps.",
         "--per-sample",
     )
 
@@ -243,18 +243,18 @@ class WhenOptions:
         narrows=True,
     )
     every_seconds: int | None = option(
-        None, "Of these, one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
+        None, "Only one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
     )
     epochs: str | None = option(
         None,
-        "Of these, only epochs such as 0,10:12, as Lightning, transformers and accelerate count them.",
+        "Only these epochs, such as 0,10:12, as Lightning, transformers and accelerate count them.",
         "--epochs",
         metavar="EPOCHS",
         narrows=True,
     )
     ranks: str | None = option(
         None,
-        "Of all of them, only those of some ranks: 0,8:16, or one-per-replica (of copies the lowest).",
+        "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).",
         "--ranks",
         metavar="RANKS",
         narrows=True,
@@ -277,14 +277,14 @@ class WhenOptions:
     )
     when: str | None = option(
         None,
-        f"Also each step of which a condition holds, such as 'loss > 3 * median'; known are {', '.join(NAMES)}.",
+        f"Also each step that meets a condition, such as 'loss > 3 * median'; it may use {', '.join(NAMES)}.",
         "--when",
         metavar="CONDITION",
         narrows=True,
     )
     schedule: str | None = option(
         None,
-        "All of that as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
+        "The steps as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
         "--schedule",
         metavar="RULES",
         narrows=True,

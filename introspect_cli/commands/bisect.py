@@ -39,7 +39,7 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
     nargs=2,
     type=RunType(),
     metavar="RUN_A RUN_B",
-    help="Prove which changed statements, files and settings make two runs diverge; no script is named.",
+    help="Prove which changed statements, files and settings make two runs diverge; the script is that of the runs.",
 )
 @click.option(
     "--max-runs",

@@ -125,7 +125,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     for name, option in described():
         yield from_field(name, option, getattr(CaptureOptions, name))
         if name == "steps":
-            yield _declared(WHEN, "Of these, only the multiples of N.", "--every", metavar="N", type=int)
+            yield _declared(WHEN, "Only steps whose number is a multiple of N.", "--every", metavar="N", type=int)
     yield _declared(
         RUN,
         "YAML file with any of these options by long name; the command line wins.",
@@ -140,7 +140,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     )  # fmt: skip
     yield _declared(
         AGAIN,
-        "Run the script watched and bare, and say whether both train the same.",
+        "Run the script with and without a capture, and say whether both train the same.",
         "--verify-neutral/--no-verify-neutral", default=False,
     )  # fmt: skip
     yield click.option("--last-look", hidden=True)  # what --verify-neutral gives to the processes it starts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from introspect_cli.commands.shared import RunType, answer, formats, last_runs
+from introspect_cli.commands.shared import HERE, RunType, answer, engine_option, formats, last_runs
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 _WIDEST = 80  # of the list of rules, which is read as help is
@@ -20,7 +20,8 @@ Examples:
   introspect check runA
   introspect check --list --rule 'loss-*'
   introspect check --ignore raw-inputs --fail-on error runA
-  introspect check --rule 'loss-*' --format json runA""",
+  introspect check --rule 'loss-*' --format json runA
+  introspect check --copies runA            (thousands of ranks, in seconds)""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")
@@ -33,19 +34,34 @@ Examples:
     help="Exit with 1 when something this bad or worse is found.",
 )
 @formats()
+@click.option(
+    "--copies", is_flag=True, help="Compare the ranks' copies alone, without reading records: find the odd rank."
+)
+@engine_option
 @click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
 def check(
-    run: str | None, rules: tuple[str, ...], ignore: tuple[str, ...], fail_on: str, format_: str, *, listed: bool
+    run: str | None,
+    rules: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str,
+    format_: str,
+    *,
+    copies: bool,
+    engine: str,
+    listed: bool,
 ) -> int:
     """Look for what usually goes wrong in training, in RUN, or in the last run.
 
     Each finding has the step it began, where, the numbers that show it, and what usually causes it. Rules that lack
     data are listed as not checked.
     """
+    from introspect_cli.engine import engine_of
+    from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
+    from introspect_cli.health.odd import odd_ranks
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
 
@@ -57,8 +73,12 @@ def check(
             lambda screen: rules_blocks(chosen, min(screen.width, _WIDEST)),
         )
         return SAME
-    with open_any(run or last_runs(1)[0]) as opened:
-        result = check_run(opened, chosen)
+    if copies and (rules or ignore):
+        raise UsageError("--copies puts no rules: leave out --rule and --ignore.")
+    if engine != HERE and not copies:
+        raise UsageError("--engine says where --copies compares ranks; rules run here.")
+    with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
+        result = odd_ranks(opened, at_work.total) if copies else check_run(opened, chosen)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.reaches(Level(fail_on)):
         return DIVERGED

@@ -86,7 +86,9 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
     help="value: recognise modules with other names by the values they hold.",
 )
 @click.option("--strict", is_flag=True, help="Count differences in structure and random states as divergences, too.")
-@click.option("--offset", type=int, help="Compare step K of B with step K+N of A; detected for resumed runs.")
+@click.option(
+    "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; detected for resumed runs."
+)
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),

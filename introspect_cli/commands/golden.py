@@ -16,13 +16,19 @@ def golden() -> None:
 
 
 @golden.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where it is kept.")
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="How many steps it has.")
-@click.option("--rtol", type=float, default=0.0, help="Relative tolerance of every check.")
-@click.option("--atol", type=float, default=0.0, help="Absolute tolerance of every check.")
-@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="A kind's own tolerance; may be repeated.")
-@click.option("--force", is_flag=True, help="Replace one that is there.")
-@click.option("--sources/--no-sources", default=False, help="Also the text of the source files [default: no].")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to keep it in.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Keep the first N steps."
+)
+@click.option(
+    "--rtol", type=float, default=0.0, metavar="X", help="Let relative RMS differences up to X pass in each check."
+)
+@click.option(
+    "--atol", type=float, default=0.0, metavar="X", help="Let absolute RMS differences up to X pass in each check."
+)
+@click.option("--tolerance", multiple=True, metavar="KIND=RTOL[,ATOL]", help="Tolerance of one kind; may be repeated.")
+@click.option("--force", is_flag=True, help="Replace a golden run that is there.")
+@click.option("--sources/--no-sources", default=False, help="Also keep the text of the source files [default: no].")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[CAPTURE OPTIONS] SCRIPT [ARGS]...")
 def save(
     words: tuple[str, ...],
@@ -50,8 +56,12 @@ def save(
 
 @golden.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="GOLDEN")
-@click.option("--noise", is_flag=True, help="Run the script twice, and let pass four times what these runs differ by.")
-@click.option("--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Leave the new run here.")
+@click.option(
+    "--noise", is_flag=True, help="Run the script twice, and let four times the difference of these runs pass."
+)
+@click.option(
+    "--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Keep the new run in this directory."
+)
 def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
     """Run the script of a golden run again: 0 if it trains the same, 1 if not, 2 if that could not be told."""
     from introspect_cli.render.console import Screen

@@ -23,11 +23,17 @@ Examples:
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the run to make.")
-@click.option("--root", help="Class of the model, put before names  [reports: Model; arrays: nothing]")
 @click.option(
-    "--kind", type=click.Choice([kind.value for kind in USUAL_PHASES]), help="What arrays are whose names say no kind."
+    "--root", help="Class of the model, put in front of names [default: in reports Model, in arrays nothing]."
 )
-@click.option("--save-tensors", multiple=True, metavar="GLOB", help="Keep these modules' and tensors' arrays whole.")
+@click.option(
+    "--kind",
+    type=click.Choice([kind.value for kind in USUAL_PHASES]),
+    help="Kind of the arrays whose names do not say one.",
+)
+@click.option(
+    "--save-tensors", multiple=True, metavar="GLOB", help="Keep the whole arrays of these modules and tensors."
+)
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 def import_(
     source: Path, output: Path, root: str | None, kind: str | None, save_tensors: tuple[str, ...], *, force: bool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import RunType, say
+from introspect_cli.commands.shared import HERE, RunType, engine_option, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -15,20 +15,37 @@ from introspect_cli.exit_codes import SAME
     epilog="""\b
 Examples:
   introspect merge node0/run node1/run -o run
-  introspect merge node*.introspect.zip -o run""",
+  introspect merge node*.introspect.zip -o run
+  introspect merge --whole run -o whole --engine processes:8""",
 )
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
-@click.option("--sources/--no-sources", default=True, help="Also the text of source files [default: yes].")
-def merge(runs: tuple[str, ...], output: str, *, sources: bool) -> int:
+@click.option("--sources/--no-sources", default=True, help="Also take the text of the source files [default: yes].")
+@click.option("--whole", is_flag=True, help="Put the ranks of one RUN together, parts added up: kilobytes a step.")
+@engine_option
+def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, engine: str) -> int:
     """Put the ranks of one launch, which machines without a common disk recorded in RUNS, into one run.
 
-    RUNS are directories, or packs of them; their files are copied as they are.
+    RUNS are directories, or packs of them; their files are copied as they are. With --whole, the ranks of one run
+    become a run that every verb reads like one of a single process.
     """
+    from introspect_cli.errors import UsageError
     from introspect_cli.records import count
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.store.reader import open_run
 
+    if whole:
+        from introspect_cli.engine import engine_of
+        from introspect_cli.store.reduce import reduce_run
+
+        if len(runs) > 1:
+            raise UsageError("--whole takes one run: merge those of several machines first")
+        with engine_of(engine) as at_work:
+            steps = reduce_run(runs[0], Path(output), at_work.run, texts=sources)
+        say(f"wrote {output} ({count(steps, 'step')})")
+        return SAME
+    if engine != HERE:
+        raise UsageError("--engine says where --whole puts ranks together; files are copied here")
     ranks = put_together([Path(run) for run in runs], Path(output), texts=sources)
     with open_run(output) as run:
         endings = run.endings

@@ -24,7 +24,7 @@ Examples:
 @click.option(
     "--sources/--no-sources",
     default=None,
-    help="Also the text of the script's source files [default: into a file yes, to a URL no].",
+    help="Also pack the text of the source files [default: into a file yes, to a URL no].",
 )
 def pack(run: str, output: str | None, *, sources: bool | None) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""

@@ -30,14 +30,16 @@ Examples:
 @click.argument("run", type=RunType(path_type=Path))
 @click.argument("places", nargs=-1, required=True, metavar="PLACE...")
 @selecting("kinds", "modules")
-@click.option("--stats", metavar="NAMES", default="mean,std,l2", help="Of what is selected [default: mean,std,l2].")
+@click.option(
+    "--stats", metavar="NAMES", default="mean,std,l2", help="Statistics of what is selected [default: mean,std,l2]."
+)
 @click.option("--files/--no-files", default=True, help="Also the page and the packed run, at the end [default: yes].")
 @click.option("--sources/--no-sources", default=False, help="In the pack, the text of source files [default: no].")
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
     run: Path, places: tuple[str, ...], stats: str, *, files: bool, sources: bool, wait: bool, **asked: Any
 ) -> int:
-    """Publish RUN: of each step its losses, norms of gradients and parameters, NaNs; and what is selected.
+    """Publish the losses, the norms of gradients and parameters and the NaNs of each step of RUN, and what is selected.
 
     A PLACE is tensorboard, mlflow or wandb, by their own clients (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT
     say where), a directory, or a URL such as s3://bucket/runs.

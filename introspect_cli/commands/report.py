@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.commands.shared import RunType, last_runs, say, selecting, selection_of
+from introspect_cli.commands.shared import rtol as tolerated
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Examples:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
 @click.option("--noise", multiple=True, type=RunType(), help="A run that should equal RUN; drawn as a band.")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
+@tolerated
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @selecting("steps", "kinds", "modules", "ranks")
 def report(

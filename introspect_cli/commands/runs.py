@@ -69,7 +69,7 @@ def label(run: Path, text: str) -> int:
 
 @runs.command("prune")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--keep", type=click.IntRange(min=0), default=0, help="Keep the N latest runs.")
+@click.option("--keep", type=click.IntRange(min=0), default=0, metavar="N", help="Keep the N latest runs.")
 @click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:

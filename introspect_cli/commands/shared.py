@@ -35,7 +35,9 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
         help="Only modules of that name, with all that is inside them, such as blocks.0 or '*.attn'; may be repeated.",
     ),
     "ranks": click.option(
-        "--ranks", metavar="RANKS", help="Only these ranks: 0,3, one-per-replica (of copies the lowest), all."
+        "--ranks",
+        metavar="RANKS",
+        help="Only these ranks: 0,3, one-per-replica (the lowest of ranks that hold copies), all.",
     ),
 }
 
@@ -78,14 +80,27 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     return a, b
 
 
-rtol = click.option("--rtol", type=click.FloatRange(min=0), default=0.0, help="Tolerated relative RMS difference.")
-atol = click.option("--atol", type=click.FloatRange(min=0), default=0.0, help="Tolerated absolute RMS difference.")
+_TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
+rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
+atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
+
+
+HERE = "here"
+engine_option = click.option(
+    "--engine",
+    metavar="ENGINE",
+    default=HERE,
+    show_default=True,
+    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+)
 
 
 def formats(*more: str) -> Callable[[Any], Any]:
     """Declare `--format`: a table, JSON, and more."""
     choice = click.Choice(["table", "json", *more])
-    return click.option("--format", "format_", type=choice, default="table", show_default=True)
+    return click.option(
+        "--format", "format_", type=choice, default="table", show_default=True, help="How the answer is written."
+    )
 
 
 def selecting(*names: str) -> Callable[[Any], Any]:

@@ -25,7 +25,12 @@ Examples:
 @click.argument("run_b", type=RunType(), required=False)
 @click.option("--tree", is_flag=True, help="Modules as a tree: class, parameters, output, nested values.")
 @click.option("--unfold", is_flag=True, help="With --tree: repeated layers one by one.")
-@click.option("--depth", type=click.IntRange(min=0), help="With --tree: levels below the root, of modules and values.")
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --tree: show N levels below the root, of modules and values.",
+)
 @click.option("--graph", is_flag=True, help="Operators of one step and what flows between them (capture --level op).")
 @click.option(
     "--prune/--no-prune", default=True, help="With --graph: leave out middle layers and operators that keep the scale."
@@ -40,10 +45,10 @@ Examples:
 @click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
 @selecting("kinds", "modules")
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
-@click.option("--rank", type=click.IntRange(min=0), help="Which rank; the first by default.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show this rank [default: the first].")
 @formats()
 def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
-    """Tell what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B.
+    """Show what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B.
 
     Without RUN, it is the last one below introspect-runs/.
     """

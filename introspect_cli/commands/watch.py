@@ -43,8 +43,8 @@ Exit status: 0; with --against, 1 where the runs diverge, and that of diff once 
 def watch(run: str | None, against: str | None, rtol: float, *, once: bool) -> int:
     """Show how far RUN is, its losses and norms, what `check` finds, and its distance to another run.
 
-    The screen is drawn anew as steps come, and the command ends with the run. In a pipe, a line tells of each look, and
-    the screen is drawn at the end.
+    The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
+    line each time it looks, and draws the screen at the end.
     """
     from introspect_cli.errors import StoreError
     from introspect_cli.render.check_text import watch_blocks, watch_line

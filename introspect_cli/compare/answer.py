@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
-from introspect_cli.compare.changes.told import nothing_changed, with_code
-from introspect_cli.compare.endings import at_the_end, before_the_end
+from introspect_cli.compare.changes.settings import nothing_changed, with_code
+from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
-from introspect_cli.compare.reach import furthest_of, leaves_words, perturbed_notes
+from introspect_cli.compare.reach import furthest_of, leaves_words, measured_by_one, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.results import same_results
-from introspect_cli.compare.separate import separately, told_separately
+from introspect_cli.compare.separate import separate_sentence, separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
@@ -59,6 +59,8 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             verdict, text = doubted(a, b) or (verdict, text)
         if verdict is Verdict.UNDECIDED:
             text = before_the_end(a, b, options, outcomes) or text
+        else:
+            text += after_the_end(a, b)
         code = code_changes(a, b, None)
         settings = with_code(setting_changes(a, b, None, {}), code)
         alike = Separate(verdict, text)
@@ -70,14 +72,14 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             settings=settings,
             notes=tuple(notes),
             counts=counts,
-            findings=_found(code, furthest_of(outcome.reach for outcome in outcomes)),
+            findings=_present(code, furthest_of(outcome.reach for outcome in outcomes)),
             training=alike,
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
     scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     code = code_changes(a, b, scene)
-    found = setting_changes(
+    changed_settings = setting_changes(
         a,
         b,
         reason_named(scene.cause.reason),
@@ -87,12 +89,14 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         fed=scene.fed,
         rates=bool(tuned) or scene.no_rates,
     )
-    scene.settings = settings = with_code(found, code, rounding=scene.rounding)
+    scene.settings = settings = with_code(changed_settings, code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
-    told = told_separately(scene, training, evaluation)
+    sentence = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
-    told = leaves_words(reach, best.first) + told if reach is not None else told
-    told, later = at_the_end(scene, told)
+    if reach is not None:
+        sentence = leaves_words(reach, best.first) + sentence
+        notes += [text] if (text := measured_by_one(reach)) else []
+    sentence, later = at_the_end(scene, sentence)
     notes += [later] if later else []
     listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
     suggestions: tuple[str, ...] = ()
@@ -102,13 +106,13 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
-        sentence=told,
+        sentence=sentence,
         evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         first=best.first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=listed,
         settings=settings,
-        findings=_found(code, reach),
+        findings=_present(code, reach),
         notes=tuple(notes),
         suggestions=suggestions,
         counts=counts,
@@ -120,12 +124,12 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, scene.first.site),
-        training=training or Separate(Verdict.DIVERGED, told, best.first),
+        training=training or Separate(Verdict.DIVERGED, sentence, best.first),
         evaluation=evaluation,
     )
 
 
-def _found(*findings: Finding | None) -> tuple[Finding, ...]:
+def _present(*findings: Finding | None) -> tuple[Finding, ...]:
     return tuple(one for one in findings if one is not None)
 
 

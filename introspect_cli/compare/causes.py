@@ -45,8 +45,8 @@ class Causes:
 
 def _named_in(tree: Iterable[ModuleInfo]) -> set[str]:
     """FQNs of modules and of the tensors they hold."""
-    found = set()
+    names = set()
     for module in tree:
-        found.add(module.fqn)
-        found |= {f"{module.fqn}.{name}" for name in (*module.parameters, *module.buffers)}
-    return found
+        names.add(module.fqn)
+        names |= {f"{module.fqn}.{name}" for name in (*module.parameters, *module.buffers)}
+    return names

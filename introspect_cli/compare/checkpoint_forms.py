@@ -32,7 +32,7 @@ class Forms:
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
         rename: Rename = outcome.match.rename or str
-        self.runs, self.found = runs, list[Form]()
+        self.runs, self.matched = runs, list[Form]()
         changes: tuple[Rename, Rename] = (rename, str)
         values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
         # under b's names, as divergences have them
@@ -64,10 +64,10 @@ class Forms:
         for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
             self._tied(side, kept[side])
         self._constants(only)
-        return [own for own in shapes if not self._turned_in_place(own.site.fqn)]
+        return [shape for shape in shapes if not self._turned_in_place(shape.site.fqn)]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
-        self.found.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        self.matched.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         self.settled[0].update(a)
         self.settled[1].update(b)
         for side, names in zip(self.left, (a, b), strict=True):
@@ -85,10 +85,10 @@ class Forms:
         """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
         alike: list[dict[int, list[str]]] = [{}, {}]
         for side, members in enumerate(only):
-            for own in members:
-                summary = own.a if side == 0 else own.b
-                if own.site.kind in MODEL and own.site.fqn not in self.settled[side] and summary is not None:
-                    alike[side].setdefault(summary.checksum, []).append(own.site.fqn)
+            for member in members:
+                summary = member.a if side == 0 else member.b
+                if member.site.kind in MODEL and member.site.fqn not in self.settled[side] and summary is not None:
+                    alike[side].setdefault(summary.checksum, []).append(member.site.fqn)
         for checksum, names in alike[0].items():
             for a, b in zip(names, alike[1].get(checksum, []), strict=False):
                 self._add((a,), (b,), "constant", proven=True)
@@ -120,7 +120,7 @@ class Forms:
         result = called[whole][merge.whole]
         one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
         order: Sequence[int] | None = None
-        known = one is not None and all(own is not None for own in pieces)
+        known = one is not None and all(piece is not None for piece in pieces)
         if known:
             every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
             order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.words import amount
-from introspect_cli.compare.result import Divergence, SettingChange, Verdict
+from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
@@ -122,71 +122,73 @@ class Found:
 
 
 def sentence_of(
-    found: Found, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
+    by_fate: Found, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
     """The sentence, and what else is to be said."""
-    rest = [*_forms(found), *_also(found), *_alone(found), *_steps(found)]
+    rest = [*_forms(by_fate), *_also(by_fate), *_alone(by_fate), *_steps(by_fate)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""
     rest = [names + more, *rest] if names else rest
-    if not sum(found.counts.values()):
+    if not sum(by_fate.counts.values()):
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
-    if verdict is Verdict.UNDECIDED and found.doubtful:
-        text = (
-            f"Could not tell: of {count(sum(found.counts.values()), 'tensor')} {found.doubtful:,} in another form agree"
-        )
+    if verdict is Verdict.UNDECIDED and by_fate.doubtful:
+        every = count(sum(by_fate.counts.values()), "tensor")
+        text = f"Could not tell: of {every} {by_fate.doubtful:,} in another form agree"
         return f"{text} by extrema and moments alone, the others are equal.", rest
     if verdict is Verdict.UNDECIDED:
-        return f"Could not tell: all that could be read is equal, but {found.unread} could not be read.", rest
+        return f"Could not tell: all that could be read is equal, but {by_fate.unread} could not be read.", rest
     if verdict is Verdict.SAME:
         if settings:
             rest.append(f"what differs beside them: {_some([describe(change) for change in settings], _SETTINGS)}")
-        form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in found.forms) else ""
+        form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in by_fate.forms) else ""
         same = f"The checkpoints hold the same{' values' if form else ''}"
-        same = "The checkpoints agree" if found.within else same
-        return f"{_at(found) or same}{form}: {_all_equal(found)}.", rest
-    clauses = [*_differ(found), *_cast(found), *_shapes(found), *_lacking(found)]
+        same = "The checkpoints agree" if by_fate.within else same
+        return f"{_at(by_fate) or same}{form}: {_all_equal(by_fate)}.", rest
+    clauses = [*_differ(by_fate), *_cast(by_fate), *_shapes(by_fate), *_lacking(by_fate)]
     if not clauses:  # forms that are not proven
-        return f"The checkpoints hold the same numbers, in part in another order: {_all_equal(found)} otherwise.", rest
+        return (
+            f"The checkpoints hold the same numbers, in part in another order: {_all_equal(by_fate)} otherwise.",
+            rest,
+        )
     lead, *others = clauses
-    model_differs = any(own.site.kind in MODEL for own in _all(found))
-    if found.run and not model_differs:
-        return f"{_at(found)}, but {lead}.", [*others, *rest]
-    if found.run and not (found.differ or found.shapes or found.casts):
-        letter = "b" if found.run == "a" else "a"
-        text = f"What checkpoint {letter} holds of the model, run {found.run} has {found.moment}, but {lead}."
+    model_differs = any(own.site.kind in MODEL for own in _all(by_fate))
+    if by_fate.run and not model_differs:
+        return f"{_at(by_fate)}, but {lead}.", [*others, *rest]
+    if by_fate.run and not (by_fate.differ or by_fate.shapes or by_fate.casts):
+        letter = "b" if by_fate.run == "a" else "a"
+        text = f"What checkpoint {letter} holds of the model, run {by_fate.run} has {by_fate.moment}, but {lead}."
         return text, [*others, *rest]
-    if found.run:
-        text = f"At no recorded step has run {found.run} all tensors of the checkpoint: nearest is {found.moment}"
+    if by_fate.run:
+        text = f"At no recorded step has run {by_fate.run} all tensors of the checkpoint: nearest is {by_fate.moment}"
         return f"{text}, where {lead}.", [*others, *rest]
-    if not model_differs and _of(found, MODEL):
-        lead = f"the models are equal ({count(_of(found, MODEL), 'tensor')}), but {lead}"
+    if not model_differs and _of(by_fate, MODEL):
+        lead = f"the models are equal ({count(_of(by_fate, MODEL), 'tensor')}), but {lead}"
     return f"The checkpoints differ: {lead}.", [*others, *rest]
 
 
-def _at(found: Found) -> str:
+def _at(tensors: Found) -> str:
     """That a checkpoint is of a moment of a run; "" where both are checkpoints."""
-    if not found.run:
+    if not tensors.run:
         return ""
-    kinds = [kind.several for kind in MODEL if found.counts[kind]]
-    other = "b" if found.run == "a" else "a"
-    close = " within the tolerance" if found.within else ""
-    return f"Checkpoint {other} has the {_list(kinds)} that run {found.run} has {found.moment}{close}"
+    kinds = [kind.several for kind in MODEL if tensors.counts[kind]]
+    other = "b" if tensors.run == "a" else "a"
+    close = " within the tolerance" if tensors.within else ""
+    return f"Checkpoint {other} has the {_list(kinds)} that run {tensors.run} has {tensors.moment}{close}"
 
 
 def _also(found: Found) -> list[str]:
-    told = []
+    clauses = []
     if found.alike:
-        told.append(f"run {found.run} has the same {_some(found.alike)}")
+        clauses.append(f"run {found.run} has the same {_some(found.alike)}")
     if found.unrecorded:
-        told.append(
+        clauses.append(
             f"not compared, for one side alone has it on record: {_some([_name(own) for own in found.unrecorded])}"
         )
-    return told
+    return clauses
 
 
 def _all(found: Found) -> list[Divergence]:
-    casts = [own for cast in found.casts for own in cast.tensors]
+    casts = [tensor for cast in found.casts for tensor in cast.tensors]
     return [*found.differ, *found.shapes, *casts, *found.only_a, *found.only_b]
 
 
@@ -220,16 +222,16 @@ def _some(words: Sequence[str], most: int = _NAMED) -> str:
     return f"{', '.join(words[:most])}{rest}"
 
 
-def _name(own: Divergence) -> str:
+def _name(tensor: Divergence) -> str:
     """A tensor, with its place in an optimizer's state."""
-    if own.site.kind is Kind.OPTIMIZER_STATE:
-        return f"{own.site.path.strip('[]').strip(chr(39))} of {own.site.fqn}"
-    return f"{own.site.fqn}{own.site.path}"
+    if tensor.site.kind is Kind.OPTIMIZER_STATE:
+        return f"{tensor.site.path.strip('[]').strip(chr(39))} of {tensor.site.fqn}"
+    return f"{tensor.site.fqn}{tensor.site.path}"
 
 
 def _differ(found: Found) -> list[str]:
     """Clauses on tensors whose values differ, a kind after the other."""
-    told = []
+    clauses = []
     for kinds, one, several in _GROUPS:
         members = [own for own in found.differ if own.site.kind in kinds]
         if not members:
@@ -240,45 +242,47 @@ def _differ(found: Found) -> list[str]:
         )
         noun = several if total > 1 else one
         verb = "differs" if len(members) == 1 else "differ"
-        told.append(f"{number} {noun} {verb}{_where(members)}")
-    return told
+        clauses.append(f"{number} {noun} {verb}{_where(members)}")
+    return clauses
 
 
 def _where(members: Sequence[Divergence]) -> str:
     """Which tensors differ, by how much; of many the span, and the farthest."""
     if len(members) <= _NAMED:
         return f": {', '.join(_name(own) + _far(own) for own in members)}"
-    known = [own for own in members if own.rel_l2 is not None]
-    if not known:
+    measured = [member for member in members if member.rel_l2 is not None]
+    if not measured:
         return f": {_some([_name(own) for own in members])}"
-    farthest = known[0]
-    least = min(own.rel_l2 or 0.0 for own in known)
-    span = f"{least:.1e} to {farthest.rel_l2:.1e}" if least < (farthest.rel_l2 or 0.0) else f"{farthest.rel_l2:.1e}"
-    return f", by relative L2 {span}, most in {_name(farthest)}"
+    farthest = measured[0]
+    least = min(member.rel_l2 or 0.0 for member in measured)
+    most = farthest.rel_l2 or 0.0
+    span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
+    small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
+    return f", by relative L2 {span}{small}, most in {_name(farthest)}"
 
 
-def _far(own: Divergence) -> str:
-    if own.a is None or own.b is None:
+def _far(tensor: Divergence) -> str:
+    if tensor.a is None or tensor.b is None:
         return ""
-    if own.rel_l2 is None:
-        odd = [[summary.stats.get(name, 0.0) for name in ("nans", "infs")] for summary in (own.a, own.b)]
+    if tensor.rel_l2 is None:
+        odd = [[summary.stats.get(name, 0.0) for name in ("nans", "infs")] for summary in (tensor.a, tensor.b)]
         words = [
             f"{count(int(b), word, word)} in b, {int(a):,} in a"
             for word, a, b in zip(("NaN", "Inf"), *odd, strict=True)
             if a != b
         ]
         return f" ({'; '.join(words)})" if words else ""
-    text = f" ({amount(own.rel_l2, own.a.layout.dtype, own.b.layout.dtype, coarser=False)}"
-    if own.elements is not None:
-        text += f"; {own.elements.differing:,} of {count(own.elements.total, 'element')}"
+    text = f" ({amount(tensor.rel_l2, tensor.a.layout.dtype, tensor.b.layout.dtype, coarser=False)}"
+    if tensor.elements is not None:
+        text += f"; {tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}"
     return f"{text})"
 
 
 def _cast(found: Found) -> list[str]:
-    told = []
+    clauses = []
     for cast in found.casts:
         number = len(cast.tensors)
-        kinds = {own.site.kind for own in cast.tensors}
+        kinds = {tensor.site.kind for tensor in cast.tensors}
         what = _name(cast.tensors[0]) if number == 1 else f"{number:,} of {_of(found, kinds | set(MODEL)):,} tensors"
         text = f"{what} {'is' if number == 1 else 'are'} {cast.a} in a and {cast.b} in b"
         coarse = max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
@@ -290,12 +294,12 @@ def _cast(found: Found) -> list[str]:
             text += f", no farther off than {coarse} rounds (relative L2 at most {cast.farthest:.1e})"
         if cast.farthest is not None and not cast.rounded and cast.farthest > ROUNDING.get(coarse, 0.0):
             text += f" (relative L2 up to {cast.farthest:.1e})"
-        told.append(text)
-    return told
+        clauses.append(text)
+    return clauses
 
 
 def _shapes(found: Found) -> list[str]:
-    words = [f"{_name(own)} is {_shape(own, 'a')} in a and {_shape(own, 'b')} in b" for own in found.shapes]
+    words = [f"{_name(shape)} is {_shape(shape, 'a')} in a and {_shape(shape, 'b')} in b" for shape in found.shapes]
     return [_some(words)] if words else []
 
 
@@ -329,7 +333,7 @@ _DOUBTS = {
 
 def _forms(found: Found) -> list[str]:
     """What has another form, a line for each; of many of one form an example and the number."""
-    told = []
+    clauses = []
     for form, text in _FORMS.items():
         for proven, doubt in _DOUBTS.items():
             members = [own for own in found.forms if own.form == form and own.proven is proven]
@@ -337,8 +341,8 @@ def _forms(found: Found) -> list[str]:
                 continue
             first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
             more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
-            told.append(f"{first}{more}{doubt}")
-    return told
+            clauses.append(f"{first}{more}{doubt}")
+    return clauses
 
 
 _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]

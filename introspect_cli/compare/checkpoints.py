@@ -67,20 +67,20 @@ def _names(run: Run) -> dict[str, None]:
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints, in the place of one for two runs."""
-    found = _sorted(runs, asked, outcome)
-    compared = sum(found.counts.values())
-    if not compared or (found.same and found.unread) or found.doubtful:
+    by_fate = _sorted(runs, asked, outcome)
+    compared = sum(by_fate.counts.values())
+    if not compared or (by_fate.same and by_fate.unread) or by_fate.doubtful:
         verdict = Verdict.UNDECIDED
     else:
-        verdict = Verdict.SAME if found.same else Verdict.DIVERGED
+        verdict = Verdict.SAME if by_fate.same else Verdict.DIVERGED
     renamed = [change for change in answer.structure if change.change == "renamed"]
     settings = tuple(sorted(answer.settings, key=_counters_first))
     names = [change.text for change in renamed]
-    if not asked.rename and outcome.match.patterns and not found.run:
+    if not asked.rename and outcome.match.patterns and not by_fate.run:
         names += _prefixed(*outcome.match.patterns[0])
-    sentence, evidence = sentence_of(found, verdict, names, settings)
-    listed = [*found.differ, *(one for cast in found.casts for one in cast.tensors)]
-    listed = [*found.shapes, *found.only_a, *found.only_b, *sorted(listed, key=_farthest_first)]
+    sentence, evidence = sentence_of(by_fate, verdict, names, settings)
+    listed = [*by_fate.differ, *(one for cast in by_fate.casts for one in cast.tensors)]
+    listed = [*by_fate.shapes, *by_fate.only_a, *by_fate.only_b, *sorted(listed, key=_farthest_first)]
     first = listed[0] if listed and verdict is Verdict.DIVERGED else None
     return replace(
         answer,
@@ -117,48 +117,52 @@ def _notes(runs: tuple[Run, Run]) -> list[str]:
 
 
 def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Found:
-    found = Found()
+    by_fate = Found()
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
     one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
-    found.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
-    found.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
+    by_fate.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
+    by_fate.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
     common = one.keys() & two.keys()
     every = [own for own in outcome.listed if own.site.kind in common]
     only = [own for own in every if own.b is None], [own for own in every if own.a is None]
     for kind in sorted(common, key=list(Kind).index):
         alone = sum(own.site.kind is kind for own in only[0])
-        found.counts[kind] = one[kind] - alone
+        by_fate.counts[kind] = one[kind] - alone
     forms = Forms(runs, only, outcome)
-    found.shapes = forms.look(only, [own for own in every if _other_shape(own)])
-    found.forms = forms.found
-    moved = [form for form in forms.found if form.a != form.b]
-    found.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
+    by_fate.shapes = forms.look(only, [own for own in every if _other_shape(own)])
+    by_fate.forms = forms.matched
+    moved = [form for form in forms.matched if form.a != form.b]
+    by_fate.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
     settled = forms.settled
-    found.only_a, found.only_b = (
+    by_fate.only_a, by_fate.only_b = (
         [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
         for side, done in zip(only, settled, strict=True)
     )
-    _set_aside(found, runs)
+    _set_aside(by_fate, runs)
     plain = [own for own in every if own.a is not None and own.b is not None and not _other_shape(own)]
     cast = [own for own in plain if own.a and own.b and own.a.layout.dtype != own.b.layout.dtype]
-    found.casts = _casts(runs, cast)
-    found.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
-    found.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
-    found.within = outcome.tally.within
-    found.selected = bool(asked.kinds or asked.modules)
-    found.unread = max(sum(_is_unread(run)) for run in runs)
-    return found
+    by_fate.casts = _casts(runs, cast)
+    by_fate.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
+    by_fate.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
+    by_fate.within = outcome.tally.within
+    by_fate.selected = bool(asked.kinds or asked.modules)
+    by_fate.unread = max(sum(_is_unread(run)) for run in runs)
+    return by_fate
 
 
-def _set_aside(found: Found, runs: tuple[Run, Run]) -> None:
+def _set_aside(by_fate: Found, runs: tuple[Run, Run]) -> None:
     """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
     for place, name in enumerate("ab"):
         about = runs[place].manifest["checkpoint"]
         if "moment" not in about:
             continue
-        found.run, found.moment, found.alike = name, str(about["moment"]), tuple(map(str, about.get("alike", ())))
-        mine, theirs = (found.only_a, found.only_b) if name == "a" else (found.only_b, found.only_a)
-        found.unrecorded = [*theirs, *(own for own in mine if own.site.kind is not Kind.PARAM)]
+        by_fate.run, by_fate.moment, by_fate.alike = (
+            name,
+            str(about["moment"]),
+            tuple(map(str, about.get("alike", ()))),
+        )
+        mine, theirs = (by_fate.only_a, by_fate.only_b) if name == "a" else (by_fate.only_b, by_fate.only_a)
+        by_fate.unrecorded = [*theirs, *(own for own in mine if own.site.kind is not Kind.PARAM)]
         theirs.clear()
         mine[:] = [own for own in mine if own.site.kind is Kind.PARAM]
 
@@ -167,12 +171,14 @@ def _counters_first(change: SettingChange) -> tuple[bool, bool]:
     return not _COUNTS.search(change.name), "sched" in change.name
 
 
-def _farthest_first(own: Divergence) -> tuple[bool, bool, float]:
+def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:
     """The model before the rest; what counts, as batches or steps, last: it moves by more than any weight."""
     counts = (
-        own.a is None or own.a.layout.numel < 2 or not own.a.layout.dtype.startswith(("float", "bfloat", "complex"))
+        divergence.a is None
+        or divergence.a.layout.numel < 2
+        or not divergence.a.layout.dtype.startswith(("float", "bfloat", "complex"))
     )
-    return own.site.kind not in MODEL, counts, -(own.rel_l2 or 0.0)
+    return divergence.site.kind not in MODEL, counts, -(divergence.rel_l2 or 0.0)
 
 
 def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
@@ -217,13 +223,13 @@ def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
         assert own.a is not None
         assert own.b is not None
         groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
-    found = []
+    casts = []
     for (a, b), members in groups.items():
-        proofs = [_is_rounded(runs, own.a, own.b) for own in members]
+        proofs = [_is_rounded(runs, member.a, member.b) for member in members]
         rounded = None if any(proof is None for proof in proofs) else all(proofs)
-        known = [own.rel_l2 for own in members if own.rel_l2 is not None]
-        found.append(Cast(a, b, tuple(members), rounded, max(known, default=None)))
-    return found
+        measured = [member.rel_l2 for member in members if member.rel_l2 is not None]
+        casts.append(Cast(a, b, tuple(members), rounded, max(measured, default=None)))
+    return casts
 
 
 def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> bool | None:

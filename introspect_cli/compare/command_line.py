@@ -25,27 +25,27 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
         An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
         stands by itself.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     option, position = "", 0
     for word in argv:
         if OPTION.match(word):
             option, equals, value = word.partition("=")
-            found[option] = value if equals else True
+            values[option] = value if equals else True
             if equals:
                 option = ""
-        elif option and found[option] is True:
-            found[option] = word
+        elif option and values[option] is True:
+            values[option] = word
         elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
-            found[name] = value
+            values[name] = value
             option = ""
         elif option:
-            so_far = found[option]
-            found[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
+            so_far = values[option]
+            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
         else:
-            found[f"{ARGUMENT}{position}"] = word
+            values[f"{ARGUMENT}{position}"] = word
             position += 1
-    return found
+    return values
 
 
 def command_options(argv: Iterable[str]) -> dict[str, str]:
@@ -54,10 +54,10 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
     What else follows an option is as often an argument of its own as a further value, and is never hidden by an
     option that explains nothing.
     """
-    found = arguments(argv)
-    alone = [value for name, value in found.items() if name.startswith(ARGUMENT)]
+    options = arguments(argv)
+    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for name, value in found.items():
+    for name, value in options.items():
         if isinstance(value, list):
             named[name] = value[0]
             alone += value[1:]

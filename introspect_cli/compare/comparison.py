@@ -34,9 +34,9 @@ from introspect_cli.compare.reach import Reached
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
-    draws_apart,
-    draws_known,
+    draws_at_other_moments,
     draws_recorded,
+    notices_all_draws,
     observed_kinds,
 )
 from introspect_cli.records import Kind, Phase
@@ -96,7 +96,7 @@ class Comparison:
             mask = mask & (alignment.kind != kind_code(Kind.RNG))
             if self.sides.splits is not None and self.sides.splits.folded:  # operators are numbered through all calls
                 mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
-        return np.asarray(mask & ~draws_apart(alignment, self.sides.manifest_a, self.sides.manifest_b))
+        return np.asarray(mask & ~draws_at_other_moments(alignment, self.sides.manifest_a, self.sides.manifest_b))
 
     @cached_property
     def chosen(self) -> Mask:
@@ -120,9 +120,9 @@ class Comparison:
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """What each noise run differs from a by, as far as it was read."""
-        own = self.alignment.a
+        sites_a = self.alignment.a
         return [
-            NoiseFloor(align(own, columns(noise.sites, self.sides.rename)), len(own), seed)
+            NoiseFloor(align(sites_a, columns(noise.sites, self.sides.rename)), len(sites_a), seed)
             for noise, seed in zip(self.sides.noise, self.sides.seeds, strict=True)
         ]
 
@@ -169,12 +169,12 @@ class Comparison:
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """Kinds that both runs watched for, as far as is known."""
-        found = []
+        of_each = []
         for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
             watched = observed_kinds(manifest)
             present = {KINDS[code] for code in np.flatnonzero(np.bincount(recorded.kind))}
-            found.append({kind for kind in Kind if kind.value in watched} | present)
-        return frozenset(found[0] & found[1])
+            of_each.append({kind for kind in Kind if kind.value in watched} | present)
+        return frozenset(of_each[0] & of_each[1])
 
     @cached_property
     def modules_chosen(self) -> bool:
@@ -184,12 +184,15 @@ class Comparison:
     @cached_property
     def draws_recorded(self) -> bool:
         """Whether both captures looked for draws within a step, and at the same moments."""
-        return all(map(draws_recorded, self.manifests)) and not draws_apart(self.alignment, *self.manifests).any()
+        return (
+            all(map(draws_recorded, self.manifests))
+            and not draws_at_other_moments(self.alignment, *self.manifests).any()
+        )
 
     @cached_property
-    def draws_known(self) -> bool:
+    def notices_all_draws(self) -> bool:
         """Whether both captures noticed every draw from a default random generator."""
-        return all(map(draws_known, self.manifests))
+        return all(map(notices_all_draws, self.manifests))
 
     @cached_property
     def ended(self) -> frozenset[str]:
@@ -210,11 +213,11 @@ class Comparison:
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        by_owner: dict[str, set[str]] = {}
         for site in np.flatnonzero(self._of_tensors):
             name = self.alignment.fqn[site]
-            found.setdefault(owner_of(name), set()).add(name)
-        return found
+            by_owner.setdefault(owner_of(name), set()).add(name)
+        return by_owner
 
     def tensors_in(self, fqn: str) -> set[str]:
         """FQNs of the parameters and buffers recorded of a module, without those of modules inside it."""

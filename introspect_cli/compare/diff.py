@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
-from introspect_cli.compare.element.closeup import samples_told
+from introspect_cli.compare.element.closeup import samples_note
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.steps import Sides
-from introspect_cli.compare.join.wholes import copies_told, same_layout, stages_apart, tolerances, wholes
-from introspect_cli.compare.join.wholes import told as layouts_differ
+from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
 from introspect_cli.compare.match.correspondence import correspond
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
@@ -26,7 +25,7 @@ from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
 from introspect_cli.compare.results import unchanged
-from introspect_cli.compare.separate import tell_apart
+from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import chooses_modules
@@ -83,19 +82,20 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     notes: list[str] = []
     outcomes: list[RankOutcome] = []
+    later = options.later
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
-        if not alike or (splits.apart and not options.strict):
+        if not alike or (splits.differ and not options.strict):
             answer = _as_wholes(a, b, options, noise, splits)
             # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
     for rank in ranks:
-        left = replace(options, later=options.later - sum(outcome.later for outcome in outcomes))
-        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), left, noise)
+        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
         outcomes.append(outcome)
+        later -= outcome.later
         notes += [note for note in told if note not in notes]
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
@@ -112,7 +112,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
-        told = [text for text in (samples_told(a, b, answer.first), kept) if text]
+        told = [text for text in (samples_note(a, b, answer.first), kept) if text]
         answer = replace(answer, evidence=(*answer.evidence, *told))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
@@ -128,9 +128,9 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], split
     readers = wholes(a, b, splits)
     options = tolerances(options, readers)
     outcome, told = _rank(a, b, readers, options, (), splits)
-    notes = [layouts_differ(a, b, options, splits), *stages_apart(readers), *told]
+    notes = [layouts_note(a, b, options, splits), *stages_note(readers), *told]
     if outcome.first is not None:
-        notes = [*copies_told(outcome.first, (a, b)), *notes]
+        notes = [*copies_note(outcome.first, (a, b)), *notes]
     if noise:
         notes.append("The noise runs are not used: they say nothing of what another layout changes.")
     answer = answer_for(a, b, options, [outcome], notes)
@@ -139,7 +139,7 @@ def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], split
     step, site = outcome.step, outcome.first.site
     at = step.sites.index(site)
     rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-    told = outcome.gathered.samples_told(step.table, rows, site.kind)
+    told = outcome.gathered.samples_note(step.table, rows, site.kind)
     return replace(answer, evidence=(*answer.evidence, *told))
 
 
@@ -185,7 +185,7 @@ def _rank(
     ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
     outcome = compare_rank(sides, options, offset, ends)
     outcome.match = match
-    tell_apart(outcome, sides, options, ends)
+    add_evaluation(outcome, sides, options, ends)
     root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
     notes = [text for text in (*match.notes, note, root) if text]
     return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]

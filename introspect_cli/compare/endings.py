@@ -73,27 +73,45 @@ def one_raised(a: Run, b: Run) -> Raised | None:
     return two or one
 
 
+def after_the_end(a: Run, b: Run) -> str:
+    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    found = one_raised(a, b)
+    return "" if found is None else f" After that, run {found.side} ended by an exception: {found.words}."
+
+
 def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
     """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
-    found = one_raised(a, b)
+    ending = one_raised(a, b)
     ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
-    if found is None:
+    if ending is None:
         return ""
-    other = "a" if found.side == "b" else "b"
+    other = "a" if ending.side == "b" else "b"
     if not ends:
-        if any(len(run.rank(rank)) for run, side in ((a, "a"), (b, "b")) if side == found.side for rank in run.ranks):
-            return f"Run {found.side} ended by an exception: {found.words}. The runs have no step in common."
-        return f"Run {found.side} ended by an exception before its first step was complete: {found.words}."
-    tails = [paired.tail_a if found.side == "b" else paired.tail_b for paired in ends]
+        if any(len(run.rank(rank)) for run, side in ((a, "a"), (b, "b")) if side == ending.side for rank in run.ranks):
+            return f"Run {ending.side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {ending.side} ended by an exception before its first step was complete: {ending.words}."
+    tails = [paired.tail_a if ending.side == "b" else paired.tail_b for paired in ends]
     if not any(tails):
         return ""
     last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
     everything = "everything selected" if options.narrowed else "everything that both recorded"
     within = " within tolerance" if any(outcome.tally.within for outcome in outcomes) else ""
     return (
-        f"Run {found.side} ended by an exception where run {other} goes on: {found.words}. Until then, up to and "
+        f"Run {ending.side} ended by an exception where run {other} goes on: {ending.words}. Until then, up to and "
         f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
     )
+
+
+def cut_short(scene: Scene) -> Raised | None:
+    """The exception that cut off the step of the first divergence; None where none did."""
+    found = one_raised(scene.run_a, scene.run_b)
+    if found is None:
+        return None
+    first, in_b = scene.first, found.side == "b"
+    missing = (first.b if in_b else first.a) is None
+    cut = missing or (scene.run_b if in_b else scene.run_a).manifest.get("remainder") is True
+    reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
+    return found if cut and reader.last_step == step else None
 
 
 def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
@@ -102,27 +120,21 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
     """
-    found = one_raised(scene.run_a, scene.run_b)
-    if found is None:
+    end = one_raised(scene.run_a, scene.run_b)
+    if end is None:
         return answer, ""
+    if cut_short(scene) is None:
+        return answer, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
     first = scene.first
-    run = scene.run_b if found.side == "b" else scene.run_a
-    missing = (first.b if found.side == "b" else first.a) is None
-    cut = missing or run.manifest.get("remainder") is True
-    reader = scene.step.sides.b if found.side == "b" else scene.step.sides.a
-    step = first.step_b if found.side == "b" else first.step
-    other = "a" if found.side == "b" else "b"
-    if not cut or reader.last_step != step:
-        return answer, f"Run {found.side} ended by an exception, after the first divergence: {found.words}."
+    missing = (first.b if end.side == "b" else first.a) is None
+    other = "a" if end.side == "b" else "b"
     agreed = _last_agreed(scene)
     until = (
         f" The last record that agrees is {agreed}."
         if agreed
         else f" In this step nothing agrees before; {scene.all_before}."
     )
-    text = (
-        f"Run {found.side} ended by an exception in {first.step_words} where run {other} goes on: {found.words}.{until}"
-    )
+    text = f"Run {end.side} ended by an exception in {first.step_words} where run {other} goes on: {end.words}.{until}"
     return text if missing else f"{text} {answer}", ""
 
 

@@ -79,7 +79,7 @@ class Evidence:
 
 def those(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
     """The evidence with this answer."""
-    return [found for found in evidence if found.known is known]
+    return [fact for fact in evidence if fact.known is known]
 
 
 def answer(states: Codes, *, every: bool = False) -> Known:
@@ -103,7 +103,7 @@ def answer(states: Codes, *, every: bool = False) -> Known:
 def least(answers: Sequence[Known]) -> Known:
     """The answer for several things together: the one that says least for them."""
     return next(
-        (known for known in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if known in answers), Known.EQUAL
+        (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
     )
 
 
@@ -143,4 +143,4 @@ class Cause:
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
         """The evidence of these things."""
-        return [found for found in self.evidence if found.thing in things]
+        return [fact for fact in self.evidence if fact.thing in things]

@@ -223,11 +223,11 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     votes: Counter[tuple[str, str]] = Counter()
     for name in names:
         own = name.split(".")
-        found = [
+        both = [
             (_shared(own, other.split(".")), other) for other in ends.get(tuple(own[-2:]), ends.get((own[-1],), []))
         ]
-        most = max((length for length, _ in found), default=0)
-        best = [other for length, other in found if length == most]
+        most = max((length for length, _ in both), default=0)
+        best = [other for length, other in both if length == most]
         if len(best) == 1:
             votes[".".join(own[:-most]), ".".join(best[0].split(".")[:-most])] += 1
     return votes.most_common(1)[0][0] if votes else ("", "")
@@ -289,7 +289,7 @@ def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site,
     root = change[0] if 2 * sum(changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
     numbers = _numbers(run, checkpoint, root)
     batches: dict[int, Any] = {}
-    found: dict[Site, Summary] = {}
+    rows: dict[Site, Summary] = {}
     for number, (kind, fqn, path) in enumerate(state.tensors):
         if not _is_below(fqn, root) or not state.checksum[number]:
             continue
@@ -300,5 +300,5 @@ def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site,
         of_optimizer = kind == Kind.OPTIMIZER_STATE.value
         name = numbers.get(fqn, fqn) if of_optimizer else fqn
         called = Kind(kind if of_optimizer else theirs.get(changed(fqn, change), kind))
-        found[Site(Phase.START, called, name, 0, path)] = record.summary
-    return found
+        rows[Site(Phase.START, called, name, 0, path)] = record.summary
+    return rows

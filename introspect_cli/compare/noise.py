@@ -37,17 +37,17 @@ class NoiseFloor:
 
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts, reached: Reached) -> None:
         """Take in one step of a noise run: `table` is run a against it."""
-        apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
-        rel = relative(apart, scale)
+        distance, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
+        rel = relative(distance, scale)
         units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
         if self.seed is not None and not begins_beside(table, rel, units):
             self.seed = None  # it is no run that begins a rounding beside a
         if self.seed is not None:
-            reached.learn(table, apart, layouts_a)
+            reached.learn(table, distance, layouts_a)
         union = table.sites_a[table.rows_a]
-        known = np.isfinite(rel)
-        np.maximum.at(self.floor, union[known], np.maximum(rel[known], np.finfo(np.float32).eps))
-        self.unmeasured[union[~known]] = True
+        finite = np.isfinite(rel)
+        np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
+        self.unmeasured[union[~finite]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
 
     def of(self, table: Table, layouts_a: Layouts) -> npt.NDArray[np.float64]:

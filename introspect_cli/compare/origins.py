@@ -32,13 +32,13 @@ def with_origins(
 ) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
     best = first_of(outcomes) if answer.first is not None else None
-    told = _origins(best, runs, outcomes, narrowed=narrowed) if best is not None else ()
+    causes = _origins(best, runs, outcomes, narrowed=narrowed) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
-        return answer.with_findings(Origin, told)
+        return answer.with_findings(Origin, causes)
     notes = (*answer.notes, *_notes(resumed))
     sentence, lost = with_head(answer, resumed), best.lost if best is not None else []
-    origins = _with_parts(resumed, answer.first, lost, told)
+    origins = _with_parts(resumed, answer.first, lost, causes)
     answer = replace(answer, sentence=sentence, notes=notes, findings=(*answer.findings, resumed))
     return answer.with_findings(Origin, origins)
 
@@ -50,11 +50,11 @@ def _origins(
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
         return ()
-    found = []
+    every = []
     for divergence, cause in ((best.first, best.cause), *best.origins):
         scene = Scene(replace(best, first=divergence, cause=cause), runs, outcomes, narrowed=narrowed)
-        found.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
-    return tuple(found)
+        every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
+    return tuple(every)
 
 
 # --- resumed runs
@@ -102,16 +102,16 @@ def _unseen(resumed: Resumption) -> str:
 
 def together(parts: Sequence[Part]) -> list[str]:
     """Parts in words, generators of which the same is said as one."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_name: dict[tuple[str, str], list[str]] = {}
     for part in parts:
         _, is_random, generator = part.part.partition(RANDOM)
-        names = found.setdefault((RANDOM if is_random else part.part, part.text), [])
+        names = by_name.setdefault((RANDOM if is_random else part.part, part.text), [])
         names += [generator] if is_random else []
-    told = []
-    for (name, text), names in found.items():
+    clauses = []
+    for (name, text), names in by_name.items():
         words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
-        told.append(f"{words} ({text})" if text else words)
-    return told
+        clauses.append(f"{words} ({text})" if text else words)
+    return clauses
 
 
 def _notes(resumed: Resumption) -> list[str]:
@@ -129,29 +129,29 @@ def _notes(resumed: Resumption) -> list[str]:
 
 
 def _with_parts(
-    resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], told: tuple[Origin, ...]
+    resumed: Resumption, first: Divergence | None, lost: Sequence[Divergence], causes: tuple[Origin, ...]
 ) -> tuple[Origin, ...]:
     """The origins, where a checkpoint that was not restored explains them: each part that was lost is one.
 
     The first divergence belongs to the part that it shows, which leads.
     """
     if first is None or not resumed.lost:
-        return told
+        return causes
     parts = sorted(resumed.lost, key=lambda part: not _makes(part, first))
     leads = next(iter(parts)) if _makes(parts[0], first) else None
-    found = []
+    lost_parts = []
     for part in parts:
         record = first if part is leads else next((own for own in lost if shows(own.site, part)), None)
         were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
-        found.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
+        lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
     others = [
         origin
-        for origin in told
+        for origin in causes
         if origin.divergence is not None
         and origin.divergence is not first
         and not any(_makes(part, origin.divergence) for part in parts)
     ]
-    return (*found, *others)
+    return (*lost_parts, *others)
 
 
 def _makes(part: Part, divergence: Divergence) -> bool:

@@ -28,7 +28,7 @@ class Tally:
     Attributes:
         blind: records that only one side could see.
         blind_both: records that run a could not see, by estimate.
-        apart: records of run a that are causes, and were compared with nothing that is equal.
+        causes: records of run a that are causes, and were compared with nothing that is equal.
     """
 
     records: int = 0
@@ -40,7 +40,7 @@ class Tally:
     not_observed: int = 0
     blind: int = 0
     blind_both: int = 0
-    apart: int = 0
+    causes: int = 0
 
 
 @dataclass
@@ -61,7 +61,7 @@ class RankOutcome:
         tolerated: the first difference that tolerance or noise let pass, in words.
         heat: the divergence map in the making.
         structure: what differs in structure, and random states; None where no step had to be opened.
-        lonely: a step in which structure differs and no result is common to both runs.
+        one_sided_step: a step in which structure differs and no result is common to both runs.
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
@@ -93,7 +93,7 @@ class RankOutcome:
     tolerated: str = ""
     heat: Heat | None = None
     structure: Structure | None = None
-    lonely: int | None = None
+    one_sided_step: int | None = None
     unrecorded: int | None = None
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None

@@ -52,15 +52,15 @@ class Reached:
         """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass."""
         if not rounded or table.step in self._steps or table.step not in self._rounding:
             return
-        apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, *layouts)
+        distance, scale = distances(table.a, table.b, table.rows_a, table.rows_b, *layouts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            times = relative(apart, scale) / np.maximum.reduce(list(rounded))
+            times = relative(distance, scale) / np.maximum.reduce(list(rounded))
         times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
         worst = int(np.argmax(times)) if len(times) and times.max() > 0 else None
         self._steps[table.step] = StepReach(
             step=table.step,
             rounding=self._rounding[table.step],
-            b=_parameters(table, apart, layouts[0]),
+            b=_parameters(table, distance, layouts[0]),
             times=0.0 if worst is None else float(times[worst]),
             site=None if worst is None else table.named(int(table.differing[worst])),
         )
@@ -68,8 +68,8 @@ class Reached:
     def result(self, seeds: Iterable[int], compared: Sequence[int]) -> Reach | None:
         """What was measured in the compared steps, None where nothing was; in those not opened, b equals a."""
         steps = [step for step in compared if step in self._rounding]
-        found = [self._steps.get(step) or StepReach(step, self._rounding[step]) for step in steps]
-        return Reach(tuple(seeds), tuple(found), len(compared)) if found else None
+        measured = [self._steps.get(step) or StepReach(step, self._rounding[step]) for step in steps]
+        return Reach(tuple(seeds), tuple(measured), len(compared)) if measured else None
 
 
 def begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
@@ -108,7 +108,7 @@ def within_words(reach: Reach) -> str:
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
     """Where b leaves what rounding does to a, as a sentence to stand before the divergence's; "" where it does not."""
-    at = next((own for own in reach.steps if own.times > ROUNDING_FACTOR), None)
+    at = next((step for step in reach.steps if step.times > ROUNDING_FACTOR), None)
     if at is None or at.site is None:
         return ""
     fqn, times = at.site.fqn, at.times
@@ -116,6 +116,16 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
         fqn, times = first.site.fqn, first.rel_l2 / first.floor
     where = f" in {fqn}" if fqn else ""
     return f"b leaves what one rounding of the parameters does to a at step {at.step}{where}, {times:.2g} x as far. "
+
+
+def measured_by_one(reach: Reach) -> str:
+    """That b left what a single perturbed run measured; "" where there are several, or b stays within it."""
+    if len(reach.seeds) > 1 or reach.furthest.times <= ROUNDING_FACTOR:
+        return ""
+    return (
+        "One perturbed run measured what a rounding does. Where units switch (ReLU, a maximum) or sums cancel (a "
+        "convolution before a BatchNorm), other seeds may go further: give three or four of them as --noise."
+    )
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:

@@ -70,10 +70,10 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
         for number in sites
         if step.table.order_of[number] < place.order and _drew(step.alignment.site(number), place.site)
     ]
-    known = step.known(own)
-    if known is not Known.UNSEEN:
-        return [Evidence(Thing.DRAWN_FROM, known)]
-    noticed = step.comparison.draws_known and place.site.phase is not Phase.RECOMPUTE
+    state = step.known(own)
+    if state is not Known.UNSEEN:
+        return [Evidence(Thing.DRAWN_FROM, state)]
+    noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
     return [] if noticed else random_at_start(step, place)
 
 
@@ -122,29 +122,29 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     """
     fqn = place.site.fqn
     owners = [fqn, *_unseen_inside(step, fqn)]
-    found = []
+    facts = []
     for kind, thing in _TENSORS.items():
         names = _held_by(step, owners, kind)
         if names:
             answers = [_tensor(step, name, kind, place.order) for name in sorted(names)]
-            found.append(Evidence(thing, least(answers), needed=True))
-    if not found and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
-        found.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
-    return found
+            facts.append(Evidence(thing, least(answers), needed=True))
+    if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
+        facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
+    return facts
 
 
 def outputs(step: Step, place: Place) -> list[Evidence]:
     """The outputs of all modules that ran before a place of the sequence."""
-    known = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    if _left_out(step, known, place.order):
+    state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
+    if _left_out(step, state, place.order):
         return [LEFT_OUT]
-    return [Evidence(Thing.OUTPUTS, known, needed=True)]
+    return [Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
 def forward(step: Step, place: Place) -> list[Evidence]:
     """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
-    known = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]), place.order)
-    return [LEFT_OUT if _left_out(step, known, place.order) else Evidence(Thing.FORWARD, known, needed=True)]
+    state = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]), place.order)
+    return [LEFT_OUT if _left_out(step, state, place.order) else Evidence(Thing.FORWARD, state, needed=True)]
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -200,8 +200,8 @@ def backward(step: Step, place: Place) -> list[Evidence]:
 
 def gradients(step: Step, place: Place) -> list[Evidence]:
     """The same gradients, where there are any."""
-    known = _gradients(step, place)
-    return [] if known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, known)]
+    state = _gradients(step, place)
+    return [] if state is Known.UNSEEN else [Evidence(Thing.GRADIENTS, state)]
 
 
 def _gradients(step: Step, place: Place) -> Known:
@@ -248,9 +248,9 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
-    known = step.known(started) if started else Known.UNSEEN
+    state = step.known(started) if started else Known.UNSEEN
     begun = (step.number == 0 and step.table.step_b == 0) or step.comparison.goes_on_at(step.number)
-    return [] if begun and known is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, known)]
+    return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
@@ -315,9 +315,10 @@ def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
             module = tree.get(owner)
             if module is None:
                 continue
-            names |= {f"{owner}.{name}" for name in (module.parameters if kind is Kind.PARAM else module.buffers)}
-            tied = (alias.partition("=") for alias in module.aliases)
-            names |= {target for _, equals, target in tied if equals and _is(step, target, kind)}
+            parts = (alias.partition("=") for alias in module.aliases)
+            tied = {name: target for name, equals, target in parts if equals and _is(step, target, kind)}
+            held = module.parameters if kind is Kind.PARAM else module.buffers
+            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
     names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
     return names
 

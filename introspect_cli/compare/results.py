@@ -73,12 +73,12 @@ def records_results(table: Table) -> bool:
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    found = of_kinds(alignment.kind[unions], RESULTS)
-    found &= alignment.phase[unions] != phase_code(Phase.START)
-    if not found.any():  # a script that trains nothing: what its models give is all there is
+    result = of_kinds(alignment.kind[unions], RESULTS)
+    result &= alignment.phase[unions] != phase_code(Phase.START)
+    if not result.any():  # a script that trains nothing: what its models give is all there is
         roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
-        found = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
-    return np.asarray(found)
+        result = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
+    return np.asarray(result)
 
 
 def agreeing_sites(table: Table) -> Ids:
@@ -149,8 +149,8 @@ def unchanged(outcome: RankOutcome) -> str:
         return ""
     names = listed([name for kind, name in _NAMES.items() if kind in kinds])
     which = "the step" if steps == 1 else f"all {steps:,} steps"
-    told = f"The {names} of {which} compared agree: what differs changed none of them."
+    clause = f"The {names} of {which} compared agree: what differs changed none of them."
     both = outcome.shared
     if both is None:
-        return told
-    return f"{told} The first value of both runs that differs is {what(both.site)} in step {both.step}."
+        return clause
+    return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."

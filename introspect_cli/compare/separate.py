@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.whole import Reader
 
 
-def tell_apart(
+def add_evaluation(
     outcome: RankOutcome, sides: Sides, options: DiffOptions, ends: tuple[int | None, int | None] = (None, None)
 ) -> None:
     """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
@@ -155,7 +155,7 @@ def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
-def told_separately(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
+def separate_sentence(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
     """The answer, with what is known of the other of the two."""
     if training is None or evaluation is None:
         return sentence(scene)
@@ -167,10 +167,10 @@ def told_separately(scene: Scene, training: Separate | None, evaluation: Separat
     return f"{sentence(scene)} {_beside(training, 'Training')}"
 
 
-def _beside(found: Separate, name: str) -> str:
+def _beside(separate: Separate, name: str) -> str:
     """The answer for one of the two, after that for the other."""
-    if found.verdict is Verdict.UNDECIDED:
-        return f"{name}: {found.sentence[0].lower()}{found.sentence[1:]}"
-    if found.first is not None:
-        return _diverges(name, found.first, too=True)
-    return found.sentence
+    if separate.verdict is Verdict.UNDECIDED:
+        return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
+    if separate.first is not None:
+        return _diverges(name, separate.first, too=True)
+    return separate.sentence

@@ -149,10 +149,10 @@ def _plain_relative(a: Summary, b: Summary) -> float | None:
     except ValueError:
         return None
     scale = max(abs(x), abs(y))
-    apart = abs(x - y)
-    if not np.isfinite(apart):
+    distance = abs(x - y)
+    if not np.isfinite(distance):
         return None
-    return 0.0 if scale == 0 else apart / scale
+    return 0.0 if scale == 0 else distance / scale
 
 
 def _not_finite(summary: Summary) -> bool:
@@ -175,14 +175,14 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
     rel: float | None = None
     fit: tuple[float, float] | None = None
     exact = False
-    apart: Elements | None = None
+    differing: Elements | None = None
     if a is not None and b is not None and site.kind not in _UNMEASURED:
         if Status.VALUE in (a.status, b.status):
             rel, exact = _plain_relative(a, b), True
         elif table.a.sketch is not None and table.b.sketch is not None:
             one_a, one_b = np.array([row_a]), np.array([row_b])
-            found = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
-            rel = float(found) if np.isfinite(found) else None
+            relative_l2 = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
+            rel = float(relative_l2) if np.isfinite(relative_l2) else None
             if rel == 0 and _not_finite(a):
                 rel = None  # sketches leave infinities out, and where these are differs
             if a.layout.shape == b.layout.shape and a.layout.numel > 16 and not _not_finite(a):
@@ -192,7 +192,7 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         same_shape = a.layout.shape == b.layout.shape
         stored = sides.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
-            rel, exact, apart = distance_of(*stored), True, elements(*stored)
+            rel, exact, differing = distance_of(*stored), True, elements(*stored)
     scale = None if fit is None else fit[0]
     return Divergence(
         step=table.step,
@@ -210,10 +210,12 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
         scale=scale,
         residual=None if fit is None else fit[1],
-        floor=max((float(own.floor[number]) for own in comparison.floors if number < len(own.floor)), default=None),
+        floor=max(
+            (float(floor.floor[number]) for floor in comparison.floors if number < len(floor.floor)), default=None
+        ),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
-        elements=apart,
+        elements=differing,
         labels=sides.a.labels.get(table.step, {}),
         labels_b=sides.b.labels.get(table.step_b, {}),
     )

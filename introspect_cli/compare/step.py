@@ -257,14 +257,14 @@ class Step:
     @cached_property
     def _tensors_from(self) -> dict[str, float]:
         """From where in the sequence on a parameter or buffer inside a module differs, by FQN of the module."""
-        found = dict.fromkeys(
+        tensors = dict.fromkeys(
             (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
         )
         for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
             if site.kind in _TENSORS and site.phase in _BEFORE_USE:
                 for head in ancestors(site.fqn):
-                    found[head] = min(order, found.get(head, np.inf))
-        return found
+                    tensors[head] = min(order, tensors.get(head, np.inf))
+        return tensors
 
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:

@@ -239,9 +239,9 @@ class Table:
     @cached_property
     def state_of(self) -> Codes:
         """What is known of every site of the alignment; DIFFERENT for what one run alone has."""
-        found = np.full(self.alignment.size, ABSENT, dtype=np.int8)
-        found[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
-        return found
+        states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
+        states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
+        return states
 
     @cached_property
     def order_of(self) -> npt.NDArray[np.float64]:

@@ -58,7 +58,7 @@ def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
         steps_compared=sum(len(outcome.paired) for outcome in outcomes),
         steps_diverged=sum(tally.diverged_steps for tally in tallies),
         records=records,
-        equal=max(records - (diverged - only_b) - unseen - sum(tally.apart for tally in tallies), 0),
+        equal=max(records - (diverged - only_b) - unseen - sum(tally.causes for tally in tallies), 0),
         diverged=diverged,
         only_a=only_a,
         only_b=only_b,
@@ -69,8 +69,8 @@ def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
 
 def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
-    apart = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
-    return min(apart, key=lambda found: found[0], default=(None, None))[1]
+    diverging = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
+    return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
 
 
 def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
@@ -176,7 +176,7 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
 
     NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
     """
-    every, found, name = 0, 0, ""
+    every, empty, name = 0, 0, ""
     for outcome in outcomes:
         if not len(outcome.paired):
             continue
@@ -188,13 +188,13 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
             continue
         sizes = Layouts(reader.layouts).numel[np.asarray(batch.layout)]
         rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
-        found += len(rows)
+        empty += len(rows)
         if len(rows) and not name:
             first = int(rows[np.argmin(np.asarray(batch.sequence)[rows])])
             name = what(reader.record(batch, first, step).site)
-    if not found:
+    if not empty:
         return ""
-    much = f"{found:,} of {count(every, 'record')} {'is' if found == 1 else 'are'} NaN throughout in both runs"
+    much = f"{empty:,} of {count(every, 'record')} {'is' if empty == 1 else 'are'} NaN throughout in both runs"
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
@@ -236,11 +236,11 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
 
 def lines_of(scene: Scene) -> tuple[str, ...]:
     """What the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
-    found = []
+    clauses = []
     if scene.steps_before:
         last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
         how = " within tolerance" if scene.tolerated else " in what was selected" if scene.narrowed else " entirely"
-        found.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
+        clauses.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
     equal, within, unseen, formed, other = scene.agreeing_before.values()
     if equal or within:
         every = equal + within + unseen + formed + other
@@ -251,13 +251,13 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         rest += [f"{formed:,} in another form"] if formed else []
         rest += [f"{other:,} different"] if other else []
         also = f"; {', '.join(rest)}" if rest else ""
-        found.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
+        clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
     if scene.tolerated:
-        found.append(f"The first difference that was let pass is {scene.tolerated}.")
-    found += lines(scene.cause.evidence)
+        clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
+    clauses += lines(scene.cause.evidence)
     if scene.calls and scene.cause.reason != "structure":
         name, one, two = scene.calls
-        found.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
+        clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
-        found += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
-    return tuple(found + reason_named(scene.tells).evidence(scene))
+        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+    return tuple(clauses + reason_named(scene.tells).evidence(scene))

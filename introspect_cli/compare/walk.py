@@ -17,7 +17,7 @@ from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
-from introspect_cli.compare.join.steps import Paired, Sides, differing, known_tails, pair_steps
+from introspect_cli.compare.join.steps import Paired, Sides, differing, open_tails, pair_steps
 from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.overview import Heat
 from introspect_cli.compare.passes.choose import brings_values, choose
@@ -45,7 +45,7 @@ from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +78,7 @@ class Walk:
             outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
-        self.brought = False
+        self.new_values = False
         self.resumption: Resumption | None = None
         if comparison.options.evaluation is None and not comparison.options.narrowed:
             self.resumption = outcome.resumption = resumption_of(comparison)
@@ -97,7 +97,7 @@ class Walk:
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                outcome.later += len(table.a) * _ranks(sides.a) + len(table.b) * _ranks(sides.b)
+                outcome.later += len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break
@@ -151,7 +151,7 @@ class Walk:
         of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
         of_a |= table.because == Because.READ_ON
         of_a &= table.row_a >= 0  # compared with nothing, so not equal
-        self._count(apart=int((of_a if comparison.entire else of_a & chosen).sum()))
+        self._count(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
             self._count(records=int(comparison.chosen[table.left].sum()))
         if (chosen & (table.because == Because.EVALUATION)).any():
@@ -160,7 +160,7 @@ class Walk:
                 self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
-            self._count(apart=int((table.row_a[formed] >= 0).sum()))
+            self._count(causes=int((table.row_a[formed] >= 0).sum()))
             outcome.forms = outcome.forms or forms_of(table, formed, self.comparison.sides)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self._count(within=len(within))
@@ -220,7 +220,7 @@ class Walk:
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
-            lead = choose(step, positions, self.structure, self.began, brought=self.brought)
+            lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
                 self._list(lead.step, lead.position, lead.cause)
                 positions = [position for position in positions if position != lead.stands_for]
@@ -262,12 +262,12 @@ class Walk:
             return False
         outcome, sides = self.outcome, self.comparison.sides
         self.began = self.began or table
-        self.brought = self.brought or brings_values(causes)
+        self.new_values = self.new_values or brings_values(causes)
         if outcome.first is None:
-            self._count(apart=len(causes.rows_a) + len(causes.only_a))
+            self._count(causes=len(causes.rows_a) + len(causes.only_a))
             if not self.options.evaluation and not results_agree(table):
                 if records_results(table):
-                    outcome.lonely = table.step
+                    outcome.one_sided_step = table.step
                 elif not watches_results(sides.manifest_a, sides.manifest_b):
                     outcome.unrecorded = table.step
         return True
@@ -300,19 +300,14 @@ class Walk:
             self.outcome.shared = materialise(step, position, judge(step, position))
 
 
-def _ranks(reader: Reader) -> int:
-    """How many ranks' records are read for those of a reader."""
-    return len(reader.readers) if isinstance(reader, WholeReader) else 1
-
-
 def compare_rank(
     sides: Sides, options: DiffOptions, offset: int, ends: tuple[int | None, int | None] = (None, None)
 ) -> RankOutcome:
     """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
-    told = options_of(sides.manifest_a), options_of(sides.manifest_b)
+    started = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    paired = known_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), told, offset, listing)
+    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), started, offset, listing)
     outcome = RankOutcome(sides.rank, paired, offset)
     comparison = Comparison(sides, options, offset)
     outcome.gathered = comparison.gathered
@@ -323,7 +318,7 @@ def compare_rank(
         counted &= evaluating(own.phase, own.fqn) == options.evaluation
     if places:
         Walk(comparison, outcome).run(places)
-        if outcome.first is None and outcome.lonely is not None and not options.strict:
+        if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
             return compare_rank(sides, replace(options, strict=True), offset, ends)
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]

@@ -62,11 +62,11 @@ def failed(manifest: dict[str, Any]) -> bool:
 
 def _narrowing(manifest: dict[str, Any]) -> dict[str, Any]:
     """The options that decide how much a capture observes; older manifests do not tell these from the others."""
-    told = manifest.get("narrowing")
-    if isinstance(told, dict):
-        return told
-    known = {*_CONCERNS, *_OPTIONS}
-    return {name: value for name, value in options_of(manifest).items() if name in known}
+    options = manifest.get("narrowing")
+    if isinstance(options, dict):
+        return options
+    narrowing = {*_CONCERNS, *_OPTIONS}
+    return {name: value for name, value in options_of(manifest).items() if name in narrowing}
 
 
 def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
@@ -75,7 +75,7 @@ def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str
     return [name for name in one if name in two and one[name] != two[name]]
 
 
-def draws_known(manifest: dict[str, Any]) -> bool:
+def notices_all_draws(manifest: dict[str, Any]) -> bool:
     """Whether a capture noticed every draw from a default generator, and by the right module."""
     return draws_recorded(manifest) and not chooses_modules(manifest)
 
@@ -136,7 +136,7 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
     return hidden
 
 
-def draws_apart(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
+def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
     """Random states within a step, where the captures looked at the generators at different moments; else none.
 
     What is recorded is the state at the look before: with fewer looks, the same name holds an earlier state.
@@ -191,15 +191,15 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     ]
     others = [name for name in narrowed(manifest_a, manifest_b) if name in {*_OPERATORS, "eval", "compile"}]
     if others:
-        told = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        notes.append(f"The captures were given different {told}: what only one of them recorded is not compared.")
+        clauses = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        notes.append(f"The captures were given different {clauses}: what only one of them recorded is not compared.")
     for name in _STEPS:
         one, two = options_a.get(name), options_b.get(name)
         if one != two:
             what = "ranks" if name == "ranks" else "steps"
-            told = what if name == what else f"{what}, by --{name.replace('_', '-')}"
+            clauses = what if name == what else f"{what}, by --{name.replace('_', '-')}"
             notes.append(
-                f"The captures recorded different {told} (a: {_asked(one)}, b: {_asked(two)}): "
+                f"The captures recorded different {clauses} (a: {_asked(one)}, b: {_asked(two)}): "
                 f"{what} that only one recorded are not compared."
             )
     if any(options_a.get(name) != options_b.get(name) for name in _OPTIONS):

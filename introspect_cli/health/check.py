@@ -80,7 +80,7 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
 
 def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
     """Put every rule to every rank, and those about ranks to all of them together."""
-    several = run.world_size > 1 and bool(run.ranks)
+    several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
     tables, ranks = _walk(run, together=several and any(isinstance(rule, RankRule) for rule in rules))
     result = check_tables(str(run.path), tables, rules, ranks)
     unseen = map(str, run.manifest.get("not_observed", ()))

@@ -114,7 +114,7 @@ class CheckResult:
         run: path of the run, as given.
         findings: worst first, then by step.
         checked: ids of the rules that could be decided.
-        unseen: id of a rule that could not, and what it would have needed.
+        unseen: rules that could not be decided, with what each would have needed.
         notes: what else a reader must know.
         steps: steps in the run.
         only: what the run is a part of, such as one rank of several; "" where it is all there was.

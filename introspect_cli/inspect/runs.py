@@ -48,7 +48,7 @@ class RunRow:
         steps: complete steps of the rank with most.
         size: bytes on disk.
         ended: how it ended: `running`, `complete`, `interrupted`, `failed` (the script raised or exited with another
-            code than 0), `damaged`, or `unreadable` (for us, or of a newer format), which says nothing of how it is.
+            code than 0), `damaged`, or `unreadable` (this user may not, or its format is newer).
         detail: the exception or exit code of a failed run, that `--stop` ended one, the sentence about a damaged or an
             unreadable one.
         label: what somebody wrote of it.

@@ -40,7 +40,7 @@ def first_screen(result: DiffResult) -> str:
     first = result.first
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     parts = [
-        f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_apart(result)}',
+        f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{_both_verdicts(result)}',
         f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result)}</div>',
         findings_html(result),
         strip(result),
@@ -48,7 +48,7 @@ def first_screen(result: DiffResult) -> str:
     return "".join(parts)
 
 
-def _apart(result: DiffResult) -> str:
+def _both_verdicts(result: DiffResult) -> str:
     """The verdicts on training and on evaluation, where evaluation is on record."""
     if result.training is None or result.evaluation is None:
         return ""

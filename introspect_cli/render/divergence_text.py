@@ -43,7 +43,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
         (Column("role"), lambda divergence: divergence.role.value),
     ]
     if moments:
-        columns = [own for own in columns if own[0].title not in ("step", "of b", "rank", "phase", "role")]
+        columns = [column for column in columns if column[0].title not in ("step", "of b", "rank", "phase", "role")]
     return table_of(divergences, columns, lambda own: "origin" if own.role is Role.ORIGIN else "")
 
 

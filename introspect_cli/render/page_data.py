@@ -94,7 +94,7 @@ def page_data(page: Page) -> str:
         "divergences": [],
     }
     if result is not None:
-        document["divergences"] = [_divergence(own) for own in result.divergences[:_SHOWN]]
+        document["divergences"] = [_divergence(divergence) for divergence in result.divergences[:_SHOWN]]
         if result.map is not None and result.map.modules:
             document["map"] = _map(result.map, page.noise, result)
     # Inside a script element only `<` could end it early.

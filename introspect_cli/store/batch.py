@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Given
+from introspect_cli.records import DERIVED_STATS, STATISTICS, Given, Joined
+from introspect_cli.store.arrow import Malformed
 from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, texts
-from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC
+from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,9 @@ def samples_of(column: Lists[int]) -> dict[int, int]:
 
 
 _NONE = np.zeros(0, np.int64)
+_JOINED = WHOLE_COLUMNS[0].name
+_OF_WHOLES = {"ranks": 0, "calls": 1, "elements": -1}
+"""The other columns of what was put together, with what they say where nothing was."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +148,9 @@ class StepBatch:
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
             given = GivenColumns(columns["given"], columns["forward"], columns["node"].harmless(LIMIT_TEXT))
+        joined = columns.get(_JOINED)
+        if joined is not None and len(joined) and joined.max() >= len(Joined):
+            raise Malformed("a record was put together in a way that is not one")
         return cls(
             **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
             counts=counts,
@@ -152,6 +159,10 @@ class StepBatch:
             text=columns["text"].harmless(LIMIT_TEXT),
             given=given,
             samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
+            how=joined,
+            ranks=columns.get("ranks"),
+            calls=columns.get("calls"),
+            elements=columns.get("elements"),
         )
 
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
@@ -170,6 +181,11 @@ class StepBatch:
                 columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
             elif name == SAMPLES.name:
                 columns[name] = sample_lists(self.samples, rows)
+            elif name == _JOINED:
+                columns[name] = np.zeros(rows, np.uint8) if self.how is None else self.how
+            elif name in _OF_WHOLES:
+                values = getattr(self, name)
+                columns[name] = np.full(rows, _OF_WHOLES[name], column.type) if values is None else values
             elif name == "given":
                 given = self.given or given_columns({}, rows)
                 columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}

@@ -133,6 +133,14 @@ GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), 
 SAMPLES = Column("samples", "list<i8>")
 """The checksums of a tensor's samples added up, as a signed number, or nothing."""
 
+WHOLE_COLUMNS: Schema = (
+    Column("joined", "|u1"),
+    Column("ranks", "<u4"),
+    Column("calls", "<i8"),
+    Column("elements", "<i8"),
+)
+"""How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
+
 STATISTIC, NEEDED = "statistic", "needed"
 """What a column is to a reader that does not know it: a statistic to keep, or a reason to refuse the store."""
 
@@ -201,7 +209,7 @@ def parse_columns(description: bytes) -> Columns:
     return Columns(**streams)
 
 
-_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, SAMPLES)
+_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS, SAMPLES)
 
 
 def _column(described: object) -> Column:
@@ -222,7 +230,8 @@ def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema
         raise Malformed(f"its {stream} have not the columns that every store has")
     if any(by_name.get(column.name, column) != column for column in optional):
         raise Malformed(f"a column of its {stream} has another type than it is written with")
-    if optional and len({column.name in by_name for column in GIVEN_COLUMNS}) > 1:
+    together = (GIVEN_COLUMNS, WHOLE_COLUMNS) if optional else ()
+    if any(len({column.name in by_name for column in columns}) > 1 for columns in together):
         raise Malformed(f"its {stream} lack a column of those that belong together")
     for column in columns:
         if column.role == NEEDED:
@@ -246,6 +255,7 @@ def record_columns(
     sorted_stats: tuple[str, ...] = (),
     operators: bool = False,
     samples: bool = False,
+    whole: bool = False,
 ) -> Schema:
     """The columns of records with what was asked for."""
     kept = [
@@ -258,6 +268,7 @@ def record_columns(
         *kept,
         *([SKETCH] if sketch else []),
         *(GIVEN_COLUMNS if operators else ()),
+        *(WHOLE_COLUMNS if whole else ()),
         *([SAMPLES] if samples else []),
         TEXT,
     )

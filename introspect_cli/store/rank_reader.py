@@ -8,7 +8,9 @@ CRC is taken over those very bytes, and columns are views of them.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +40,31 @@ from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
 
 _STATUSES = len(Status)
+_MOST_OPEN = 64
+"""Files of records that the ranks of a run have open at once."""
+
+
+class Shared:
+    """What the ranks of a run share: thousands of them may neither have a file open each, nor a table of one content.
+
+    Attributes:
+        opened: the readers that have their records open, the latest last.
+        sites: tables of sites by the bytes that they were read from.
+        modules: rows of modules, likewise.
+    """
+
+    def __init__(self) -> None:
+        self.opened = deque[RankReader]()
+        self.sites: dict[tuple[int, bytes], SiteTable] = {}
+        self.modules: dict[tuple[int, bytes], list[ModuleInfo]] = {}
 
 
 class RankReader(StepReader):
@@ -60,8 +81,16 @@ class RankReader(StepReader):
         thinned: steps that were recorded and then dropped.
     """
 
-    def __init__(self, run: Folder, rank: int, *, damaged: bool = False) -> None:
-        """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole."""
+    def __init__(self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
+        """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole.
+
+        Args:
+            run: the run's directory.
+            rank: its number.
+            damaged: see above.
+            shared: what it shares with other ranks of the run.
+        """
+        self._shared = Shared() if shared is None else shared
         self.cut = ""
         self._damaged = damaged
         self.rank = rank
@@ -181,12 +210,16 @@ class RankReader(StepReader):
     @cached_property
     def sites(self) -> SiteTable:
         """All sites, by number."""
-        return SiteTable(self._names("sites"), f"{self.path}/{SITES}")
+        key, read = self._names("sites")
+        if key not in self._shared.sites:
+            self._shared.sites[key] = SiteTable(read(), f"{self.path}/{SITES}")
+        return self._shared.sites[key]
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
-        return layouts_of(self._names("layouts"), f"{self.path}/{LAYOUTS}")
+        _, read = self._names("layouts")
+        return layouts_of(read(), f"{self.path}/{LAYOUTS}")
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -199,13 +232,16 @@ class RankReader(StepReader):
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
-        return modules_of(self._names("modules"), f"{self.path}/{MODULES}")
+        key, read = self._names("modules")
+        if key not in self._shared.modules:
+            self._shared.modules[key] = modules_of(read(), f"{self.path}/{MODULES}")
+        return self._shared.modules[key]
 
-    def _names(self, stream: str) -> dict[str, ColumnData]:
-        """The columns of `sites`, `layouts` or `modules`, as far as the index vouches for them."""
+    def _names(self, stream: str) -> tuple[tuple[int, bytes], Callable[[], dict[str, ColumnData]]]:
+        """What tells the content of `sites`, `layouts` or `modules` that the index vouches for, and how it is read."""
         last, schema = self._index.last, getattr(self._index.columns, stream)
         if last is None:
-            return no_rows(schema)
+            return (0, b""), lambda: no_rows(schema)
         length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
         with self._open(f"{stream}.arrow") as handle:
             try:
@@ -216,7 +252,9 @@ class RankReader(StepReader):
             raise DamageError(handle.path, "it ends before the names that the index counts")
         if zlib.crc32(data) != crc:
             raise DamageError(handle.path, "its bytes are not those that were indexed")
-        return decode_names(data, schema, count, handle.path)
+        about = repr((schema, count)).encode()
+        mark = blake2b(data, key=blake2b(about, digest_size=32).digest()).digest()
+        return (len(data), mark), lambda: decode_names(data, schema, count, handle.path)
 
     # --- records
 
@@ -229,9 +267,7 @@ class RankReader(StepReader):
                 to be given to it page by page, which takes as long as all the rest.
         """
         entry = self.entries[row]
-        if self._records is None:
-            self._records = self._open(self._file_of_records)
-        records = self._records
+        records = self._records_open()
         step, length = int(entry["step"]), int(entry["length"])
         try:
             data = self._read_over(records, entry) if over else records.read(int(entry["offset"]), length)
@@ -256,6 +292,18 @@ class RankReader(StepReader):
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def _records_open(self) -> Handle:
+        """The file of records, for which that of another rank may be closed."""
+        if self._records is None:
+            self._records = self._open(self._file_of_records)
+            opened = self._shared.opened
+            opened.append(self)
+            while len(opened) > _MOST_OPEN:
+                other = opened.popleft()
+                if not other.running and other is not self:
+                    other.close()
+        return self._records
 
     def _read_over(self, records: Handle, entry: Any) -> NDArray[np.uint8]:
         """The bytes of a step, in the memory of the one that was read so before."""

@@ -8,7 +8,7 @@ exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from introspect_cli.store.files import (
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
 from introspect_cli.store.pack import is_remote, open_store
-from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Run:
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
-    def __init__(self, path: str | Path, folder: Folder) -> None:
+    def __init__(self, path: str | Path, folder: Folder, only: Collection[int] | None = None) -> None:
         self.path = path
         self._folder = folder
         self._when_closed: list[Callable[[], None]] = []
@@ -119,10 +119,10 @@ class Run:
         # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
         self.manifest = read_manifest(folder)
-        self._ranks = self._open_ranks()
+        self._ranks = self._open_ranks(only)
         self.ranks = tuple(sorted(self._ranks))
         self.manifests: dict[int, dict[str, Any]] = {}
-        self.world_size = world_size(self.manifest) or len(self.ranks)
+        self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
         if launch_of(self.manifest) is not None:
             self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
             locked |= some_locked
@@ -133,14 +133,16 @@ class Run:
         """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
         return None if any(map(len, self._ranks.values())) else _only_launch(self._folder)
 
-    def _open_ranks(self) -> dict[int, RankReader]:
+    def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
+        shared = Shared()
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -153,20 +155,27 @@ class Run:
         """
         return self._ranks[rank]
 
-    @property
+    @cached_property
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
-    @property
+    @cached_property
     def left_out(self) -> frozenset[int]:
         """Ranks that were to record no step (`capture --ranks`)."""
         return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
 
-    @property
+    @cached_property
     def recorded(self) -> tuple[int, ...]:
         """The ranks that were to record steps; all, where none was."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+
+    @property
+    def whole_of(self) -> int:
+        """How many ranks were put together in this run's one; 0 where it is no such run."""
+        whole = self.manifest.get("whole")
+        size = whole.get("world_size") if isinstance(whole, dict) else None
+        return size if isinstance(size, int) and size > 0 else 0
 
     @property
     def alone(self) -> str:
@@ -184,7 +193,7 @@ class Run:
             return ""
         return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
 
-    @property
+    @cached_property
     def endings(self) -> list[str]:
         """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
         launch = launch_of(self.manifest)
@@ -194,10 +203,10 @@ class Run:
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
         return [again, *self.lost_ranks]
 
-    @property
+    @cached_property
     def lost_ranks(self) -> list[str]:
         """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
-        if self.world_size < 2 or self.state is RunState.RUNNING:
+        if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
@@ -337,8 +346,12 @@ def last_common_step(ranks: Iterable[RankReader]) -> int | None:
     return min(recorded) if recorded and len(recorded) == len(last) else None
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:
     """Open the run in the directory `path`.
+
+    Args:
+        path: where it is.
+        only: the ranks to open, of a run of so many that a task looks at some; all where it is None.
 
     Raises:
         StoreError: there is none, it is not a run, it is damaged, or it is newer than this reader.
@@ -346,12 +359,12 @@ def open_run(path: str | Path) -> Run:
     folder = open_store(path)
     try:
         shown = path if is_remote(path) else Path(path)
-        run = Run(shown, _last_attempt(folder))
+        run = Run(shown, _last_attempt(folder), only)
         spawned = run.spawned()
         if spawned is None:
             return run
         run.close()
-        return Run(shown, spawned)
+        return Run(shown, spawned, only)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase, Status
 from introspect_cli.store.format import ENTRY
+from introspect_cli.store.launch import stages_in
 from introspect_cli.store.names import SiteTable, encode_sites
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
     from introspect_cli.store.launch import Stages
+    from introspect_cli.store.reader import Run
 
     Array = NDArray[Any]
 
@@ -44,6 +46,7 @@ _FLOWING = frozenset(
 )
 """What each call, each microbatch then, has a value of its own of."""
 
+_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
 _VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
@@ -56,6 +59,7 @@ class WholeReader(StepReader):
         rank: the lowest of them.
         path: the run, for messages.
         readers: the ranks' own readers.
+        many: how many ranks it stands for.
         numbers: for each reader, the whole's number of each of its sites; filled in with `sites`.
     """
 
@@ -85,6 +89,7 @@ class WholeReader(StepReader):
         self._lacking, self._complete = lacking, complete
         self.path = path
         self.readers = list(readers)
+        self.many = len(self.readers)
         self.rank = self.readers[0].rank
         self.running = any(reader.running for reader in readers)
         self.ended = all(reader.ended for reader in readers)
@@ -137,6 +142,16 @@ class WholeReader(StepReader):
         assert plan is not None  # it was put together just now
         kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
         return Sample(step, plan, np.asarray(self.sites.key, np.uint64), kinds, self._places)
+
+    @property
+    def layout_mark(self) -> str:
+        """16 hex digits over what each rank has of which shape: equal for runs that share out tensors alike."""
+        digest = blake2b(digest_size=8)
+        for reader in self.readers:
+            parts = sorted({str((layout.shape, layout.part)) for layout in reader.layouts if layout.part is not None})
+            held = sorted({row for row in zip(reader.sites.fqn, reader.sites.kind, strict=True) if row[1] in _STATES})
+            digest.update(repr((reader.rank, parts, held)).encode())
+        return digest.hexdigest()
 
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
@@ -345,5 +360,66 @@ class WholeReader(StepReader):
         return number
 
 
+class StoredWhole(WholeReader):
+    """A run in which the ranks of another were put together, as these ranks as one."""
+
+    def __init__(self, path: str, reader: RankReader, many: int) -> None:
+        """Take the one reader of such a run, and how many ranks it stands for."""
+        super().__init__(path, [reader])
+        self.many = many
+        self.numbers = [np.arange(len(reader.sites))]
+
+    @cached_property
+    def sites(self) -> SiteTable:
+        """All sites, by number."""
+        return self.readers[0].sites
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """Layouts of wholes, by number."""
+        return self.readers[0].layouts
+
+    @cached_property
+    def entries(self) -> Entries:  # type: ignore[override]  # as above
+        """The steps."""
+        return self.readers[0].entries
+
+    def read_row(self, row: int) -> StepBatch:
+        """The records of the `row`-th step."""
+        return self.readers[0].read_row(row)
+
+    def rows_in(self, rows: Array) -> int:
+        """How many records some steps (positions among the entries) have."""
+        return self.readers[0].rows_in(rows)
+
+
 Reader = RankReader | WholeReader
 """What can be read like one rank: one, or all as one."""
+
+
+def as_one(run: Run, fold: Mapping[tuple[bool, str], int] | None = None) -> Reader:
+    """All ranks of a run as one.
+
+    Args:
+        run: the run.
+        fold: as `WholeReader` takes it.
+    """
+    readers = [run.rank(rank) for rank in run.recorded]
+    if run.whole_of:
+        return StoredWhole(str(run.path), readers[0], run.whole_of)
+    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
+        return readers[0]
+    stages = stages_in(run.manifests)
+    recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
+    complete = len(readers) == run.world_size
+    return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
+
+
+def readers_of(reader: Reader) -> list[RankReader]:
+    """The readers of the ranks that are read as one; of one rank, its own."""
+    return reader.readers if isinstance(reader, WholeReader) else [reader]
+
+
+def many_of(reader: Reader) -> int:
+    """How many ranks a reader stands for."""
+    return reader.many if isinstance(reader, WholeReader) else 1

@@ -231,13 +231,14 @@ class StoreWriter:
         sorted_stats: tuple[str, ...] = (),
         operators: bool = False,
         samples: bool = False,
+        whole: bool = False,
     ) -> RankWriter:
         """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
         schema = record_columns(
-            stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators, samples=samples
+            stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators, samples=samples, whole=whole
         )
         try:
             here = self._here()

@@ -6,14 +6,17 @@ import re
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.nearness import Clues
+from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.match.names import ancestors
-from introspect_cli.compare.reasons.beginning import differing_lines
+from introspect_cli.compare.match.names import ancestors, owner_of
+from introspect_cli.compare.reasons.beginning import differing_events
+from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
+from introspect_cli.compare.reasons.module import other_class
+from introspect_cli.compare.reasons.update import changes as optimizer_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.endings import Raised
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.records import ModuleInfo
 
@@ -26,28 +29,41 @@ def clues_of(scene: Scene) -> Clues:
     cause, site = scene.cause, scene.site
     tree = scene.step.modules[0] | scene.step.modules[1]
     subject = cause.module or cause.subject or site.fqn
+    around = owner_of(subject) if cause.reason == "structure" else subject
+    replaced = other_class(scene, around) if cause.reason in {"structure", "own_code", "module"} else ()
+    subject = around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
-    words = {label.rpartition(".")[2] for label in scene.hyperparameters}
-    words |= {getattr(label, "about", "") for label in scene.hyperparameters}
+    tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
+    words = {word for label in tuned for word in (label.rpartition(".")[2], label.about)}
     for name in names[:1]:
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
     if cause.subject:
         words.add(_last(cause.subject))
+    words |= {*replaced}
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
     # all steps before agree: a condition on the number of this one is a hint
     late = {str(scene.first.step)} if scene.first.step > 1 and scene.steps_before else set()
+    if scene.calls is not None and cause.reason in {"structure", "loss"}:
+        few, many = sorted(scene.calls[1:])
+        late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
+    if cause.reason == "gradient":
+        words |= _handling(scene)
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
+    ended = cut_short(scene)
+    if ended is not None and ended.file:
+        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
-        lines = [
-            [*found, *more]
-            for found, more in zip(lines, differing_lines((scene.run_a, scene.run_b), scene.first.rank), strict=True)
-        ]
+        for found, events in zip(lines, differing_events((scene.run_a, scene.run_b), scene.first.rank), strict=True):
+            # what a module draws tells nothing of why one run has no such module
+            told = [event for event in events if cause.reason != "structure" or event.name == subject]
+            found += [event.line for event in told]
+            words |= {word for event in told for word in event.name.split(".")[-2:]}
     return Clues(
-        reason=cause.instead or cause.reason,
+        reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
@@ -63,6 +79,29 @@ def clues_of(scene: Scene) -> Clues:
         at_start=scene.is_first_step,
         batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
     )
+
+
+def _handling(scene: Scene) -> set[str]:
+    """Names of what a script calls to do to gradients what the records leave possible."""
+    if stale_side(scene.step, scene.position):
+        return set(_HANDLING[Handling.ZERO_GRAD])
+    gone = excluded(scene)
+    found = {word for handling, words in _HANDLING.items() if handling not in gone for word in words}
+    return found | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
+
+
+_HANDLING = {
+    Handling.CLIPPING: (
+        "clip_grad_norm_",
+        "clip_grad_norm",
+        "clip_grad_value_",
+        "clip_gradients",
+        "clip_grads_with_norm_",
+    ),
+    Handling.UNSCALING: ("unscale_",),
+    Handling.ACCUMULATION: ("accumulate", "no_sync"),
+    Handling.ZERO_GRAD: ("zero_grad", "set_to_none"),
+}
 
 
 def clues_of_ending(found: Raised) -> Clues:

@@ -168,9 +168,9 @@ class Version:
         self.computes = _COMPUTES.get(clues.reason, Version.nothing)(self)
         seeds = [*self.recorded, *self.computes]
         self.builds = program.behind([*seeds, *self._built()], self.models)
-        self.between = self._loop() if clues.reason in _OF_STEPS or clues.gap else set()
+        self.between = _loop(self.program) if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
-            self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *self._forwards()}
+            self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *_forwards(self.program)}
 
     def nearness(self, number: int) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
@@ -179,10 +179,11 @@ class Version:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if number in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
+        more = self.program.is_conditional(statement.place)
         if number in self.computes:
-            return ORDER.index(Nearness.COMPUTES), self.computes[number]
+            return ORDER.index(Nearness.COMPUTES), self.computes[number] + more
         if number in self.builds:
-            return ORDER.index(Nearness.BUILDS), self.builds[number]
+            return ORDER.index(Nearness.BUILDS), self.builds[number] + more
         return ORDER.index(Nearness.BETWEEN if number in self.between else Nearness.ELSEWHERE), 0
 
     # --- the code that computes a place, by reason: statements by number, with how many calls or values lie between
@@ -202,11 +203,6 @@ class Version:
         """Statements of these methods of the modules that it is about, but for so many, the innermost first."""
         every = [self.program.within(self.program.methods(name, *names)) for name in self.clues.classes[without:]]
         return _merged(*({n: depth + more for n, more in found.items()} for depth, found in enumerate(every)))
-
-    def _forwards(self) -> dict[int, int]:
-        """The forward of every module."""
-        places = {place for name in self.program.classes for place in self.program.methods(name, "forward")}
-        return self.program.within(places)
 
     def forward(self) -> dict[int, int]:
         """The forward of the innermost module that is the user's own, and what it calls."""
@@ -239,7 +235,7 @@ class Version:
         starts = program.calling({"backward", "manual_backward", "scale", "grad"})
         ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
         starts |= {number for place in ends for number in program.by_place[place]}
-        found = self._outside_of_modules(program.behind(starts, self.models | self._given(), most=5))
+        found = self._outside_of_modules(program.behind(starts, self.models | _given(program, self.models), most=5))
         made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
         near = {program.statements[number].place for number in made}
         near -= {program.statements[number].place for number in starts}
@@ -247,17 +243,7 @@ class Version:
             data = self.batch()
             found = {number: depth for number, depth in found.items() if number not in data}
         found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
-        return _merged(found, self._forwards()) if self.clues.gap and self.clues.reason == "loss" else found
-
-    def _given(self) -> frozenset[str]:
-        """Names of what the model is given: that is equal where its outputs are."""
-        used: set[str] = set()
-        for number in self.program.calling(self.models):
-            for call in ast.walk(self.program.statements[number].node):
-                if isinstance(call, ast.Call) and last_name(call.func) in self.models:
-                    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-                    used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
-        return frozenset(used - self.models)
+        return _merged(found, _forwards(self.program)) if self.clues.gap and self.clues.reason == "loss" else found
 
     def _outside_of_modules(self, found: dict[int, int]) -> dict[int, int]:
         ends = (".forward", ".__init__")
@@ -302,7 +288,7 @@ class Version:
     def random(self) -> dict[int, int]:
         """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
-        in_steps = {} if self.clues.at_start else dict.fromkeys(draws & self._loop(), 0)
+        in_steps = {} if self.clues.at_start else dict.fromkeys(draws & _loop(self.program), 0)
         return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps)
 
     def initial(self) -> dict[int, int]:
@@ -369,12 +355,20 @@ class Version:
         named = {n for word in clues.words for n in program.callers.get(word, ())}
         named |= {n for word in clues.words for n in program.definers.get((".", word), ())}
         if clues.kind in {Kind.PARAM, Kind.BUFFER}:
-            return _merged(self._methods(("__init__",)), self._touching(), dict.fromkeys(named, 0))
+            return _merged(self._methods(("__init__",)), self._touching(), dict.fromkeys(named, 0), self._assigned())
         calls = self._outside_of_modules(program.behind(program.calling(self.models), self.models, most=2))
         if len(clues.classes) < 2:  # the script calls it
             return _merged(calls, dict.fromkeys(named, 0))
         inside = {number: depth + 2 for number, depth in self._methods(("__init__",), 1).items()}
-        return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0))
+        return _merged(inside, self._methods(("forward",), 1), calls, dict.fromkeys(named, 0), self._assigned())
+
+    def _assigned(self) -> dict[int, int]:
+        """What gives the module that it is about to the one around it: before all else."""
+        program, clues = self.program, self.clues
+        if len(clues.classes) < 2:
+            return {}
+        owners = [f"{file}:{name}.self" for file, name, _ in program.classes.get(clues.classes[1], ())]
+        return {number: -1 for owner in owners for number in program.definers.get((owner, clues.attributes[0]), ())}
 
     def outside(self) -> dict[int, int]:
         """What writes to tensors in place."""
@@ -418,14 +412,32 @@ class Version:
                 break
         return found | (program.calling(_MODES) if clues.words & {"training", "train"} else set())
 
-    def _loop(self) -> set[int]:
-        """What a step runs in the function that calls `backward`: the loops around it."""
-        found: set[int] = set()
-        for numbers in self.program.by_place.values():
-            own = [self.program.statements[number] for number in numbers]
-            loops = [one.around[0] for one in own if "backward" in one.calls and one.around]
-            found |= {one.number for one in own if one.number in loops or set(one.around) & set(loops)}
-        return found
+
+def _loop(program: Program) -> set[int]:
+    """What a step runs in the function that calls `backward`: the loops around it."""
+    found: set[int] = set()
+    for numbers in program.by_place.values():
+        own = [program.statements[number] for number in numbers]
+        loops = [one.around[0] for one in own if "backward" in one.calls and one.around]
+        found |= {one.number for one in own if one.number in loops or set(one.around) & set(loops)}
+    return found
+
+
+def _given(program: Program, models: frozenset[str]) -> frozenset[str]:
+    """Names of what the model is given: that is equal where its outputs are."""
+    used: set[str] = set()
+    for number in program.calling(models):
+        for call in ast.walk(program.statements[number].node):
+            if isinstance(call, ast.Call) and last_name(call.func) in models:
+                arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+                used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
+    return frozenset(used - models)
+
+
+def _forwards(program: Program) -> dict[int, int]:
+    """The forward of every module."""
+    places = {place for name in program.classes for place in program.methods(name, "forward")}
+    return program.within(places)
 
 
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")

@@ -164,6 +164,13 @@ class Program:
                 }
         return found
 
+    def is_conditional(self, place: tuple[str, str]) -> bool:
+        """Whether all calls of a function that these files show depend on a condition, so that it may not have run."""
+        name = place[1].rpartition(".")[2]
+        calls = [self.statements[n] for n in self.callers.get(name, ()) if self.statements[n].place != place]
+        heads = ([self.statements[number].node for number in call.around] for call in calls)
+        return bool(calls) and all(any(isinstance(node, ast.If) for node in around) for around in heads)
+
     def reached(self, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """These functions and those that they call, and so on, with how many calls lie between."""
         found: dict[tuple[str, str], int] = {}
@@ -296,7 +303,7 @@ class _Reader:
         first = min([node.lineno, *decorators])
         last = max(min(inner_lines) - 1, node.lineno) if inner_lines else node.end_lineno or node.lineno
         found = _Names(scope)
-        for part in _own_parts(node):
+        for part in _direct_parts(node):
             found.visit(part)
         if outer is not None and isinstance(node, FUNCTIONS):
             every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -408,7 +415,7 @@ class _Names(ast.NodeVisitor):
             self.defines.add(self.scope.key(node.id))
 
 
-def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
+def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
     """What of a statement is its own: all of a simple one, the head of a compound one."""
     if not hasattr(node, "body"):
         yield node

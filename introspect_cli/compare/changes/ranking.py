@@ -9,6 +9,7 @@ matter to that place as far as names tell, and is never called likely.
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -97,6 +98,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     words = _changed_words(change)
     every = {word for side in (change.a, change.b) if side is not None for word in _words(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
+    passive = _takes_other_parameters(change)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
     for side, program in zip((change.a, change.b), sides, strict=True):
         if side is None:
@@ -105,7 +107,36 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
         if change.unit == "file":
             numbers = {statement.number for statement in program.program.statements if statement.file == change.file}
         best = min([best, *map(program.nearness, numbers)])
-    return Ranked(change, ORDER[best[0]], best[1], hits)
+    return (
+        Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
+    )
+
+
+_FAR = 5
+
+
+def _takes_other_parameters(change: Change) -> bool:
+    """Whether the head of a function gained or lost parameters and no default changed: its body must use them."""
+    sides = [_defaults(side.text) for side in (change.a, change.b) if side is not None]
+    if len(sides) < 2 or None in sides:
+        return False
+    one, two = (side or {} for side in sides)
+    return all(one[name] == two[name] for name in one.keys() & two.keys())
+
+
+def _defaults(head: str) -> dict[str, str] | None:
+    """Parameters of a function by its head, each with its default; None where it is none."""
+    try:
+        node = ast.parse(f"{head.strip()}\n    pass").body[0]
+    except (SyntaxError, ValueError, IndexError):
+        return None
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    placed = [*node.args.posonlyargs, *node.args.args]
+    given: list[ast.expr | None] = [None] * (len(placed) - len(node.args.defaults))
+    pairs = [*zip(placed, [*given, *node.args.defaults], strict=True)]
+    pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return {argument.arg: "" if default is None else ast.dump(default) for argument, default in pairs}
 
 
 def _changed_words(change: Change) -> set[str]:

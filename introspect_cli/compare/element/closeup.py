@@ -169,16 +169,16 @@ def _heads(run: Run, divergence: Divergence) -> int:
 
 def _padding(run: Run, batches: Iterable[Record]) -> NDArray[np.bool_] | None:
     """Which positions of a stored batch are padding: where a mask is 0, or where rows end in one same number."""
-    found: NDArray[np.bool_] | None = None
+    padding: NDArray[np.bool_] | None = None
     for record in batches:
         values = run.tensor(record.summary.checksum) if len(record.summary.layout.shape) == 2 else None
         if values is None or values.dtype.kind not in "biuf":
             continue
         if _MASK.search(record.site.path) and np.isin(values, [0, 1]).all():
             return np.asarray(values == 0)
-        if found is None and values.dtype.kind in "iu":
-            found = _trailing(values)
-    return found
+        if padding is None and values.dtype.kind in "iu":
+            padding = _trailing(values)
+    return padding
 
 
 def _trailing(values: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -233,7 +233,7 @@ def _left(reader: RankReader, step: int, start: Site) -> int:
 # --- which samples differ
 
 
-def samples_told(a: Run, b: Run, first: Divergence) -> str:
+def samples_note(a: Run, b: Run, first: Divergence) -> str:
     """Which samples differ and by how much, as a sentence; "" where that was not recorded.
 
     Raises:
@@ -285,8 +285,8 @@ def _far(rel: NDArray[np.float64] | None, at: int) -> str:
     return f" (relative L2 {rel[at]:.2g})" if rel is not None and rel[at] else ""
 
 
-def _range(rel: NDArray[np.float64] | None, apart: NDArray[np.int64]) -> str:
-    if rel is None or not rel[apart].any():
+def _range(rel: NDArray[np.float64] | None, distances: NDArray[np.int64]) -> str:
+    if rel is None or not rel[distances].any():
         return ""
-    most = int(apart[np.argmax(rel[apart])])
-    return f" (relative L2 {rel[apart].min():.2g} to {rel[apart].max():.2g}, most at {most})"
+    most = int(distances[np.argmax(rel[distances])])
+    return f" (relative L2 {rel[distances].min():.2g} to {rel[distances].max():.2g}, most at {most})"

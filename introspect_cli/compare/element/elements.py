@@ -50,12 +50,12 @@ def differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
     if a.dtype != b.dtype:
         return np.asarray(a != b)
-    found = np.asarray(a != b)
+    differs = np.asarray(a != b)
     if a.dtype.kind in "fc":
-        found &= ~(np.isnan(a) & np.isnan(b))
+        differs &= ~(np.isnan(a) & np.isnan(b))
         if a.dtype.kind == "f":
-            found |= (a == b) & (np.signbit(a) != np.signbit(b))
-    return found
+            differs |= (a == b) & (np.signbit(a) != np.signbit(b))
+    return differs
 
 
 def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,13 +72,13 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     one, two = (np.ascontiguousarray(side).reshape(-1)[places].astype(wide) for side in (a, b))
     with np.errstate(all="ignore"):
-        apart = np.abs(one - two)
-    finite = np.flatnonzero(np.isfinite(apart))
-    best = int(finite[np.argmax(apart[finite])]) if len(finite) else None
+        distance = np.abs(one - two)
+    finite = np.flatnonzero(np.isfinite(distance))
+    best = int(finite[np.argmax(distance[finite])]) if len(finite) else None
     return Elements(
         total=int(mask.size),
         differing=len(places),
-        largest=float(apart[best]) if best is not None else None,
+        largest=float(distance[best]) if best is not None else None,
         where=index_of(int(places[best]), a.shape) if best is not None else (),
         first=index_of(int(places[0]), a.shape) if len(places) else (),
         rows=tuple(

@@ -52,17 +52,17 @@ class Picture:
         )
 
 
-def picture_of(apart: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
+def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
     """The grid of two tensors that differ by `apart` where `mask` is true."""
-    split = _split(apart.shape)
-    above = apart[mask & (apart > 0)]
+    split = _split(distances.shape)
+    above = distances[mask & (distances > 0)]
     least = float(above.min()) if len(above) else SIGN
-    shown = np.where(mask, np.maximum(apart, least), 0.0)
-    sizes = apart.shape[:split] or (1,), apart.shape[split:] or (1,)
+    shown = np.where(mask, np.maximum(distances, least), 0.0)
+    sizes = distances.shape[:split] or (1,), distances.shape[split:] or (1,)
     if not shown.size:
         shown, sizes = np.zeros(1), ((1,), (1,))
     grid = shown.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
-    whole = Picture(tuple(range(split)), tuple(range(split, apart.ndim)), sizes, (1, 1), _cells(grid))
+    whole = Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, (1, 1), _cells(grid))
     return smaller(whole, most, grid)
 
 

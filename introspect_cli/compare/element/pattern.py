@@ -74,26 +74,26 @@ def difference(
     a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], about: About | None = None
 ) -> Difference | None:
     """How two arrays differ; None where their shapes do, or they hold no numbers."""
-    found = elements(a, b)
-    if found is None:
+    largest = elements(a, b)
+    if largest is None:
         return None
     about = about or About()
     mask = differing(a, b).reshape(a.shape)
-    apart = _apart(a, b)
+    distances = _distances(a, b)
     bins, unit = ulp_bins(a, b, dtypes)
     return Difference(
         shape=a.shape,
-        elements=found,
-        largest=_largest(a, b, apart, mask),
-        where=where(mask, about) if found.differing else (),
-        relation=relation(a, b, mask, unit) if found.differing else (),
+        elements=largest,
+        largest=_largest(a, b, distances, mask),
+        where=where(mask, about) if largest.differing else (),
+        relation=relation(a, b, mask, unit) if largest.differing else (),
         ulps=bins,
         unit=unit,
-        picture=picture_of(apart, mask),
+        picture=picture_of(distances, mask),
     )
 
 
-def _apart(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """|a - b|; infinite where only one is finite, or neither and they are not equal."""
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(all="ignore"):

@@ -93,17 +93,17 @@ class Amounts:
 
     def notes(self) -> list[str]:
         """What to say of them."""
-        found = [
+        lines = [
             f"{name} was asked for batches of later steps: those of a step are not what it uses, so what goes into the "
             "model is compared in their place."
             for name in sorted(self.ahead)
         ]
         if self.padded:
-            found.append(
+            lines.append(
                 "Samples are padded to the longest of their microbatch, so that what is as long as they are has other "
                 "elements in each run and is not compared: losses, gradients and parameters are."
             )
-        return found
+        return lines
 
 
 def _amounts(batch: StepBatch, rows: Ids, layouts: Sequence[Layout]) -> tuple[Ids, Ids]:
@@ -131,17 +131,17 @@ class SharedOut:
         told = (sides.manifest_a, sides.manifest_b)
         self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
 
-    def known(self, pair: Table) -> Ids:
+    def sameness(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""
         out = np.full(len(pair.rows_a), UNKNOWN, np.int64)
         shared = _shared(pair.a)[pair.rows_a] | _shared(pair.b)[pair.rows_b]
         if not self._each:
             shared &= np.isin(pair.rows_a, list(pair.a.samples)) & np.isin(pair.rows_b, list(pair.b.samples))
         for at in np.flatnonzero(shared).tolist():
-            out[at] = self.known_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
+            out[at] = self.sameness_of(pair, int(pair.rows_a[at]), int(pair.rows_b[at]))
         return out
 
-    def known_of(self, pair: Table, row_a: int, row_b: int) -> int:
+    def sameness_of(self, pair: Table, row_a: int, row_b: int) -> int:
         """Whether the samples of a record of both runs are the same, others, or not known."""
         sums = pair.a.samples.get(row_a), pair.b.samples.get(row_b)
         if None not in sums and self._alike(pair, row_a, row_b):
@@ -159,14 +159,14 @@ class SharedOut:
         """The samples of both sides, by checksum; None where not all were kept, or there are other numbers of them."""
         if not self._each:
             return None
-        found = []
+        both = []
         sides = zip(self._runs, self._readers, (pair.a, pair.b), (pair.step, pair.step_b), (row_a, row_b), strict=True)
         for run, reader, batch, step, row in sides:
             bag = _bag(run, reader, batch, step, row)
             if bag is None:
                 return None
-            found.append(bag)
-        one, two = found
+            both.append(bag)
+        one, two = both
         return (one, two) if one.total() == two.total() else None
 
 

@@ -161,8 +161,8 @@ def with_starts(
     if not len(wanted) or step - 1 not in reader:
         return batch, none
     numbers = np.full(alignment.size, -1, dtype=np.int64)
-    known = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
-    numbers[known] = np.arange(len(known))
+    held = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
+    numbers[held] = np.arange(len(held))
     before = reader.read(step - 1)
     rows_of = _rows(before, alignment.a if ids is None else alignment.b)
     unions = [union for union in wanted.tolist() if numbers[union] >= 0 and _tensor(alignment, union) in rows_of]

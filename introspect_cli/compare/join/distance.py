@@ -92,7 +92,7 @@ def distances(
     if not count or a.sketch is None or b.sketch is None:
         return unknown, unknown.copy()
     sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
-    apart = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
+    distance = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
     size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
     size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
     scale = np.fmax(size_a, size_b)
@@ -100,8 +100,8 @@ def distances(
     scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
     shape_a = layouts_a.shape[np.asarray(a.layout)[rows_a]]
     shape_b = layouts_b.shape[np.asarray(b.layout)[rows_b]]
-    apart = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), apart, np.nan)
-    return apart, scale
+    distance = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), distance, np.nan)
+    return distance, scale
 
 
 def relative(apart: Floats, scale: Floats) -> Floats:
@@ -129,12 +129,12 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
     units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
     if not units or rel <= 0:
         return None
-    own = max(units, key=lambda name: ROUNDING[name])
-    k = rel / ROUNDING[own]
+    layout = max(units, key=lambda name: ROUNDING[name])
+    k = rel / ROUNDING[layout]
     if k <= 64:
-        return k, own
+        return k, layout
     k = rel / ROUNDING["bfloat16"]
-    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[own] < ROUNDING["bfloat16"] else None
+    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
 
 
 def _wide(values: Any) -> npt.NDArray[Any] | None:

@@ -15,6 +15,7 @@ from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, count
+from introspect_cli.store.whole import Reader, many_of, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.whole import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -47,8 +47,8 @@ class Gathered:
         a, b = sides.a, sides.b
         self.factor: int | None = None
         self._shared = SharedOut(sides)
-        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.apart else None
-        self._ranks = len(getattr(b, "readers", [b])) / len(getattr(a, "readers", [a]))
+        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
+        self._ranks = many_of(b) / many_of(a)
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
@@ -78,18 +78,18 @@ class Gathered:
 
     def same_samples(self, table: Table) -> Mask:
         """Differing rows whose samples are all equal, whichever rank has which."""
-        same = np.asarray(self._shared.known(table) == SAME)
+        same = np.asarray(self._shared.sameness(table) == SAME)
         chosen = same & table.chosen[table.differing]
         self._exact |= {(table.step, int(table.a.site[row])) for row in table.rows_a[chosen]}
         return same
 
-    def samples_told(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
+    def samples_note(self, table: Table, rows: tuple[int, int], kind: Kind) -> list[str]:
         """How many samples of a are in b too, of a divergence of which both kept them; rows of -1 are in one run."""
         if min(rows) < 0:
             return []
         bags = self._shared.bags(table, *rows)
         if bags is None:
-            other = kind is Kind.BATCH and self._shared.known_of(table, *rows) == OTHER
+            other = kind is Kind.BATCH and self._shared.sameness_of(table, *rows) == OTHER
             return [_OTHER_SAMPLES] if other else []
         both = (bags[0] & bags[1]).total()
         if not both and kind is not Kind.BATCH:
@@ -116,7 +116,7 @@ class Gathered:
         if not _has_sketches(table):
             gathered |= _added_up(table, self._layouts)
         if (gathered & batches).any():
-            gathered &= ~(batches & (self._shared.known(table) == OTHER))
+            gathered &= ~(batches & (self._shared.sameness(table) == OTHER))
         rows = np.flatnonzero(gathered)
         if not len(rows) or not _has_means(table):
             return out
@@ -319,7 +319,7 @@ def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
 
 def _losses(reader: Reader) -> int:
     """How often a run computes its loss in a step, at most."""
-    each = [own.sites for own in getattr(reader, "readers", [reader])]
+    each = [own.sites for own in readers_of(reader)]
     most = 0
     for sites in each:
         calls = sites.call

@@ -97,27 +97,27 @@ def random_states(reader: Reader, step: int, sites: Columns) -> States:
     if step not in reader:
         return {}
     batch = reader.read(step)
-    numbers, found = np.asarray(batch.site), {}
+    numbers, states = np.asarray(batch.site), {}
     for row in np.flatnonzero((sites.kind == KIND_CODES[Kind.RNG.value])[numbers]).tolist():
         number = int(numbers[row])
         phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
         if path.endswith(DRAWN_BEFORE):
             continue  # draws of something between modules: the later run may have some to get to where it goes on
         key = (path or fqn, phase, fqn, int(sites.call[number]))
-        found[key] = int(batch.checksum[row]), Status(int(batch.status[row]))
-    return found
+        states[key] = int(batch.checksum[row]), Status(int(batch.status[row]))
+    return states
 
 
 def _restored_within(own: Late, goes: Goes) -> frozenset[str]:
     late, whole = _states(own, goes, 0)
-    found = set()
+    restored = set()
     for key in late.keys() & whole.keys():
         generator, phase = key[0], key[1]
         if phase is Phase.START and late[key][0] != whole[key][0]:
             later = _later(own, goes, generator)
             if later and all(one == other for one, other in later):
-                found.add(generator)
-    return frozenset(found)
+                restored.add(generator)
+    return frozenset(restored)
 
 
 def looked_later(own: Late, goes: Goes, generator: str) -> bool:

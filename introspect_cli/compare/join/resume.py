@@ -93,7 +93,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         return None  # the capture left out what came before
     own = Late.of(sides, late)
     for sign, holds in (
-        (Sign.COUNTED, bool(named_apart(sides.a.labels, sides.b.labels))),
+        (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
         (Sign.STATE, _not_new(own)),
         (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
@@ -106,7 +106,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
-    apart = named_apart(a.labels, b.labels)
+    apart = offset_by_labels(a.labels, b.labels)
     if apart:
         return apart, (
             f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
@@ -162,7 +162,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
     return [name for key, name in mine.items() if key not in theirs]
 
 
-def named_apart(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
+def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
     """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
     apart: list[int] = []
     for labels in (a, b):

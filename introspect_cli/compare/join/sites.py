@@ -190,10 +190,10 @@ class Alignment:
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
         """Union numbers of every FQN."""
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for index, name in enumerate(self.fqn):
-            found.setdefault(name, []).append(index)
-        return found
+            by_name.setdefault(name, []).append(index)
+        return by_name
 
     @cached_property
     def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:

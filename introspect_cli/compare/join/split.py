@@ -18,7 +18,7 @@ from introspect_cli.compare.join.sites import columns as columns_of
 from introspect_cli.compare.join.sites import evaluating, phase_code
 from introspect_cli.records import KIND_CODES, Kind, Phase, Site, count
 from introspect_cli.store.launch import stages_in
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,14 +75,14 @@ class Splits:
         a: of run a.
         b: of run b.
         folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
-        apart: whether they cut the same batch into other microbatches, as far as that is on record.
+        differ: whether they cut the same batch into other microbatches, as far as that is on record.
         root: the outermost module that both call; "" where none is on record.
     """
 
     a: Microbatches
     b: Microbatches
     folds: tuple[Calls, Calls]
-    apart: bool = False
+    differ: bool = False
     root: str = ""
 
     @property
@@ -182,7 +182,7 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
     splits = Splits(
         one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
     )
-    return replace(splits, apart=_are_apart(a, b, splits, step, alike=alike))
+    return replace(splits, differ=_cut_differently(a, b, splits, step, alike=alike))
 
 
 def _same_sites(a: Run, b: Run) -> bool:
@@ -199,7 +199,7 @@ def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
     return min(outer, key=lambda name: (a[name] == b[name], a[name] * b[name]), default="")
 
 
-def _are_apart(a: Run, b: Run, splits: Splits, step: int | None, *, alike: bool) -> bool:
+def _cut_differently(a: Run, b: Run, splits: Splits, step: int | None, *, alike: bool) -> bool:
     """Whether two runs cut the same batch into other microbatches.
 
     In one layout they do where the parts add up to as much. Where no inputs are on record, the losses have to add up,
@@ -249,8 +249,7 @@ class Microbatch:
 
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank."""
-    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
-    return [_of_rank(own, root, step) for own in readers]
+    return [_of_rank(own, root, step) for own in readers_of(reader)]
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -290,9 +289,8 @@ def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list
         step: the run's own number of the step.
         each: how many calls a microbatch makes.
     """
-    readers = reader.readers if isinstance(reader, WholeReader) else [reader]
     found = []
-    for own in readers:
+    for own in readers_of(reader):
         sites, batch = own.sites, own.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(np.asarray(batch.site).tolist()):

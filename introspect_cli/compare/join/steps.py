@@ -123,7 +123,7 @@ def pair_steps(
     )
 
 
-def known_tails(
+def open_tails(
     paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, Any]], offset: int, listing: tuple[bool, bool]
 ) -> Paired:
     """The steps, the tails without what the other run was told not to record: it may have had these steps as well.

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, count
-from introspect_cli.store.launch import stages_in
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole import Reader, WholeReader, as_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.split import Calls, Splits
+    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
@@ -37,17 +36,7 @@ _COARSE = frozenset({"bfloat16", "float16"})
 def wholes(a: Run, b: Run, splits: Splits | None = None) -> tuple[Reader, Reader]:
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
     splits = splits or splits_of(a, b, alike=False)
-    return _whole(a, splits.folds[0]), _whole(b, splits.folds[1])
-
-
-def _whole(run: Run, fold: Calls) -> Reader:
-    readers = [run.rank(rank) for rank in run.recorded]
-    if len(readers) == 1 and not _parts(readers[0]) and not fold and not run.left_out:
-        return readers[0]
-    stages = stages_in(run.manifests)
-    recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
-    complete = len(readers) == run.world_size
-    return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
+    return as_one(a, splits.folds[0]), as_one(b, splits.folds[1])
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -55,8 +44,10 @@ def same_layout(a: Run, b: Run) -> bool:
 
     What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
     """
-    if a.world_size != b.world_size:
+    if a.world_size != b.world_size or bool(a.whole_of) != bool(b.whole_of):
         return False
+    if a.whole_of:
+        return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     common = [rank for rank in a.ranks if rank in b.ranks]
     if len(a.ranks) == len(b.ranks) == 1:
         return True
@@ -87,14 +78,17 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
 
 
-def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
+def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
+    sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]
     recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
     operators = " and results of operators" if splits.folded and recorded else ""
     differ, each = "The layouts differ", "rank to rank"
-    if splits.apart:
+    if bool(a.whole_of) != bool(b.whole_of):
+        differ = "The ranks of one run are put together"
+    if splits.differ:
         cut = splits.a.words, splits.b.words
         if a.world_size == b.world_size == 1:
             sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
@@ -114,30 +108,30 @@ def told(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     )
 
 
-def stages_apart(readers: Iterable[Reader]) -> list[str]:
+def stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
-    found = []
+    notes = []
     for name, reader in zip("ab", readers, strict=True):
         roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
-        found += [
+        notes += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."
             for root in roots
         ]
-    return found
+    return notes
 
 
-def copies_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """Notes on copies that are not equal within one run, where the first divergence is of that."""
     found = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
-    return [*found, *_samples_told(first, runs)]
+    return [*found, *_samples_note(first, runs)]
 
 
-def _samples_told(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
     if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
         return []

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import (
     by_place,
+    differing_steps,
     equal_pairs,
     near_pairs,
     plausible,
-    steps_apart,
     votes_of,
 )
 from introspect_cli.compare.match.holdings import Feature, Held, Side, one_sided
@@ -71,12 +71,12 @@ def matched_roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], 
 
 
 def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
-    found: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
+    features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
     held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
     for name in held.names:
         root, _, rest = name.partition(".")
-        found[root] |= {(rest, feature) for feature in held.of(name)}
-    return found
+        features[root] |= {(rest, feature) for feature in held.of(name)}
+    return features
 
 
 class Search:
@@ -150,7 +150,7 @@ class Search:
             apart = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
             return set(one.places[0].tolist()) - apart
 
-        return plausible(pairs, {old: steps_apart(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
+        return plausible(pairs, {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
 
     def _kept(self) -> AbstractSet[str]:
         """Tensors that have the same name in both."""
@@ -255,13 +255,13 @@ class Search:
 
 def _levels_above(old: str, new: str) -> list[Pair]:
     """The pairs of names above a pair, as long as what is left out is the same in both; at equal names nothing is."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     while True:
         old, dot, end = old.rpartition(".")
         new, other_dot, other_end = new.rpartition(".")
         if not (dot and other_dot and end == other_end and old != new):
-            return found
-        found.append((old, new))
+            return pairs
+        pairs.append((old, new))
 
 
 def _without_tensors(side: Side, held: Held, tensors: AbstractSet[str]) -> list[str]:

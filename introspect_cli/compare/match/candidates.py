@@ -66,9 +66,9 @@ def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Id
         most: values that more pairs of names have in common do not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
-    first, times = _found_in(codes[1], codes[0])
+    first, times = _positions_in(codes[1], codes[0])
     if most is not None:
-        times = np.where(_found_in(codes[0], codes[0])[1] * times <= most, times, 0)
+        times = np.where(_positions_in(codes[0], codes[0])[1] * times <= most, times, 0)
     old = np.repeat(owners[0], times)
     starts = np.cumsum(times) - times
     new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
@@ -86,7 +86,7 @@ def _distinct(held: Held) -> tuple[Ids, Ids]:
     return owners[fresh], codes[fresh]
 
 
-def _found_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
+def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
     """Where each of the wanted numbers begins in a rising list, and how often it is there."""
     first = np.searchsorted(ordered, wanted)
     return first, np.searchsorted(ordered, wanted, side="right") - first
@@ -112,13 +112,13 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
 
 def by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
     """Checksums by where they stand."""
-    found: dict[Feature, set[int]] = defaultdict(set)
+    checksums: dict[Feature, set[int]] = defaultdict(set)
     for *place, checksum in features:
-        found[tuple(place)].add(checksum)
-    return found
+        checksums[tuple(place)].add(checksum)
+    return checksums
 
 
-def steps_apart(one: set[Feature], two: set[Feature]) -> set[int]:
+def differing_steps(one: set[Feature], two: set[Feature]) -> set[int]:
     """Later steps, by their places, in which nothing that two names hold at one place is equal."""
     mine, others = by_place(one), by_place(two)
     both = [place for place in mine.keys() & others.keys() if place[0]]
@@ -192,13 +192,13 @@ def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str,
 def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: Any, close: float) -> list[Pair]:
     """Names that are near each other and few others; many are compared in pieces, in the order of recording."""
     pieces = -(-max(len(one), len(two)) // _MOST)
-    found = []
+    pairs = []
     splits = (np.array_split(np.arange(len(names)), pieces) for names in (one, two))
     for rows_one, rows_two in zip(*splits, strict=True):
         near = _within(sketches_one[rows_one], sketches_two[rows_two], close)
         near &= (near.sum(1, keepdims=True) <= _FEW) & (near.sum(0, keepdims=True) <= _FEW)
-        found += [(one[rows_one[i]], two[rows_two[j]]) for i, j in np.argwhere(near).tolist()]
-    return found
+        pairs += [(one[rows_one[i]], two[rows_two[j]]) for i, j in np.argwhere(near).tolist()]
+    return pairs
 
 
 def _within(one: Any, two: Any, close: float) -> Mask:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.resume import named_apart
+from introspect_cli.compare.join.resume import offset_by_labels
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.match.by_value import Search, matched_roots
 from introspect_cli.compare.match.evicted import emptied, evicted
@@ -94,8 +94,8 @@ def correspond(a: Reader, b: Reader, options: DiffOptions) -> Correspondence:
         return Correspondence(options.rename)
     found = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
-        offset = options.offset if options.offset is not None else named_apart(a.labels, b.labels)
-        found = known_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
+        offset = options.offset if options.offset is not None else offset_by_labels(a.labels, b.labels)
+        found = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
     moved = {old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(found.settled)}
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
@@ -123,7 +123,7 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def known_by_value(
+def matched_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0, close: float = CLOSE
 ) -> Correspondence:
     """Which names of a are other names of b, by what they hold in the steps that both have."""
@@ -159,4 +159,6 @@ def known_by_value(
 
 def _variables(reader: RankReader, rename: Rename | None) -> dict[str, str]:
     """What the script calls each root, by the root's name as it is compared."""
-    return {rename(own.fqn) if rename else own.fqn: own.variable for own in reader.modules if own.variable}
+    return {
+        rename(module.fqn) if rename else module.fqn: module.variable for module in reader.modules if module.variable
+    }

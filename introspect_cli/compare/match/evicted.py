@@ -71,7 +71,7 @@ def emptied(a: Side, b: Side, names: Mapping[str, str]) -> set[str]:
 def _doubtful(a: Side, b: Side, names: Mapping[str, str]) -> dict[str, str]:
     """Modules that both runs have, and that something with another name is inside of in one run alone."""
     change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
-    found = {}
+    doubtful = {}
     for old, new in names.items():
         if old.rpartition(".")[0] == new.rpartition(".")[0]:
             continue
@@ -82,8 +82,8 @@ def _doubtful(a: Side, b: Side, names: Mapping[str, str]) -> dict[str, str]:
         for name in left.keys() ^ entered.keys():
             module = left.get(name) or entered[name]
             if module in a.names and name in b.names:
-                found[module] = name
-    return found
+                doubtful[module] = name
+    return doubtful
 
 
 class _Inside:

@@ -82,7 +82,7 @@ class Match:
 def values_of(reader: RankReader, step: int) -> list[Value]:
     """The telling records of a step, in the order of recording; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
-    found = []
+    values = []
     sequence, proves = np.asarray(batch.sequence), telling(batch)
     for row in np.argsort(sequence, kind="stable").tolist():
         sums = moments(batch, row, layouts) if proves[row] else None
@@ -94,8 +94,8 @@ def values_of(reader: RankReader, step: int) -> list[Value]:
         sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
         shape = tuple(reader.layouts[int(batch.layout[row])].shape)
         checksum = int(batch.checksum[row])
-        found.append(Value(site, row, int(sequence[row]), shape, checksum, sums, sketch, info.module_class))
-    return found
+        values.append(Value(site, row, int(sequence[row]), shape, checksum, sums, sketch, info.module_class))
+    return values
 
 
 def forward_of(values: Iterable[Value]) -> list[Value]:
@@ -116,9 +116,9 @@ def agreement(a: Value, b: Value, close: float) -> Match | None:
     """Two values as one, where they are equal, near, or hold the same numbers at other places; None where not."""
     if a.checksum == b.checksum:
         return Match(a, b, 0.0)
-    apart = measured(a, b)
-    if apart is not None and apart <= close:
-        return Match(a, b, apart)
+    distance = measured(a, b)
+    if distance is not None and distance <= close:
+        return Match(a, b, distance)
     return Match(a, b, None) if _alike(a.moments, b.moments, close) else None
 
 
@@ -152,16 +152,16 @@ def matched(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[in
     for value in two:
         sizes[value.moments.numel].append(value)
     index = {size: _Candidates(values) for size, values in sizes.items()}
-    found: dict[int, Match] = {}
+    matches: dict[int, Match] = {}
     times: dict[int, int] = defaultdict(int)
     for value in one:
         near = index[value.moments.numel].near(value, close) if value.moments.numel in index else []
         if near:
             level = [match for match in near if match.rel_l2 == near[0].rel_l2]
             first = level[0].b.row
-            found[value.row] = level[min(times[first], len(level) - 1)]
+            matches[value.row] = level[min(times[first], len(level) - 1)]
             times[first] += 1
-    return found
+    return matches
 
 
 class _Candidates:
@@ -184,10 +184,10 @@ class _Candidates:
             return [Match(value, other, 0.0) for other in equal]
         if value.sketch is not None and self.sketches is not None:
             size = np.sqrt(np.maximum(self.squares, value.moments.squares))
-            apart = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
-            order = [int(place) for place in np.argsort(apart, kind="stable") if apart[place] <= close]
+            distance = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
+            order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
             if order:
-                return [Match(value, self.values[place], float(apart[place])) for place in order]
+                return [Match(value, self.values[place], float(distance[place])) for place in order]
         return [Match(value, other, None) for other in self.values if _alike(value.moments, other.moments, close)]
 
 

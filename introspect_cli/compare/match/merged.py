@@ -104,15 +104,15 @@ def merges_of(alignment: Alignment, table: Table, layouts: tuple[Layouts, Layout
 
 def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layouts: Layouts) -> dict[str, Moments]:
     """Moments of parameters in their order of recording: as the step found them, else as it left them."""
-    found: dict[str, Moments] = {}
+    by_tensor: dict[str, Moments] = {}
     for phase in (Phase.START, Phase.OPTIMIZER):
         chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)
         chosen &= alignment.phase[sites[rows]] == phase_code(phase)
         for row in rows[chosen].tolist():
             name = alignment.fqn[sites[row]]
-            if name not in found and (sums := moments(batch, row, layouts)) is not None:
-                found[name] = sums
-    return found
+            if name not in by_tensor and (sums := moments(batch, row, layouts)) is not None:
+                by_tensor[name] = sums
+    return by_tensor
 
 
 def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:

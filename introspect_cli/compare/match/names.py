@@ -26,23 +26,23 @@ def owner_of(fqn: str) -> str:
 
 def ancestors(fqn: str) -> list[str]:
     """All modules that contain this name, innermost first."""
-    found = []
+    names = []
     head = fqn.rpartition(".")[0]
     while head:
-        found.append(head)
+        names.append(head)
         head = head.rpartition(".")[0]
-    return found
+    return names
 
 
 def with_ancestors(names: Iterable[str]) -> set[str]:
     """These names and those of all modules that contain them."""
-    found = set(names)
-    level = found
+    all_names = set(names)
+    level = all_names
     while level:  # a level at once: of a million names that is twice as fast as name by name
-        level = {name.rpartition(".")[0] for name in level} - found
-        found |= level
-    found.discard("")
-    return found
+        level = {name.rpartition(".")[0] for name in level} - all_names
+        all_names |= level
+    all_names.discard("")
+    return all_names
 
 
 def generator_of(site: Site) -> str:

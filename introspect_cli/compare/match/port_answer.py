@@ -131,8 +131,8 @@ def _some(names: Sequence[str]) -> str:
 def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
     """Verdict, sentence and first divergence."""
     at, within = f"step {flow.step}", f"within {flow.close:g}"
-    apart = next((pair for pair in flow.modules if not pair.agree), None)
-    if apart is None and flow.end is not None:
+    parted = next((pair for pair in flow.modules if not pair.agree), None)
+    if parted is None and flow.end is not None:
         same = f"the values of both agree {within} through the forward pass of {at}, to {_both(flow.end.a, flow.end.b)}"
         wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
         if wrong is not None:
@@ -142,10 +142,10 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
         return Verdict.SAME, f"The implementations agree: {same}{grads}.", None
     if not flow.forward:
         return Verdict.UNDECIDED, f"Could not tell: no value of a's forward pass is in b in {at}.", None
-    if apart is not None:
-        text = _parting(flow, apart, at, within)
-        reason = "module" if apart.inputs else "gap"
-        return Verdict.DIVERGED, text, _divergence(flow, apart.one, apart.two, reason)
+    if parted is not None:
+        text = _parting(flow, parted, at, within)
+        reason = "module" if parted.inputs else "gap"
+        return Verdict.DIVERGED, text, _divergence(flow, parted.one, parted.two, reason)
     last = [next(iter(ends(values)), None) for values in flow.values]
     if last[0] is None or last[1] is None:
         return Verdict.UNDECIDED, f"Could not tell: a run has no output in {at}.", None
@@ -156,17 +156,19 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
     return Verdict.DIVERGED, text, _divergence(flow, last[0], last[1], "gap")
 
 
-def _parting(flow: Flow, apart: ModulePair, at: str, within: str) -> str:
+def _parting(flow: Flow, parted: ModulePair, at: str, within: str) -> str:
     """The first module whose output does not agree, and what is known of what went into it."""
-    module = "{} in a, which is {} in b".format(*(named(own.site, own.module_class) for own in (apart.one, apart.two)))
-    far, odd = _far(apart.one, apart.two), _odd(flow, apart)
-    if apart.inputs:
-        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, apart)
+    module = "{} in a, which is {} in b".format(
+        *(named(own.site, own.module_class) for own in (parted.one, parted.two))
+    )
+    far, odd = _far(parted.one, parted.two), _odd(flow, parted)
+    if parted.inputs:
+        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, parted)
         return (
             f"The values stop agreeing at {at} in {module}: its input agrees {within}, its output differs{far}. {look}"
         )
-    before = f"The last value that agrees {within} is {_last(flow, apart.one, apart.two)}.{_between(flow, apart)}"
-    if apart.inputs is False:
+    before = f"The last value that agrees {within} is {_last(flow, parted.one, parted.two)}.{_between(flow, parted)}"
+    if parted.inputs is False:
         return f"The values stop agreeing at {at} before {module}: its input differs already. {before}"
     look = f" Look at its parameters: {odd}." if odd else ""
     return (
@@ -229,14 +231,14 @@ def _between(flow: Flow, apart: ModulePair) -> str:
     """The modules that ran between the last agreeing value and the place, in both."""
     last = _before(flow, apart.one, apart.two)
     since = (last.a.order, last.b.order) if last is not None else (-1, -1)
-    told = []
+    clause = []
     for place, (name, end) in enumerate((("a", apart.one), ("b", apart.two))):
         ran = [value for value in flow.values[place] if value.site.kind is Kind.OUTPUT]
         between = dict.fromkeys(value.site.fqn for value in ran if since[place] < value.order < end.order)
         names = [module for module in between if module not in (apart.a, apart.b)]
         if names and flow.ordered[place]:
-            told.append(f"{name} ran {_some(names)}")
-    return f" In between, {'; '.join(told)}." if told else ""
+            clause.append(f"{name} ran {_some(names)}")
+    return f" In between, {'; '.join(clause)}." if clause else ""
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:

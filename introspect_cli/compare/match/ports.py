@@ -142,7 +142,7 @@ def ends(values: Sequence[Value]) -> list[Value]:
     """The telling outputs of the model that ran last; of the last module where no model has any."""
     outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
     roots = [value for value in outputs if "." not in value.site.fqn] or outputs
-    return [own for own in roots if (own.site.fqn, own.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
+    return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
 def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
@@ -154,7 +154,7 @@ def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value],
             partners[first.owner] = ""
     merged = {name.rpartition(".")[0] for merge in known.merges for name in (*merge.parts, merge.whole)}
     sides = _by_call(one), _by_call(two)
-    found = []
+    pairs = []
     for value in one:
         name, call = value.site.fqn, value.site.call
         other = partners.get(name)
@@ -168,15 +168,15 @@ def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value],
         agree = all(any(agreement(x, y, close) for y in inputs[1]) for x in inputs[0]) if all(inputs) else None
         match = agreement(value, partner, close)
         rel = match.rel_l2 if match is not None else measured(value, partner)
-        found.append(ModulePair(value, partner, agree, rel, match is not None))
-    return found
+        pairs.append(ModulePair(value, partner, agree, rel, match is not None))
+    return pairs
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    found: dict[tuple[Kind, str, int], list[Value]] = {}
+    by_call: dict[tuple[Kind, str, int], list[Value]] = {}
     for value in values:
-        found.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
-    return found
+        by_call.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
+    return by_call
 
 
 def _gradients(

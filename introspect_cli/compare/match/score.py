@@ -26,18 +26,18 @@ def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]
     levels: dict[Any, list[Pair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
-    found: dict[str, str] = {}
+    assigned_names: dict[str, str] = {}
     gone: tuple[set[str], set[str]] = (set(), set())
     for rank in sorted(levels):
         free = [pair for pair in levels[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
         times = Counter(old for old, _ in free), Counter(new for _, new in free)
         for old, new in sorted(free) if ties else free:
             if times[0][old] == times[1][new] == 1 or (ties and old not in gone[0] and new not in gone[1]):
-                found[old] = new
-            if not ties or found.get(old) == new:
+                assigned_names[old] = new
+            if not ties or assigned_names.get(old) == new:
                 gone[0].add(old)
                 gone[1].add(new)
-    return found
+    return assigned_names
 
 
 def by_votes(votes: Mapping[Pair, float]) -> dict[str, str]:

@@ -26,11 +26,11 @@ Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
     """The module tree as it is at a step (as it was found, where None); a module that changes has a row a change."""
-    found: dict[str, ModuleInfo] = {}
+    tree: dict[str, ModuleInfo] = {}
     for module in modules:
-        if module.fqn not in found or (step is not None and module.step <= step):
-            found[module.fqn] = module
-    return list(found.values())
+        if module.fqn not in tree or (step is not None and module.step <= step):
+            tree[module.fqn] = module
+    return list(tree.values())
 
 
 class _Tree:
@@ -51,14 +51,14 @@ class _Tree:
 
     def signature(self, module: ModuleInfo, *, with_class: bool = True) -> Signature:
         """A module with all inside it, named relative to it: what it looks like, wherever it is."""
-        found: list[tuple[str, str, tuple[str, ...]]] = []
+        parts: list[tuple[str, str, tuple[str, ...]]] = []
         stack = [module]
         while stack:
             current = stack.pop()
             name = current.fqn[len(module.fqn) :]
-            found.append((name, current.module_class if with_class or name else "", current.parameters))
+            parts.append((name, current.module_class if with_class or name else "", current.parameters))
             stack.extend(self.children.get(current.fqn, []))
-        return tuple(sorted(found))
+        return tuple(sorted(parts))
 
 
 def moved_modules(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -99,9 +99,9 @@ def suggest_renames(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -
 
 def _tops_of_one(tree: _Tree, other: _Tree) -> list[ModuleInfo]:
     """Modules that one run only has, and whose parent both have, or that have none."""
-    found = []
+    tops = []
     for module in tree.modules:
         parent = module.fqn.rpartition(".")[0]
         if module.fqn not in other.names and (not parent or parent not in tree.names or parent in other.names):
-            found.append(module)
-    return found
+            tops.append(module)
+    return tops

@@ -48,7 +48,7 @@ class Lead(NamedTuple):
 
 
 def choose(
-    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, brought: bool
+    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
     """The divergence that leads the answer, where that is not simply the earliest of the step.
 
@@ -60,7 +60,7 @@ def choose(
         positions: those of its divergences that were selected, in order.
         earlier: what differed in structure in the steps before.
         began: the first step in which nothing but causes differed; None where there is none.
-        brought: whether one of these causes brought a value that the other run has nowhere.
+        new_values: whether one of these causes brought a value that the other run has nowhere.
     """
     table, divergences = step.table, step.divergences
     effect = next((place for place in positions if not divergences.cause[place]), None)
@@ -71,7 +71,7 @@ def choose(
     place = alone.sites.index(site)
     cause = judge(alone, place)
     before = [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or brought or earlier.random) and site.phase in _BEFORE_GRADIENTS
+    harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _BEFORE_GRADIENTS
     harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
     if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
         return Lead(alone, place, cause, effect)

@@ -89,7 +89,7 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
         units, other = comparison.layouts[0].unit[layout_a], comparison.layouts[1].unit[layout_b]
         with np.errstate(invalid="ignore"):
             far = dict(zip(differ.tolist(), ~((rel <= LEAST_BOUND * units) & (units == other)), strict=True))
-    found: dict[Call, int] = {}
+    by_call: dict[Call, int] = {}
     beyond: set[Call] = set()
     for row in outputs.tolist():
         call = _call(table, row)
@@ -98,8 +98,8 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
         if far.get(row, table.state[row] not in _AGREE):
             beyond.add(call)
         rounded = row in far or table.state[row] == WITHIN
-        found[call] = max(found.get(call, _EQUAL), _ROUNDED if rounded else _EQUAL)
-    return {call: known for call, known in found.items() if call not in beyond}
+        by_call[call] = max(by_call.get(call, _EQUAL), _ROUNDED if rounded else _EQUAL)
+    return {call: known for call, known in by_call.items() if call not in beyond}
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,13 @@ class Form:
 
 def forms_of(table: Table, rows: Ids, sides: Sides) -> tuple[Form, ...]:
     """The inputs of some rows, the earliest first."""
-    found = []
+    forms = []
     for row in rows[np.argsort(table.order[rows], kind="stable")].tolist():
         at = int(table.row_a[row]), int(table.row_b[row])
         a = sides.a.layouts[int(table.a.layout[at[0]])] if at[0] >= 0 else None
         b = sides.b.layouts[int(table.b.layout[at[1]])] if at[1] >= 0 else None
-        found.append(Form(table.step, table.named(row), a, b))
-    return tuple(found)
+        forms.append(Form(table.step, table.named(row), a, b))
+    return tuple(forms)
 
 
 def forms_note(forms: Sequence[Form]) -> str:

@@ -35,7 +35,7 @@ _AT_ITS_PLACE = frozenset({"rng", "initial", "outside", "batch", "module", "own_
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
     """The other origins among some divergences of a step, one for each cause, in order."""
     seen = {_key(step, first, cause)}
-    found: list[tuple[int, Cause]] = []
+    others: list[tuple[int, Cause]] = []
     for position in _looked_at(step, positions):
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
@@ -44,14 +44,14 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         key = _key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _AT_ITS_PLACE or key in seen:
             continue
-        if any(own.known is not Known.EQUAL for own in other.evidence):
+        if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
         if _has_effect(step, position, other):
             seen.add(key)
-            found.append((position, other))
-            if len(found) == _MOST:
+            others.append((position, other))
+            if len(others) == _MOST:
                 break
-    return found
+    return others
 
 
 def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
@@ -86,13 +86,13 @@ def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     """The divergences of the step at which a run goes on that show what it did not restore, one for each part."""
     if resumption is None or not step.comparison.goes_on_at(step.number):
         return {}
-    found = {}
+    by_position = {}
     for part in resumption.lost:
         those = [position for position, site in enumerate(step.sites) if shows(site, part)]
         those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
         if those:
-            found[those[0]] = Cause(Role.ORIGIN, "resumed")
-    return found
+            by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
+    return by_position
 
 
 def shows(site: Site, part: Part) -> bool:

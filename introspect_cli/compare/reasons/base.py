@@ -114,7 +114,7 @@ def judge(step: Step, position: int) -> Cause:
         if cause.role is Role.ORIGIN and any(found.needed for found in those(cause.evidence, Known.UNSEEN)):
             gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
             if gap.module not in {"", step.sites[position].fqn}:
-                gap = replace(gap, evidence=tuple(replace(found, inside=gap.module) for found in gap.evidence))
+                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
             continue
         if gap is None or reason.word == "resumed":
             return cause

@@ -66,9 +66,7 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
     a, b = (_events(run, rank, generator) for run in runs)
     if a is None or b is None:
         return ""
-    same = 0
-    while same < min(len(a), len(b)) and _sameness(a, same) == _sameness(b, same):
-        same += 1
+    same = _agreeing(a, b)
     rest = a[same:], b[same:]
     one, two = (events[0] if events else None for events in rest)
     before = sum(not event.seed for event in a[:same])
@@ -103,23 +101,27 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
     a, b = (_events(run, rank, generator) for run in runs)
     if not a or not b:
         return False
-    for place in range(min(len(a), len(b))):
-        if _sameness(a, place) != _sameness(b, place):
-            return a[place].is_unseen and b[place].is_unseen
+    same = _agreeing(a, b)
+    if same < min(len(a), len(b)):
+        return a[same].is_unseen and b[same].is_unseen
     return (a if len(a) >= len(b) else b)[-1].is_unseen
 
 
-def differing_lines(runs: tuple[Run, Run], rank: int) -> tuple[list[str], list[str]]:
-    """Lines of a's code and of b's, `file:line`: the first seeding or draw before the first step that differs."""
-    found: tuple[list[str], list[str]] = [], []
+def differing_events(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
+    """Of each generator, the first seeding or draw before the first step that differs, in a and in b."""
+    per_run: tuple[list[Event], list[Event]] = [], []
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
-        same = 0
-        while same < min(len(a), len(b)) and _sameness(a, same) == _sameness(b, same):
-            same += 1
-        for lines, events in zip(found, (a, b), strict=True):
-            lines += [event.line for event in events[same : same + 1]]
-    return found
+        same = _agreeing(a, b)
+        for kept, events in zip(per_run, (a, b), strict=True):
+            kept.extend(events[same : same + 1])
+    return per_run
+
+
+def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
+    """How many events two runs begin with alike."""
+    shorter = range(min(len(a), len(b)))
+    return next((place for place in shorter if _sameness(a, place) != _sameness(b, place)), len(shorter))
 
 
 def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
@@ -162,12 +164,12 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     if not isinstance(document, dict) or not isinstance(document.get("events"), list):
         return None
     lines = [*document["events"], *(document.get("last") or [] if not document.get("left_out") else [])]
-    found = []
+    events = []
     for words in (str(line).split(" ") for line in lines):
-        known = ["" if word == "-" else word for word in words]
+        fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
-            if generator in {"", _SEEDS.get(known[1])}:
-                found.append(Event(known[2], "", known[1], "", " ".join(known[3:])))
-        elif words[0] == "draw" and len(words) >= 6 and generator in {"", known[1]}:
-            found.append(Event("", known[2], known[3], known[4], " ".join(known[5:])))
-    return found
+            if generator in {"", _SEEDS.get(fields[1])}:
+                events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
+        elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
+            events.append(Event("", fields[2], fields[3], fields[4], " ".join(fields[5:])))
+    return events

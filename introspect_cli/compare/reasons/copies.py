@@ -82,13 +82,13 @@ def _copies(scene: Scene, name: str, site: Site) -> dict[int, _Copy]:
     """What each rank of a run has at a site of the first step; {} where any has a part of it, or was not seen."""
     first, run = scene.first, scene.run_a if name == "a" else scene.run_b
     step = first.step if name == "a" else first.step_b
-    found = {}
+    copies = {}
     for rank in run.recorded:
         own = _copy(run, rank, step, site)
         if own is None:
             return {}
-        found[rank] = own
-    return found
+        copies[rank] = own
+    return copies
 
 
 def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
@@ -133,13 +133,13 @@ def _factors(first: Divergence, name: str, copies: dict[int, _Copy]) -> dict[int
     size = float(wanted @ wanted) if wanted.size and np.isfinite(wanted).all() else 0.0
     if not size > 0 or first.a is None or first.a.layout.numel < 2:  # one element is a multiple of any other
         return {}
-    found = {}
+    factors = {}
     for rank, own in copies.items():
         factor = 0.0 if own.sketch is None else float(own.sketch @ wanted) / size
         if own.sketch is None or not factor > 0 or _far(own.sketch, factor * wanted) > _CLOSE:
             return {}
-        found[rank] = factor
-    return found
+        factors[rank] = factor
+    return factors
 
 
 def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], sound: str) -> str:

@@ -59,7 +59,7 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     """Draws that only one run made in a step, of one generator or of all, those of b first, in their order."""
     if not step.comparison.draws_recorded:
         return []
-    alignment, found = step.alignment, []
+    alignment, draws = step.alignment, []
     sides = {
         side: _Side(alignment, unions, np.asarray(batch.sequence))
         for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
@@ -70,8 +70,8 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
             site = alignment.site(int(own.unions[row]))
             if generator in {"", generator_of(site)} and _looked(own, partner, row, generator_of(site)):
                 after = _previous(alignment, own.unions, own.sequence, row, site)
-                found.append(Draw(side, site, after, int(own.sequence[row])))
-    return found
+                draws.append(Draw(side, site, after, int(own.sequence[row])))
+    return draws
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,8 @@ def _next(site: Site) -> str:
     return f"{'the backward pass' if site.phase is Phase.LOSS else site.fqn}{call}"
 
 
-def drew_alone(draws: Iterable[Draw], site: Site) -> str:
-    """The side on which a module's call draws random numbers where it draws none in the other run; "" for none."""
-    for draw in draws:
-        own = draw.site
-        if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and not own.path.endswith(DRAWN_BEFORE):
-            return draw.side
-    return ""
-
-
-def drew_before(draws: Iterable[Draw], site: Site) -> str:
-    """The side on which random numbers are drawn just before a module's call, and not in the other run; "" for none."""
-    for draw in draws:
-        own = draw.site
-        if (own.fqn, own.call, own.phase) == (site.fqn, site.call, site.phase) and own.path.endswith(DRAWN_BEFORE):
-            return draw.side
-    return ""
+def drew_alone(draws: Iterable[Draw], site: Site, *, before: bool = False) -> str:
+    """The side on which a module's call draws, or what runs before it, and not in the other run; "" for none."""
+    call = site.fqn, site.call, site.phase
+    at_it = (one for one in draws if (one.site.fqn, one.site.call, one.site.phase) == call)
+    return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")

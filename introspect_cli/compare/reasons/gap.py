@@ -8,7 +8,7 @@ from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.module import Module, attribute_changes
 from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
-from introspect_cli.compare.reasons.words import although, apart, things, what
+from introspect_cli.compare.reasons.words import although, how_far, things, what
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, Phase
 
@@ -47,11 +47,11 @@ class Gap(Reason):
         if not cause.instead:
             differ, _ = initial_tensors(scene.step)
             more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
-            text = f"{what(site)} differs when the step begins{apart(scene.first)}{more}"
+            text = f"{what(site)} differs when the step begins{how_far(scene.first)}{more}"
             return f"{text}. {_between(scene, 'before')}"
-        known = [found for found in cause.evidence if found.known is not Known.UNSEEN]
+        known = [fact for fact in cause.evidence if fact.known is not Known.UNSEEN]
         unseen = those(cause.evidence, Known.UNSEEN)
-        text = f"{what(site, scene.first.module_class)} differs{apart(scene.first)}{although(known)}"
+        text = f"{what(site, scene.first.module_class)} differs{how_far(scene.first)}{although(known)}"
         lacks = f"{things(unseen, 'was', 'were')} not recorded"
         if scene.dropped:
             lacks = f"{things(unseen, 'is', 'are')} not on record"
@@ -97,7 +97,7 @@ class Resumed(Reason):
             *(f"{path} of {fqn}" for fqn, path in sorted(carried.states)),
         )
         return (
-            f"{what(scene.site)} differs{apart(scene.first)}, because the later run began with different values than "
+            f"{what(scene.site)} differs{how_far(scene.first)}, because the later run began with different values than "
             f"the earlier run had then ({', '.join(unequal[:3])}): the checkpoint did not restore them."
         )
 
@@ -116,7 +116,9 @@ class Propagated(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Where to look instead."""
-        text = f"{what(scene.site)} differs{apart(scene.first)}, but what went into it differs too or was not compared"
+        text = (
+            f"{what(scene.site)} differs{how_far(scene.first)}, but what went into it differs too or was not compared"
+        )
         earliest = scene.step.sites[0]
         if earliest != scene.site:
             return f"{text}. The first of all records that differ in this step is {what(earliest)}."

@@ -24,7 +24,7 @@ from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.scene import Scene, losses_of
-from introspect_cli.compare.reasons.words import although, apart, named, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, named, scaled, what
 from introspect_cli.compare.rests_on import PASSES, RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
@@ -82,11 +82,11 @@ def _not_of_before(scene: Scene) -> bool:
     a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
     if a is None or b is None or old is None or not all(np.isfinite(own).all() for own in (a, b, old)):
         return False
-    apart, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
-    if apart < _MEASURED * float(np.linalg.norm(a)):
+    distance, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
+    if distance < _MEASURED * float(np.linalg.norm(a)):
         return False  # of so small a difference, sketches have no direction
     rest = b - basis @ np.linalg.lstsq(basis, b, rcond=None)[0]
-    return float(np.linalg.norm(rest)) > _OF_THE_REST * apart
+    return float(np.linalg.norm(rest)) > _OF_THE_REST * distance
 
 
 def _no_factor(scene: Scene) -> bool:
@@ -120,7 +120,7 @@ class Backward(Reason):
     def sentence(self, scene: Scene) -> str:
         """Through which module, or of which output."""
         first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
-        text = f"{what(first.site)} differs{apart(first)}{although(taken)}{scaled(first)}. "
+        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}. "
         text += f"{scene.the_cause_is} in the backward pass "
         module = named(first.site, first.module_class)
         if _recomputed(scene):
@@ -225,8 +225,8 @@ class Gradient(Reason):
             return reduced
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
-        text = f"the gradient of {first.site.fqn}{seen} differs{apart(first)}"
-        text += although([found for found in scene.cause.evidence if found.thing not in RANDOM])
+        text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
+        text += although([fact for fact in scene.cause.evidence if fact.thing not in RANDOM])
         side = stale_side(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
@@ -234,7 +234,7 @@ class Gradient(Reason):
                 f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
-        own = _own_backward(scene)
+        own = _use_in_module(scene)
         if first.scale is not None:
             words = reduction_words(scene)
             if words:
@@ -261,9 +261,9 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = differing_gradients(scene)
-        told = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
+        lines = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
         words = reduction_words(scene) if summed(scene) else ""
-        return [f"b is {scene.first.scale:.6g} x a: {words}.", *told] if words else told
+        return [f"b is {scene.first.scale:.6g} x a: {words}.", *lines] if words else lines
 
 
 def _rounded(scene: Scene) -> str:
@@ -286,7 +286,7 @@ def no_multiples(scene: Scene) -> list[str]:
     if first.scale is None or differ < recorded:
         return []
     table = step.table
-    found, multiples = [], 0
+    others, multiples = [], 0
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
             continue
@@ -295,13 +295,13 @@ def no_multiples(scene: Scene) -> list[str]:
             return []
         rest = float(np.linalg.norm(b - first.scale * a))
         if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
-            found.append(site.fqn)
+            others.append(site.fqn)
         else:
             multiples += 1
-    return found if len(found) < multiples else []
+    return others if len(others) < multiples else []
 
 
-def _own_backward(scene: Scene) -> str:
+def _use_in_module(scene: Scene) -> str:
     """That the code of the parameter's own module may compute another gradient for it, as the end of a list.
 
     No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.

@@ -35,7 +35,7 @@ def suspect(scene: Scene) -> Suspect | None:
         return None
     is_product = cause.reason == "module" and first.module_class == "Linear"
     is_product |= cause.reason == "op" and first.site.kind is Kind.OP_OUTPUT and bool(_PRODUCTS.match(first.site.path))
-    evidence = [found for found in cause.evidence if found.thing not in RANDOM]
+    evidence = [fact for fact in cause.evidence if fact.thing not in RANDOM]
     if not is_product or not evidence or len(those(evidence, Known.EQUAL)) < len(evidence):
         return None
     if first.a.layout != first.b.layout or attribute_changes(scene):

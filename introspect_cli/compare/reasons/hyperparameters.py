@@ -53,7 +53,7 @@ def hyperparameter_changes(table: Table) -> Told:
     other at another step, is not known to differ.
     """
     alignment = table.alignment
-    found: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
+    changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
@@ -68,10 +68,10 @@ def hyperparameter_changes(table: Table) -> Told:
         values = (table.plain(union, "a"), table.plain(union, "b"))
         elsewhere = union < len(alignment.a) and union in in_b
         if values[0] != values[1] and not (elsewhere and None in values):
-            found.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
+            changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     owners = dict.fromkeys(fqn for fqn, _ in groups)
     alike: dict[tuple[Label, tuple[str | None, str | None]], list[str]] = {}
-    for (fqn, name), by_values in found.items():
+    for (fqn, name), by_values in changed.items():
         count = sum(1 for owner, _ in groups if owner == fqn)
         for values, own in by_values.items():
             label = f"{name} (group {', '.join(dict.fromkeys(own))})" if len(own) < count else name
@@ -86,16 +86,16 @@ def hyperparameter_changes(table: Table) -> Told:
 
 
 def _optimizers(settings: Any) -> dict[str, dict[str, Any]]:
-    found = {}
+    optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
-            found[str(optimizer.get("name", place))] = optimizer
-    return found
+            optimizers[str(optimizer.get("name", place))] = optimizer
+    return optimizers
 
 
 def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameter to the hyper-parameters of its group; groups without names under their number."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     groups = optimizer.get("groups")
     for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         if not isinstance(group, dict):
@@ -103,8 +103,8 @@ def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
         told = {str(name): value for name, value in group.items() if name != "params"}
         names = group.get("params")
         for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
-            found[str(name)] = told
-    return found
+            by_name[str(name)] = told
+    return by_name
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -117,13 +117,13 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any,
 
 def changes_for(a: Any, b: Any, parameter: str) -> Told:
     """Hyper-parameters that apply to one parameter and differ."""
-    found: Told = {}
+    changes: Told = {}
     both_a, both_b = _optimizers(a), _optimizers(b)
     for name in both_a.keys() & both_b.keys():
         one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
         if one is not None and two is not None:
-            found |= {Label(key, key): (_text(x), _text(y)) for key, x, y in _differing(one, two)}
-    return found
+            changes |= {Label(key, key): (_text(x), _text(y)) for key, x, y in _differing(one, two)}
+    return changes
 
 
 def has_parameter(settings: Any, parameter: str) -> bool | None:

@@ -11,11 +11,11 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Thing
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.draws import drew_alone, drew_before
+from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, scaled, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Site
 
@@ -66,7 +66,7 @@ class Module(Reason):
         """What inside the module it is, as far as the records show."""
         first = scene.first
         taken = [e for e in scene.cause.evidence if not (e.thing in RANDOM and _draws_nothing(first.module_class))]
-        text = f"{what(first.site, first.module_class)} differs{apart(first)}{although(taken)}{scaled(first)}"
+        text = f"{what(first.site, first.module_class)} differs{how_far(first)}{although(taken)}{scaled(first)}"
         return f"{text}. {_inside(scene)}"
 
 
@@ -114,15 +114,20 @@ class OwnCode(Reason):
     def sentence(self, scene: Scene) -> str:
         """Between which of the modules inside."""
         cause, first = scene.cause, scene.first
-        text = f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{apart(first)}"
-        side = drew_before(scene.draws, scene.site)
-        taken = [found for found in cause.evidence if not (side and found.thing in RANDOM)]
+        text = (
+            f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
+        )
+        side = drew_alone(scene.draws, scene.site, before=True)
+        taken = [fact for fact in cause.evidence if not (side and fact.thing in RANDOM)]
         text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        if side:
+        replaced = other_class(scene, cause.module)
+        if replaced:
+            text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
+        elif side:
             text += f": in {side} it draws random numbers there, in {'a' if side == 'b' else 'b'} it does not"
         return f"{text}.{scene.rounding_words()}"
 
@@ -146,9 +151,9 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
     """The module that was running when a module inside it was called: name, when its call began, call index."""
     parent = owner_of(fqn)
     while parent:
-        found = step.running(parent, order)
-        if found is not None:
-            return parent, *found
+        calls = step.running(parent, order)
+        if calls is not None:
+            return parent, *calls
         parent = owner_of(parent)
     return None
 
@@ -222,6 +227,12 @@ def _identity_side(scene: Scene) -> str:
     return same[0] if len(same) == 1 else ""
 
 
+def other_class(scene: Scene, name: str) -> tuple[str, ...]:
+    """The class of a module in a and in b, where that is another one; none else."""
+    classes = tuple(tree[name].module_class for tree in scene.step.modules if name in tree)
+    return classes if len(set(classes)) > 1 and owner_of(name) else ()
+
+
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     """How a module, the record's own unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
     one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.step.modules)
@@ -229,17 +240,17 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
         return []
     a, b = dict(one.attributes), dict(two.attributes)
     modes = {"True": "train mode", "False": "eval mode"}
-    told: list[str] = []
+    changes: list[str] = []
     for name in dict.fromkeys([*a, *b]):
         if a.get(name) == b.get(name):
             continue
         if name == "training":
-            told.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
+            changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
         elif name not in a or name not in b:
-            told.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
+            changes.append(f"{name} {a.get(name, b.get(name))}, only in {'a' if name in a else 'b'}")
         else:
-            told.append(f"{name} {a[name]} -> {b[name]}")
-    return told
+            changes.append(f"{name} {a[name]} -> {b[name]}")
+    return changes
 
 
 def _frozen_buffers(scene: Scene) -> str:

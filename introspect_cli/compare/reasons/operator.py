@@ -11,7 +11,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.words import although, apart, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, scaled, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{apart(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
         text += nondeterministic(first)
         options = argument_changes(scene)
         if options:
@@ -67,7 +67,7 @@ def argument_changes(scene: Scene) -> list[str]:
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
-    a, b = (found.get(own) if isinstance(found, Mapping) else None for found in documents)
+    a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
@@ -122,15 +122,15 @@ _SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
 
 def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
-    told = []
+    clauses = []
     for union in _went_in(scene):
         table = next((own for own in (scene.table, scene.before) if own is not None and _in_both(own, union)), None)
         if table is None:
             continue
         one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
         if one and two and one != two:
-            told.append(f"{_name(scene, union)} is {one} in a and {two} in b")
-    return told
+            clauses.append(f"{_name(scene, union)} is {one} in a and {two} in b")
+    return clauses
 
 
 def _went_in(scene: Scene) -> Iterator[int]:

@@ -66,12 +66,13 @@ class RandomState(Reason):
             if drawn:
                 return f"{text}: {drawn}."
             return (
-                f"{text}: a different seed (or none), or a different number of random draws before it.{_built(scene)}"
+                f"{text}. The cause is a different seed (or none), or a different number of random draws before it."
+                f"{_built(scene)}"
             )
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return (
-            f"{what(site)} differs when the step begins, although {scene.all_before}: "
+            f"{what(site)} differs when the step begins, although {scene.all_before}. "
             f"{_drawn_before(scene)} (an extra random draw)."
         )
 
@@ -96,18 +97,18 @@ def _drawn_before(scene: Scene) -> str:
     step, last = scene.step, scene.first.step - 1
     text = "one run drew random numbers that the other did not"
     if step.before is None:
-        return f"since the last recorded step, {text}"
+        return f"Since the last recorded step, {text}"
     draws = lone_draws(step, step.before, scene.site.fqn)
     if draws:
-        return f"during step {last}, {draws[0]}"
+        return f"During step {last}, {draws[0]}"
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
-        step.comparison.draws_known
+        step.comparison.notices_all_draws
         and scene.before is not None
         and set(map(int, losses)) & {*scene.before.rows_of("a")}
     ):
-        return f"between the backward pass of step {last} and the start of step {last + 1}, {text}"
-    return f"during step {last}, {text}"
+        return f"Between the backward pass of step {last} and the start of step {last + 1}, {text}"
+    return f"During step {last}, {text}"
 
 
 def _within(scene: Scene) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.words import apart, what
+from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,12 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
 
 def reduction_words(scene: Scene) -> str:
     """What a factor between the runs looks like: `a sum where a mean was expected (world size 2)`; "" if nothing."""
-    found = _reduction(scene)
-    if found is None or scene.first.scale is None:
+    kinds = _reduction(scene)
+    if kinds is None or scene.first.scale is None:
         return ""
     is_sum = scene.first.scale > 1
     how = "a sum where a mean was expected" if is_sum else "a mean where a sum was expected, or one taken twice"
-    return f"{how} ({' or '.join(found.words())})"
+    return f"{how} ({' or '.join(kinds.words())})"
 
 
 def summed(scene: Scene) -> str:
@@ -131,14 +131,14 @@ def _groups(run: Run) -> set[int]:
 
 def _calls(scene: Scene) -> tuple[int, int]:
     """How often any module runs in a step, or any loss is computed, at most, in a and in b."""
-    found = []
+    most_calls = []
     for side in (scene.step.sides.a, scene.step.sides.b):
         most = 1
-        for reader in side.readers if isinstance(side, WholeReader) else [side]:  # calls may be folded in a whole
+        for reader in readers_of(side):  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
-        found.append(most)
-    return found[0], found[1]
+        most_calls.append(most)
+    return most_calls[0], most_calls[1]
 
 
 def together(scene: Scene) -> list[str]:
@@ -158,13 +158,15 @@ def together(scene: Scene) -> list[str]:
 def uneven_ranks(scene: Scene) -> list[str]:
     """The runs whose ranks have different numbers of samples in the step of the first divergence, as clauses."""
     sides, first = scene.step.sides, scene.first
-    found = []
+    clauses = []
     for side, reader, step in (("a", sides.a, first.step), ("b", sides.b, first.step_b)):
-        sizes = _samples_of_ranks(reader.readers, step) if isinstance(reader, WholeReader) else {}
+        sizes = _samples_of_ranks(readers_of(reader), step)  # one rank alone has one size
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
-            found.append(f"the ranks of {side} had different numbers of samples ({listed}{', ...' * (len(sizes) > 8)})")
-    return found
+            clauses.append(
+                f"the ranks of {side} had different numbers of samples ({listed}{', ...' * (len(sizes) > 8)})"
+            )
+    return clauses
 
 
 def _samples_of_ranks(readers: Sequence[RankReader], step: int) -> dict[int, int]:
@@ -255,7 +257,7 @@ class Collective(Reason):
         name = what(site)
         if first.a is None or first.b is None:
             side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
-            text = _told(first.b if first.a is None else first.a)
+            text = _shown(first.b if first.a is None else first.a)
             other_line = _in_its_place(scene, other)
             if other_line:
                 return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."
@@ -265,10 +267,10 @@ class Collective(Reason):
             )
         if "." not in site.path:
             return (
-                f"{name} is another one: {_told(first.a)}{lines[0]} in a, {_told(first.b)}{lines[1]} in b. One is "
+                f"{name} is another one: {_shown(first.a)}{lines[0]} in a, {_shown(first.b)}{lines[1]} in b. One is "
                 "missing, doubled or in another place."
             )
-        return f"{name} differs{apart(first)}{lines[1]}: what the ranks compute, or the order of collectives."
+        return f"{name} differs{how_far(first)}{lines[1]}: what the ranks compute, or the order of collectives."
 
 
 def _counted(scene: Scene) -> str:
@@ -292,7 +294,7 @@ def _counted(scene: Scene) -> str:
     return text
 
 
-def _told(summary: Summary | None) -> str:
+def _shown(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 

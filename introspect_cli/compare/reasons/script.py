@@ -12,7 +12,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.ranks import uneven_ranks
-from introspect_cli.compare.reasons.words import although, apart, both_values, often, same_values, scaled, what
+from introspect_cli.compare.reasons.words import although, both_values, how_far, often, same_values, scaled, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
     RESTS_ON,
@@ -49,7 +49,7 @@ class Batch(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
-        text = f"{what(scene.site)} differs{apart(scene.first)}."
+        text = f"{what(scene.site)} differs{how_far(scene.first)}."
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and shapes_differ(a, b):
             return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
@@ -82,11 +82,17 @@ def _before(scene: Scene) -> str:
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    known = [found.known for found in scene.cause.evidence]
+    known = [fact.known for fact in scene.cause.evidence]
     environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
-    if Known.EQUAL not in known or not all(isinstance(found, Mapping) and found for found in environments):
+    if Known.EQUAL not in known or not all(
+        isinstance(environment, Mapping) and environment for environment in environments
+    ):
         return ""
-    seeds = {str(found.get("PYTHONHASHSEED", "random")) for found in environments if isinstance(found, Mapping)}
+    seeds = {
+        str(environment.get("PYTHONHASHSEED", "random"))
+        for environment in environments
+        if isinstance(environment, Mapping)
+    }
     if seeds != {"random"} or any(change.explains and change.weight >= 0.8 for change in scene.settings):
         return ""
     return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
@@ -110,11 +116,13 @@ class Script(Reason):
         found = rests_on(step, place, RESTS_ON[self.word])
         if calls_left_out(step, site.fqn):
             return self.cause(*found, LEFT_OUT)
-        return self.cause(*found, *(own for own in outputs(step, place) if own.known in {Known.EQUAL, Known.WITHIN}))
+        return self.cause(
+            *found, *(output for output in outputs(step, place) if output.known in {Known.EQUAL, Known.WITHIN})
+        )
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
-        text = f"{what(scene.site)} differs{both_values(scene.first) or apart(scene.first)}"
+        text = f"{what(scene.site)} differs{both_values(scene.first) or how_far(scene.first)}"
         (seen,) = scene.cause.rests_on(Thing.BATCHES)
         before = scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
         if before:
@@ -161,9 +169,8 @@ class Loss(Reason):
         """The values, and what could have made them."""
         first = scene.first
         outputs, seen, _ = scene.cause.evidence
-        text = (
-            f"{what(first.site)} differs{both_values(first) or apart(first)}{although([outputs, seen])}{scaled(first)}"
-        )
+        by = both_values(first) or how_far(first)
+        text = f"{what(first.site)} differs{by}{although([outputs, seen])}{scaled(first)}"
         if scene.calls:
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
@@ -189,7 +196,7 @@ class OwnValue(Reason):
     def sentence(self, scene: Scene) -> str:
         """Both values of a number, and where to look."""
         first = scene.first
-        text = f"{what(first.site)} differs{both_values(first) or apart(first)}{although(scene.cause.evidence)}"
+        text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(scene.cause.evidence)}"
         return (
             f"{text}{scaled(first)}. {scene.the_cause_is} in the script's code that computes it, or in what it was "
             f"computed from and is not recorded.{scene.rounding_words()}"
@@ -222,8 +229,8 @@ class Plain(Reason):
     def sentence(self, scene: Scene) -> str:
         """What is not known, and how to know it."""
         first = scene.first
-        taken = [found for found in scene.cause.evidence if found.thing not in RANDOM]
-        text = f"{what(first.site)} differs{both_values(first) or apart(first)}{although(taken)}{scaled(first)}."
+        taken = [fact for fact in scene.cause.evidence if fact.thing not in RANDOM]
+        text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(taken)}{scaled(first)}."
         side = stale_side(scene.step, scene.position) if first.site.kind is Kind.GRAD else ""
         if side:
             return (
@@ -258,7 +265,7 @@ class Product(Reason):
         if first.a is None or first.b is None:
             side, other = ("a", "b") if first.b is None else ("b", "a")
             return f"only {side} has {what(first.site)}: {other} saves the file without it."
-        text = f"{what(first.site)} differs{apart(first)}{although(scene.cause.evidence)}"
+        text = f"{what(first.site)} differs{how_far(first)}{although(scene.cause.evidence)}"
         return (
             f"{text}. {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
             "a conversion)."

@@ -295,12 +295,12 @@ _MOST_RANKS = 16
 
 def _rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChange]:
     """What differs between the optimizers and the flags of one rank of two runs."""
-    found = []
+    by_rank = []
     for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
         if source in a and source in b:
             told = ((name, *_texts(one, two)) for name, one, two in changes(a[source], b[source]))
-            found += [SettingChange(source, *own) for own in told if not _RUN_NOISE.search(own[0].lower())]
-    return found
+            by_rank += [SettingChange(source, *own) for own in told if not _RUN_NOISE.search(own[0].lower())]
+    return by_rank
 
 
 def on_some_ranks(a: Run, b: Run) -> list[str]:
@@ -312,13 +312,13 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
     ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
     if len(ranks) < 2:
         return []
-    found: dict[SettingChange, list[int]] = {}
+    notes: dict[SettingChange, list[int]] = {}
     for rank in ranks:
         for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
-            found.setdefault(change, []).append(rank)
+            notes.setdefault(change, []).append(rank)
     return [
         f"On {rank_list(own)} alone a setting differs: {describe(change)} ({change.source})."
-        for change, own in found.items()
+        for change, own in notes.items()
         if ranks[0] not in own
     ]
 
@@ -346,11 +346,11 @@ def setting_changes(
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
-    found: list[SettingChange] = []
+    changes: list[SettingChange] = []
     named = set()
     for name, (one, two) in hyperparameters.items():
         weight = max(_weigh("hyperparameter", name, reason, rounding=rounding), 0.5 if reason is not None else 0.0)
-        found.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
+        changes.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
         named.add(name.about)
     for origin, name, one, two in _sourced(a, b):
         if isinstance(name, Label) and name.about in named:
@@ -366,7 +366,7 @@ def setting_changes(
             weight = _weigh(origin, name, reason, rounding=rounding)
         if weight <= 0:
             continue
-        found.append(
+        changes.append(
             SettingChange(
                 origin,
                 shown,
@@ -376,19 +376,19 @@ def setting_changes(
             )
         )
     if reason is not None:
-        found = _by_file(found, blamed)
+        changes = _by_file(changes, blamed)
     if rounding and reason is not None:
-        found = _rounding_first(found)
-    if reason is not None and all(change.weight < 0.6 for change in found):
-        found = _alone(found)
-    found.sort(key=lambda change: -change.weight)
+        changes = _rounding_first(changes)
+    if reason is not None and all(change.weight < 0.6 for change in changes):
+        changes = _alone(changes)
+    changes.sort(key=lambda change: -change.weight)
     silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
-    return tuple(own for own in found if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
+    return tuple(own for own in changes if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
 
 
-def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
+def _by_file(changes: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[SettingChange]:
     """The changed file in which the blamed module's class stands before all others; told with the line."""
-    changed = {change.name for change in found if change.source == "sources"}
+    changed = {change.name for change in changes if change.source == "sources"}
     for module in blamed:
         file, _, line = module.source.rpartition(":")
         if file in changed:
@@ -399,26 +399,26 @@ def _by_file(found: list[SettingChange], blamed: Sequence[ModuleInfo]) -> list[S
                 else replace(change, weight=min(change.weight, 0.7))
                 if change.source == "sources"
                 else change
-                for change in found
+                for change in changes
             ]
-    return found
+    return changes
 
 
-def _rounding_first(found: list[SettingChange]) -> list[SettingChange]:
+def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
     """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
 
     An argument that made such a setting another is told by it; one that made none is left as the best there is.
     """
-    tuned = (change for change in found if change.source in _OF_OPTIMIZERS and change.explains)
-    if not any(map(rounds_differently, found)) or not all(map(rounds_differently, tuned)):
-        return found
+    tuned = (change for change in changes if change.source in _OF_OPTIMIZERS and change.explains)
+    if not any(map(rounds_differently, changes)) or not all(map(rounds_differently, tuned)):
+        return changes
     return [
         replace(change, weight=max(change.weight, 0.9), explains=True)
         if rounds_differently(change)
         else replace(change, weight=min(change.weight, 0.75))
         if change.source in _OF_THE_SCRIPT
         else change
-        for change in found
+        for change in changes
     ]
 
 
@@ -440,12 +440,12 @@ def rounds_differently(change: SettingChange) -> bool:
     return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
 
 
-def _alone(found: list[SettingChange]) -> list[SettingChange]:
+def _alone(changes: list[SettingChange]) -> list[SettingChange]:
     """Few environment variables that differ, where nothing better does: then it is probably one of them."""
-    environment = [change for change in found if change.source == "environment" and change.weight > 0.1]
+    environment = [change for change in changes if change.source == "environment" and change.weight > 0.1]
     if len(environment) > 3:
-        return found
-    return [replace(c, weight=0.8, explains=True) if c in environment else c for c in found]
+        return changes
+    return [replace(c, weight=0.8, explains=True) if c in environment else c for c in changes]
 
 
 def describe(change: SettingChange) -> str:

@@ -21,7 +21,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole import many_of
 
 if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
@@ -86,7 +86,7 @@ class Split(Reason):
 
     def applies(self, step: Step, position: int) -> Cause | None:
         """Where both runs cut the same batch differently, and the values tell that it is that."""
-        if step.anything_before(step.order_at(position)) or found_in(step, position) is None:
+        if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
             return None
         site = step.sites[position]
         edges = RESTS_ON[{Kind.GRAD: "gradient", Kind.LOSS: "loss"}.get(site.kind, "batch")]
@@ -95,20 +95,20 @@ class Split(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """What it is, in which run, by which numbers."""
-        found = found_in(scene.step, scene.position)
+        found = split_finding(scene.step, scene.position)
         assert found is not None
         return _SENTENCES[found.fault](scene, found)
 
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
         splits = scene.step.sides.splits
-        return [] if splits is None or not splits.apart else [f"a takes {splits.a.words}, b {splits.b.words}."]
+        return [] if splits is None or not splits.differ else [f"a takes {splits.a.words}, b {splits.b.words}."]
 
 
 # --- what it is
 
 
-def found_in(step: Step, position: int) -> Finding | None:
+def split_finding(step: Step, position: int) -> Finding | None:
     """What a split of the batch made of a divergence; None where that is not seen."""
     splits, site = step.sides.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
@@ -117,7 +117,7 @@ def found_in(step: Step, position: int) -> Finding | None:
         found = _by_itself(step, position)
         if found is not None:
             return found
-    if not splits.apart:
+    if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step, splits)
@@ -137,8 +137,7 @@ def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]
 
 def _ranks(step: Step) -> tuple[int, int]:
     """How many ranks of a, and of b, are read."""
-    one, two = (len(own.readers) if isinstance(own, WholeReader) else 1 for own in (step.sides.a, step.sides.b))
-    return one, two
+    return many_of(step.sides.a), many_of(step.sides.b)
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
@@ -240,7 +239,7 @@ def _of_losses(step: Step, position: int, splits: Splits) -> Finding | None:
     values = [
         values_of(own, replace(site, fqn=name), number)
         for own, name, number in (
-            (sides.a, _own_name(step, site.fqn), step.table.step),
+            (sides.a, _name_in_a(step, site.fqn), step.table.step),
             (sides.b, site.fqn, step.table.step_b),
         )
     ]
@@ -268,7 +267,7 @@ def _of_losses(step: Step, position: int, splits: Splits) -> Finding | None:
     return None
 
 
-def _own_name(step: Step, fqn: str) -> str:
+def _name_in_a(step: Step, fqn: str) -> str:
     """What run a itself calls what is compared as `fqn`."""
     change = step.sides.rename
     if change is None:

@@ -10,7 +10,7 @@ from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.reasons.words import apart, listed, what
+from introspect_cli.compare.reasons.words import how_far, listed, what
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
@@ -50,7 +50,7 @@ class Initial(Reason):
         late = scene.is_first_step and step > 0  # training had begun when the captures did
         when = "when recording begins" if late else "before any training"
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
-        text = f"{what(scene.site)} differs {when}{apart(scene.first)}"
+        text = f"{what(scene.site)} differs {when}{how_far(scene.first)}"
         text += _others(scene.step)
         seeds = [perturbed_by(run.manifest) for run in (scene.run_a, scene.run_b)]
         if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
@@ -59,23 +59,29 @@ class Initial(Reason):
         children = _children(scene)
         if children:
             return (
-                f"{text}: the script runs {children} in a process of its own, which is not recorded and may have "
-                "changed them; or the initialisation, seed or checkpoint is different."
+                f"{text}. The cause may be that the script runs {children} in a process of its own, which is not "
+                "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
             )
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-            return f"{text}: the model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+            return f"{text}. The model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+        if a is not None and b is not None and a.layout.shape != b.layout.shape:
+            return f"{text}. The model is built with other sizes."
+        if scene.is_first_step and scene.first.size is Size.ROUNDING:
+            return (
+                f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
+            )
         other = _exchanged(scene)
         if other:
             return (
-                f"{text}: the initial values of {scene.site.fqn} and {other} are exchanged between a and b: they are "
-                "initialised in a different order, or one is taken for the other."
+                f"{text}. The cause: the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
+                "They are initialised in a different order, or one is taken for the other."
             )
         if not scene.is_first_step:
             return f"{text}: it was built, copied or updated differently before."
         if late:
             return (
-                f"{text}: the steps before step {step} {scene.absent}, so the runs diverged there or began with "
+                f"{text}. The steps before step {step} {scene.absent}, so the runs diverged there or began with "
                 "a different initialisation, seed or checkpoint."
             )
         wild = _wild(a, "a") or _wild(b, "b")
@@ -88,8 +94,8 @@ class Initial(Reason):
         if drawn:
             return f"{text}: {drawn}."
         return (
-            f"{text}: a different initialisation or seed, a different checkpoint was loaded, or the script changed it "
-            "before it was recorded."
+            f"{text}. The cause is a different initialisation or seed, a different checkpoint, or a change by the "
+            "script before it was recorded."
         )
 
 
@@ -190,17 +196,17 @@ class Outside(Reason):
                 f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = f"{what(first.site)} differs when the step begins{apart(first)}{do}"
+        text = f"{what(first.site)} differs when the step begins{how_far(first)}{do}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
-        text += f", although {scene.all_before}: "
+        text += f", although {scene.all_before}."
         if _by_hand(scene.step):
             return (
-                f"{text}no optimizer steps in these runs, so the script updates its parameters by hand after "
+                f"{text} No optimizer steps in these runs, so the script updates its parameters by hand after "
                 f"the backward pass of {step}, {_rule(scene)}."
             )
         return (
-            f"{text}it was changed outside of an optimizer step (loading a checkpoint, a moving average, "
+            f"{text} It was changed outside of an optimizer step (loading a checkpoint, a moving average, "
             f"copying, in-place code) after {step} was recorded."
         )
 

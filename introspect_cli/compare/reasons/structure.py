@@ -18,8 +18,9 @@ from introspect_cli.compare.reasons.hyperparameters import (
     names_in,
     other_optimizer,
 )
+from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.words import although, apart, listed, often, what
+from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
 from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.table import EQUAL, Table
@@ -154,8 +155,8 @@ def _no_forward(scene: Scene, side: str, _other: str) -> str:
     )
 
 
-def _idle(scene: Scene, side: str, other: str) -> str:
-    lacking = _idle_side(scene.table, scene.site.fqn)
+def _did_not_run(scene: Scene, side: str, other: str) -> str:
+    lacking = _side_without_run(scene.table, scene.site.fqn)
     if not lacking or _missing(scene, other):
         return ""
     return f"only {side} has {what(scene.site)}: {scene.site.fqn} does not run in this step of {lacking}."
@@ -176,7 +177,7 @@ def _merged(scene: Scene, _side: str, other: str) -> str:
         how = "by rounding" if shared.size is Size.ROUNDING else "by more than rounding"
         when = f" in step {shared.step}" if shared.step != scene.first.step else ""
         first = f" The first value of both runs that differs{beyond} is {what(shared.site)}{when}: {how}"
-        return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{apart(shared)}."
+        return f"{text}{first if shared.rel_l2 is not None else first.rpartition(':')[0]}{how_far(shared)}."
     return ""
 
 
@@ -186,6 +187,12 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     subject = scene.cause.subject
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = "parameter" if tensor and scene.site.kind is Kind.PARAM else "buffer" if tensor else "module"
+    replaced = other_class(scene, owner_of(subject))
+    if replaced:
+        return (
+            f"the structure differs: {owner_of(subject)} is {replaced[0]} in a and {replaced[1]} in b; the {kind} "
+            f"{subject} exists only in {side}."
+        )
     if tensor:
         return f"the structure differs: the {kind} {subject} exists only in {side}."
     trees = dict(zip("ab", scene.step.modules, strict=True))
@@ -277,7 +284,7 @@ _LOOKS = (
     _tied,
     _losses,
     _no_forward,
-    _idle,
+    _did_not_run,
     _merged,
     _subject,
     _calls,
@@ -319,11 +326,11 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
         paths.append([alignment.path[u] or "the value itself" for u in own])
     if not paths[0] or not paths[1]:
         return None
-    shown = [", ".join(own[:4]) + (", ..." if len(own) > 4 else "") for own in paths]
+    shown = [", ".join(path[:4]) + (", ..." if len(path) > 4 else "") for path in paths]
     return shown[0], shown[1]
 
 
-def _idle_side(table: Table, fqn: str) -> str:
+def _side_without_run(table: Table, fqn: str) -> str:
     """The side on which nothing of this module's forward pass was recorded in the step, though the other has some."""
     alignment = table.alignment
     ran = {

@@ -21,7 +21,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
-from introspect_cli.compare.reasons.words import although, apart, what
+from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.compare.rests_on import (
     PASSES,
     RESTS_ON,
@@ -83,7 +83,7 @@ class Optimizer(Reason):
         first = scene.first
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
-        text = f"{what(first.site)} differs {when}{apart(first)}{although(scene.cause.evidence)}."
+        text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)}."
         a, b = scene.optimizers
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
@@ -169,13 +169,13 @@ def tuned(scene: Scene) -> Told:
 
 def changes(scene: Scene) -> Told:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    told = changes_for(*_settings(scene), scene.site.fqn)
+    clauses = changes_for(*_settings(scene), scene.site.fqn)
     others = {
         name: both
         for name, both in scene.hyperparameters.items()
-        if not (name.of_all and name.about in told) and not (told and None in both)
+        if not (name.of_all and name.about in clauses) and not (clauses and None in both)
     }
-    return told | others
+    return clauses | others
 
 
 def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
@@ -220,7 +220,9 @@ class Buffer(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Whether it is updated in both runs."""
-        text = f"{what(scene.site)} differs at the end of the step{apart(scene.first)}{although(scene.cause.evidence)}."
+        text = (
+            f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)}."
+        )
         side = untouched_side(scene.table, scene.before, scene.union)
         if side:
             return f"{text} It does not change in {side} (eval mode or frozen there)."

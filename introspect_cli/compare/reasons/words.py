@@ -64,7 +64,7 @@ def same_values(divergence: Divergence) -> bool:
     )
 
 
-def apart(divergence: Divergence) -> str:
+def how_far(divergence: Divergence) -> str:
     """How far apart a and b are, in brackets after a blank, for the middle of a sentence; "" where unknown."""
     distance = far(divergence)
     return f" ({distance})" if distance else ""
@@ -75,7 +75,7 @@ def what_diverges(divergence: Divergence) -> str:
     name = what(divergence.site, divergence.module_class)
     if divergence.a is None or divergence.b is None:
         return f"only {'b' if divergence.a is None else 'a'} has {name}"
-    return f"{name} differs{apart(divergence)}"
+    return f"{name} differs{how_far(divergence)}"
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
@@ -229,22 +229,22 @@ _THE = {
 }
 
 
-def thing(found: Evidence) -> tuple[str, bool]:
+def thing(fact: Evidence) -> tuple[str, bool]:
     """A thing in words, and whether it takes a plural verb."""
-    if found.thing in _ITS:
-        noun, plural = _ITS[found.thing]
-        if found.of:
-            return f"the {noun} of {found.of}", plural
-        if found.inside:  # those of the modules inside it count too, and of these some may be on record
-            return f"{'some' if found.known is Known.UNSEEN else 'the'} {noun} of {found.inside}", plural
+    if fact.thing in _ITS:
+        noun, plural = _ITS[fact.thing]
+        if fact.of:
+            return f"the {noun} of {fact.of}", plural
+        if fact.inside:  # those of the modules inside it count too, and of these some may be on record
+            return f"{'some' if fact.known is Known.UNSEEN else 'the'} {noun} of {fact.inside}", plural
         return f"its {noun}", plural
-    if found.thing is Thing.OUTPUTS and found.known is Known.UNSEEN:
+    if fact.thing is Thing.OUTPUTS and fact.known is Known.UNSEEN:
         return "module outputs before it", True
-    words, plural = _THE[found.thing]
-    if found.inside and found.thing is Thing.DRAWN_FROM:
-        words = f"the random state inside {found.inside}"
-    elif found.inside and found.thing is Thing.INSIDE:
-        words = f"the outputs of the modules inside {found.inside} so far"
+    words, plural = _THE[fact.thing]
+    if fact.inside and fact.thing is Thing.DRAWN_FROM:
+        words = f"the random state inside {fact.inside}"
+    elif fact.inside and fact.thing is Thing.INSIDE:
+        words = f"the outputs of the modules inside {fact.inside} so far"
     return words, plural
 
 

@@ -40,7 +40,7 @@ class Beside:
     goes: Goes
 
     @cached_property
-    def own(self) -> Late:
+    def runs(self) -> Late:
         """The later run and the whole one."""
         return Late.of(self.comparison.sides, self.goes.late)
 
@@ -61,12 +61,12 @@ class Beside:
     @property
     def first(self) -> tuple[Side, Side]:
         """The first step of the later run, and the step of the whole run that it is compared with."""
-        own = self.own
+        own = self.runs
         return (own.late, self.goes.first, own.sites), (own.whole, self.goes.at, own.sites_whole)
 
     def steps(self) -> Iterator[tuple[Side, Side]]:
         """The steps of both from there on, as far as they are looked at."""
-        own = self.own
+        own = self.runs
         for step in range(self.goes.first, self.goes.first + _LOOKED_AT):
             at = step - self.goes.first + self.goes.at
             if step in own.late and at in own.whole:
@@ -79,20 +79,20 @@ class Beside:
 
     def whole_steps(self) -> Iterator[Side]:
         """The whole run's steps, as far as they are looked at."""
-        for row in range(min(len(self.own.whole), _LOOKED_AT)):
-            yield self.own.whole, int(self.own.whole.entries["step"][row]), self.own.sites_whole
+        for row in range(min(len(self.runs.whole), _LOOKED_AT)):
+            yield self.runs.whole, int(self.runs.whole.entries["step"][row]), self.runs.sites_whole
 
     # --- what either had when that step began
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums of the tensors that the later run begins with."""
-        return began_with(self.own.late, self.own.sites)
+        return began_with(self.runs.late, self.runs.sites)
 
     @cached_property
     def there(self) -> dict[Tensor, int] | None:
         """Those of the whole run when that step began; None where they are not on record."""
-        own, at = self.own, self.goes.at
+        own, at = self.runs, self.goes.at
         if at - 1 not in own.whole:
             begun = values_of(own.whole, at, own.sites_whole, Phase.START) if at in own.whole else {}
             return begun or None

@@ -47,7 +47,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
     if read is not None and generator in read.generators:
         return Restored.YES, "within the first step"
-    if not looked_later(beside.own, goes, generator):
+    if not looked_later(beside.runs, goes, generator):
         return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
     return Restored.NO, ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.nearness import Nearness
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
-    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import SettingChange
 
@@ -20,6 +20,8 @@ _WEIGHTS = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0
 _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 _SHOWN = 60
+_BEFORE = 24
+"""Characters of a statement that are shown, and of these before what differs."""
 _NOISE = 0.1
 """Weight of a setting up to which it says where results go, or names a machine."""
 _DOCUMENTS = ("sources", "packages", "command")
@@ -43,13 +45,16 @@ def with_code(
     for one in code.ranked:
         best.setdefault(one.change.file, one)
     told = [
-        _told(change, best.get(change.name), code, rounding=rounding) if change.source == "sources" else change
+        _with_statement(change, best.get(change.name), code, rounding=rounding)
+        if change.source == "sources"
+        else change
         for change in settings
     ]
-    return tuple(sorted(told, key=lambda change: -change.weight))
+    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
+    return tuple(sorted(told, key=lambda own: (-own.weight, place.get(own.name, 0) if own.source == "sources" else 0)))
 
 
-def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
+def _with_statement(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
     if change.name in code.in_comments:
         return replace(change, b="changed, in comments alone", explains=False, weight=_IN_COMMENTS)
     if change.name in code.in_names:
@@ -65,17 +70,31 @@ def _told(change: SettingChange, best: Ranked | None, code: CodeChanges, *, roun
 
 
 def statement_words(one: Ranked) -> str:
-    """`line 41 (Net.forward): return x / 2 -> return x / 3`."""
+    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`."""
     change = one.change
-    side = change.b or change.a
     where = f" ({change.scope})" if change.scope else ""
-    return f"line {side.first if side else 0}{where}: {_line(change.a)} -> {_line(change.b)}"
+    if change.a and change.b:
+        return f"line {change.b.first}{where}: {' -> '.join(_apart(change.a.text, change.b.text))}"
+    side, what = (change.b, "added") if change.b else (change.a, "removed")
+    return f"line {side.first}{where}: {what} {_head(side.text)}" if side else ""
 
 
-def _line(side: Side | None) -> str:
-    if side is None:
-        return "nothing"
-    text = " ".join(side.text.split())
+def _apart(*texts: str) -> list[str]:
+    """Two versions of a statement; of long ones the part where they begin to differ."""
+    whole = [" ".join(text.split()) for text in texts]
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*whole, strict=False))))
+    start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
+    return [_short(f"... {text[start:]}" if start else text) for text in whole]
+
+
+def _head(text: str) -> str:
+    """The first line of a statement, without what decorates it."""
+    lines = [line.strip() for line in text.splitlines()]
+    return _short(next((line for line in lines if not line.startswith("@")), lines[0]).removesuffix(":"))
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 

@@ -1,0 +1,194 @@
+"""Where work on many ranks runs: here, in a pool of processes, or on a Dask cluster that somebody has.
+
+Work is a function and many small tasks, which name runs by their paths and say which steps or ranks of them; results
+come in the order of the tasks, or are added up. Scheduling, retries and transport are the engine's: nothing of them is
+here. Each worker has the runs on a disk, or at an address, that it can read by the same name.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial, reduce
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from introspect_cli.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
+_PATIENCE = "10s"
+_TOGETHER = 8
+"""How many results are added up by one task of a tree."""
+
+
+class Engine(Protocol):
+    """Runs work; a context manager that gives back what it took."""
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """The result of each task, in order.
+
+        Raises:
+            StoreError: a task could not read what it was to read, or its worker was killed.
+        """
+
+    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
+        """The results of all tasks, at least one, added up by `add`, which takes several and the order is no matter.
+
+        Raises:
+            StoreError: as above.
+        """
+
+    def __enter__(self) -> Self:
+        """Take what is needed."""
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+
+
+def engine_of(text: str) -> Engine:
+    """The engine that is meant by `here`, `processes:N` or `dask:ADDRESS`.
+
+    Raises:
+        UsageError: none is.
+    """
+    match = _PROCESSES.fullmatch(text)
+    if text == "here":
+        return Here()
+    if match:
+        return Processes(int(match[1]))
+    if text.startswith("dask:") and text != "dask:":
+        return Dask(text.removeprefix("dask:"))
+    raise UsageError(f"there is no engine {text!r}: here, processes:N, or dask:ADDRESS, such as dask:tcp://host:8786")
+
+
+class Here:
+    """This process."""
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """As `Engine.run`."""
+        return map(work, tasks)
+
+    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
+        """As `Engine.total`."""
+        return reduce(add, map(work, tasks))
+
+    def __enter__(self) -> Self:
+        """Nothing is needed."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was taken."""
+
+
+class Processes:
+    """A pool of processes on this machine."""
+
+    def __init__(self, number: int) -> None:
+        self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """As `Engine.run`."""
+        try:
+            for done in self._pool.map(partial(_attempt, work), tasks):
+                yield _result(done)
+        except BrokenProcessPool:
+            raise StoreError(
+                "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
+            ) from None
+
+    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
+        """As `Engine.total`."""
+        return reduce(add, self.run(work, tasks))
+
+    def __enter__(self) -> Self:
+        """The processes are started by the first task."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes; tasks that did not begin never do."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Dask:
+    """A cluster of Dask, by the address of its scheduler."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._client: Any = None
+
+    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """As `Engine.run`."""
+        futures = self._client.map(partial(_attempt, work), tasks, pure=False)
+        while futures:
+            yield self._gathered(futures.pop(0))
+
+    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
+        """As `Engine.total`: a tree, of which no worker holds more than a few results."""
+        futures = self._client.map(partial(_attempt, work), tasks, pure=False)
+        while len(futures) > 1:
+            groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
+            futures = [self._client.submit(_added, add, group, pure=False) for group in groups]
+        total: Result = self._gathered(futures[0])
+        return total
+
+    def _gathered(self, future: Any) -> Any:
+        from distributed import KilledWorker
+
+        try:
+            return _result(future.result())
+        except KilledWorker as error:
+            raise StoreError(f"the workers of {self._address} were killed again and again: {error}") from None
+
+    def __enter__(self) -> Self:
+        """Connect with the scheduler."""
+        try:
+            from distributed import Client
+        except ImportError:
+            raise UsageError("--engine dask:ADDRESS needs Dask: install introspect-cli[cluster]") from None
+        try:
+            client: Any = Client
+            self._client = client(self._address, timeout=_PATIENCE, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"there is no Dask scheduler at {self._address}: {error or 'it does not answer'}"
+            ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the cluster as it was."""
+        if self._client is not None:
+            self._client.close()
+
+
+class _Failed:
+    """Why a task could not read what it was to read: words, since not every error survives the way back."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+def _attempt(work: Callable[[Any], Any], task: Any) -> Any:
+    try:
+        return work(task)
+    except StoreError as error:
+        return _Failed(str(error))
+
+
+def _result(done: Any) -> Any:
+    if isinstance(done, _Failed):
+        raise StoreError(done.why)
+    return done
+
+
+def _added(add: Callable[..., Any], results: Sequence[Any]) -> Any:
+    """Several results as one; what failed stays so."""
+    return next((result for result in results if isinstance(result, _Failed)), None) or reduce(add, results)

@@ -1,0 +1,192 @@
+"""The ranks of a run put together once, into a run of one process's shape that is kilobytes a step.
+
+Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
+layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
+one another in nothing, so stretches of them are put together wherever there is a processor.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import STATISTICS, count
+from introspect_cli.store.files import reason
+from introspect_cli.store.pack import is_remote
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.whole import WholeReader, as_one
+from introspect_cli.store.writer import StoreWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from introspect_cli.records import Layout
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Run
+
+_STRETCH = 16
+"""Steps that are put together by one task: some hundred files are opened for it."""
+
+_OF_RANKS = (
+    "id",
+    "format",
+    "launch",
+    "world_size",
+    "rank",
+    "local_rank",
+    "host",
+    "pipeline",
+    "groups",
+    "meshes",
+    "left_out",
+)
+"""What a manifest says of ranks, which a run of wholes has none of."""
+
+
+class Stretch(NamedTuple):
+    """Some steps of a run that are to be put together.
+
+    Attributes:
+        path: the run.
+        first: position of the first of them among the steps that all ranks have.
+        end: after the last.
+    """
+
+    path: str
+    first: int
+    end: int
+
+
+class Wholes(NamedTuple):
+    """Steps that were put together.
+
+    Attributes:
+        batches: of each step.
+        layouts: those that they name, by number.
+    """
+
+    batches: list[StepBatch]
+    layouts: list[Layout]
+
+
+def put_together(stretch: Stretch) -> Wholes:
+    """Put all ranks of some steps together."""
+    with open_run(stretch.path) as run:
+        reader = _all(run)
+        batches = [reader.read_row(row) for row in range(stretch.first, stretch.end)]
+        return Wholes(batches, list(reader.layouts))
+
+
+def reduce_run(
+    source: str | Path,
+    out: Path,
+    work: Callable[[Callable[[Stretch], Wholes], Sequence[Stretch]], Iterable[Wholes]],
+    *,
+    texts: bool = True,
+) -> int:
+    """Write a run of the wholes of a run of several ranks.
+
+    Args:
+        source: the run.
+        out: the directory of the run to make, which must not exist.
+        work: calls a function for each of some tasks, wherever that may be, and gives the results in order.
+        texts: whether the text of source files goes with it.
+
+    Returns:
+        how many steps it has.
+
+    Raises:
+        StoreError: the source is of one process, is still being written or is damaged; or `out` exists, or cannot be
+            written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    place = str(source) if is_remote(source) else str(Path(source).absolute())  # a worker runs elsewhere
+    with open_run(source) as run:
+        if run.whole_of:
+            raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
+        if run.world_size < 2 or not run.ranks:
+            raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+            try:
+                with StoreWriter.create(fresh) as store:
+                    steps = _write(run, place, store, work, texts=texts)
+                fresh.chmod(0o755)
+                fresh.rename(out)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+    return steps
+
+
+def _write(run: Run, place: str, store: StoreWriter, work: Callable[..., Iterable[Wholes]], *, texts: bool) -> int:
+    reader = _all(run)
+    steps = reader.steps_of_all
+    tasks = [Stretch(place, first, min(first + _STRETCH, len(steps))) for first in range(0, len(steps), _STRETCH)]
+    some = reader.read_row(0) if len(steps) else None
+    on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
+    writer = store.rank(
+        0,
+        stats=some is not None and bool(some.counts),
+        sketch=some is not None and some.sketch is not None,
+        sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
+        samples=any(rank.has_samples for rank in reader.readers),
+        whole=True,
+    )
+    for number in range(len(reader.sites)):
+        writer.site(*reader.sites[number])
+    writer.modules(reader.module_rows)
+    for step, batch, layouts in _steps(steps.tolist(), work(put_together, tasks)):
+        numbers = np.array([writer.layout(layout) for layout in layouts] or [0], np.uint32)
+        writer.append(step, _with_layouts(batch, numbers), reader.labels.get(step))
+    for name, value in run.settings.items():
+        store.write_settings(name, value)
+    for digest in run.kept_sources if texts else ():
+        data = run.source(digest)
+        if data is not None:
+            store.save_source(digest, data)
+    store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
+    return len(steps)
+
+
+def _steps(numbers: list[int], done: Iterable[Wholes]) -> Iterator[tuple[int, StepBatch, list[Layout]]]:
+    """Each step, with the layouts that its records name."""
+    every = ((batch, wholes.layouts) for wholes in done for batch in wholes.batches)
+    for step, (batch, layouts) in zip(numbers, every, strict=True):
+        yield step, batch, layouts
+
+
+def _with_layouts(batch: StepBatch, numbers: Any) -> StepBatch:
+    return replace(batch, layout=numbers[batch.layout])
+
+
+def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
+    """What the run of wholes says of itself."""
+    said = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
+    size = count(run.world_size, "rank")
+    apart = f"what differs between its {size}, which are one here"
+    return {
+        **said,
+        "status": "complete",
+        "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
+        "not_observed": [*said.get("not_observed", ()), apart],
+        "notes": [*said.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
+    }
+
+
+def _all(run: Run) -> WholeReader:
+    """All ranks of a run as one."""
+    reader = as_one(run)
+    assert isinstance(reader, WholeReader)  # of several ranks
+    return reader

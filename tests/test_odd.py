@@ -1,0 +1,87 @@
+"""Which of many ranks has other copies than the rest, by what their records add up to."""
+
+from __future__ import annotations
+
+from laid_out import ALL, ROWS, SHARED, STATES, TWICE, WHOLE, write
+
+from introspect_cli.engine import Here, engine_of
+from introspect_cli.health.odd import odd_ranks
+from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.totals import TOTALS
+
+
+def other(*names, step=1, sites=(STATES[0],)):
+    """Some ranks have another copy of some sites, from a step on."""
+
+    def changed(now, rank, site, record):
+        if now >= step and rank in names and site in sites:
+            record[1] ^= 1 + rank
+
+    return changed
+
+
+def checked(path, total=None):
+    with open_run(path) as run:
+        return odd_ranks(run, total or Here().total)
+
+
+def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect):
+    path = write(tmp_path / "run", 8, ALL, changed=other(5, sites=(STATES[0], STATES[4])))
+    done = introspect("check", "--copies", str(path))
+    assert done.returncode == 1, done.stderr
+    assert "from step 1 on rank 5's parameter Net.a differs from that of 7 ranks with equal copies (cpu)" in done.stdout
+    assert "also grad Net.b" in done.stdout
+    two = checked(write(tmp_path / "two", 8, ALL, changed=other(2, 6, step=2)))
+    assert [(finding.rank, finding.step) for finding in two.findings] == [(2, 2), (6, 2)]
+
+
+def test_where_copies_are_equal_nothing_is_found_and_no_record_is_read(tmp_path, monkeypatch):
+    path = write(tmp_path / "run", 8, SHARED)
+    monkeypatch.setattr(RankReader, "read_row", None)
+    result = checked(path)
+    assert (result.findings, result.checked) == ((), ("copies-differ",))
+    assert "only copies of parameters, gradients and optimizer state were compared" in result.notes[0]
+    assert "on one rank alone" in result.notes[0], "each rank has rows that no other has"
+
+
+def test_what_no_majority_has_is_not_called_equal(tmp_path):
+    halves = [TWICE] * 7 + [WHOLE]
+    result = checked(write(tmp_path / "halves", 4, halves, changed=other(3)))
+    assert (result.findings, result.checked) == ((), ())
+    assert result.unseen == (("copies-differ", "a value that most ranks have of 1 share"),)
+    experts = checked(write(tmp_path / "experts", 4, ALL, changed=other(0, 1, 2, 3, step=0)))
+    assert "with no value that most of its ranks have, of which nothing is said" in experts.notes[0]
+
+
+def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):
+    rows = checked(write(tmp_path / "rows", 4, [ROWS] * 7 + [WHOLE], changed=other(3)))
+    assert rows.findings == ()
+    halves = checked(write(tmp_path / "halves", 8, [TWICE] * 7 + [WHOLE], changed=other(6)))
+    assert [finding.rank for finding in halves.findings] == [6]
+    assert "differs from that of 3 ranks" in halves.findings[0].evidence
+
+
+def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed_over(tmp_path):
+    path = write(tmp_path / "run", 4, ALL, changed=lambda step, rank, *_: step > 1 and rank == 3)
+    assert checked(path).findings == ()
+    (path / "rank1" / TOTALS).unlink()
+    result = checked(path)
+    assert (result.checked, result.findings) == ((), ())
+    assert "totals of each step" in result.unseen[0][1]
+
+
+def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, monkeypatch, introspect):
+    monkeypatch.setattr("introspect_cli.health.odd._GROUP", 2)
+    path = write(tmp_path / "run", 8, ALL, changed=other(5))
+    with engine_of("processes:2") as pool:
+        assert checked(path, pool.total) == checked(path)
+    with open_run(path, only=(1, 3)) as run:
+        assert run.ranks == (1, 3)
+    for options in (("--copies", "--rule", "lost-rank"), ("--engine", "processes:2")):
+        assert introspect("check", str(path), *options).returncode == 2
+
+
+def test_a_run_of_one_rank_has_no_copies(tmp_path):
+    result = checked(write(tmp_path / "run", 1, ALL))
+    assert result.unseen == (("copies-differ", "several ranks"),)
