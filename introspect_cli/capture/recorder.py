@@ -87,7 +87,6 @@ class Recorder:
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        """The rows of the current step."""
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
         self.intake = None if save_tensors or per_sample else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
@@ -139,7 +138,8 @@ class Recorder:
         with self._lock:
             if given is not None:
                 row = self.rows
-                slot = self._short(site, value) if not isinstance(value, Placed) else -1
+                # in the first step the short way adds up samples, which are of no operator
+                slot = -1 if self._samples.first or isinstance(value, Placed) else self._short(site, value)
                 self.step_rows.given[row] = given
                 if slot >= 0:
                     return slot
