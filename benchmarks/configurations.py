@@ -154,6 +154,8 @@ def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:
     """The rows of a batch, numbered anew, whatever columns it has."""
     chosen: dict[str, Any] = {}
     for item in dataclasses.fields(batch):
+        if not item.init:
+            continue  # computed from the others
         value = getattr(batch, item.name)
         if item.name == "samples":
             chosen[item.name] = {new: value[old] for new, old in enumerate(rows.tolist()) if old in value}

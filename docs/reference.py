@@ -43,6 +43,7 @@ VARIABLES = {
     "COLUMNS": "Width of what is printed, where it is no terminal.",
     "INTROSPECT_NO_KERNELS": "Anything but `0`: compute checksums and statistics with torch operations, not with the "
     "compiled kernels.",
+    "LOCAL_WORLD_SIZE": "How many ranks of this machine share the memory for `--keep-around`; torchrun sets it.",
     "MLFLOW_EXPERIMENT_NAME": "The experiment that `--publish mlflow` writes to.",
     "NO_COLOR": "Anything: print without colours.",
     "TERM": "`dumb`: show no progress line.",

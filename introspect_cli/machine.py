@@ -29,6 +29,22 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_memory() -> int:
+    """Bytes that this process may still take, as far as the machine and its container say; 4 GB where they do not."""
+    free = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) << 10)
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        most, taken = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        free.append(int(most) - int(taken))
+    except (OSError, ValueError):  # no limit is the word `max`
+        pass
+    return max(min(free, default=4 << 30), 0)
+
+
 def digest() -> str:
     """16 hex digits of the sources' names and text; "" where there are none."""
     package = Path(__file__).resolve().parent

@@ -417,6 +417,15 @@ def count(number_of: int, word: str, plural: str = "") -> str:
     return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
 
 
+def human_size(number: float) -> str:
+    """Bytes in units people read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:
     """The seed of a run's `--perturb`; None where it has none, or where nothing was moved."""
     options, done = manifest.get("options"), manifest.get("perturbed")

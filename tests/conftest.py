@@ -133,7 +133,7 @@ def _threads_of_ours():
 
 def _process_state():
     return {
-        "open": (builtins.open, io.open),
+        "open": (builtins.open, io.open, type(os.open)),
         "excepthook": sys.excepthook,
         "threading.excepthook": threading.excepthook,
         "unraisablehook": sys.unraisablehook,

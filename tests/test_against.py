@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,15 @@ def pids(text):
             continue
         if b"introspect_cli.commands.alongside" in words and text.encode() in words and b"trap" not in words:
             found.append(int(folder.name))
+    return found
+
+
+def started(text):
+    """Processes that compare that run, waited for."""
+    until = time.monotonic() + 60
+    while not (found := pids(text)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
     return found
 
 
@@ -145,6 +155,22 @@ def test_tolerance_is_that_of_diff(place, introspect, tmp_path):
     assert "within" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ("--kinds input --steps 6:", 0, "The runs are the same"),
+        ("--kinds 'output,loss' --modules Linear", 1, "First divergence at step 5: the output of Linear"),
+        ("--atol 100", 0, "within"),
+        ("--steps 300:", 2, "not compared with ref any further: "),
+    ],
+)
+def test_it_is_asked_with_the_options_of_diff(place, introspect, tmp_path, asked, code, said):
+    words = ("--diff", asked, "--stop", "--against", "ref", "-o", tmp_path / "run", "train.py", "40", "5", "0")
+    done = introspect("capture", *words, cwd=place)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+
+
 def damaged(run):
     index = run / "rank0" / "index.bin"
     data = bytearray(index.read_bytes())
@@ -196,10 +222,7 @@ def test_no_process_stays_when_training_is_killed(place, tmp_path):
     command = [sys.executable, "-m", "introspect_cli", *words]
     process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60
-        while not pids(str(tmp_path)):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        started(str(tmp_path))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -210,20 +233,60 @@ def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(pla
     options = CaptureOptions(against=str(place / "ref"))
     with StoreWriter.create(tmp_path / "run") as store:  # a run that goes on
         store.write_manifest({"status": "running"})
-        left = Against(tmp_path / "run", options).finish(0.0)
+        first = Against(tmp_path / "run", options)
+        started(str(tmp_path / "run"))
+        left = first.finish(0.0)
         assert [line.split(": ")[1] for line in left] == [
             "that takes more than 0 seconds; `introspect diff` compares them"
         ]
         assert ended(str(tmp_path / "run"))
         against = Against(tmp_path / "run", options)
-        until = time.monotonic() + 60
-        while not (found := pids(str(tmp_path / "run"))):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        os.kill(found[0], signal.SIGKILL)
-        assert not against.look(pytest.fail, ranks=1)
+        os.kill(started(str(tmp_path / "run"))[0], signal.SIGKILL)
+        assert against.look(0) == []
         [line] = against.finish(20.0)
         assert "to the end: what compares has ended early" in line
+
+
+def test_a_comparison_that_falls_behind_says_how_far_and_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("introspect_cli.capture.against.LATE", 0.2)
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train(steps):
+        began = time.monotonic()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            net(torch.ones(8, 4)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    with recording(net, tmp_path / "run", against=str(place / "ref"), rtol=1e9, quiet=False):
+        while not (found := pids(str(tmp_path / "run"))):
+            train(1)
+        os.kill(found[0], signal.SIGSTOP)  # one that is slow
+        try:
+            assert train(100) < 20, "training waited for it"
+        finally:
+            os.kill(found[0], signal.SIGCONT)
+        said = [line for line in capfd.readouterr().err.splitlines() if "behind" in line]
+        assert 1 <= len(said) <= 4, "the lag is said again when it has doubled, and not at each step"
+        behind = [re.search(r"comparison with .*ref is (\d+) steps \(", line) for line in said]
+        assert all(behind), said
+        assert int(behind[-1][1]) > int(behind[0][1]) - 1 > 5
+    assert "at the end" in capfd.readouterr().err
+
+
+def test_a_comparison_that_has_no_time_left_says_how_far_it_came(place, tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        store.write_manifest({"status": "running"})
+        against = Against(tmp_path / "run", CaptureOptions(against=str(place / "ref")))
+        against.look(90)
+        against.agreed = 40
+        [line] = against.finish(0.0)
+        assert "to the end (seen up to step 40 of 90): that takes more than 0 seconds" in line
+    assert ended(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -232,6 +295,15 @@ def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(pla
         (("--against", "nowhere"), "there is no run at nowhere to compare with"),
         (("--stop",), "name a run with --against"),
         (("--rtol", "1e-3"), "name a run with --against"),
+        (("--diff", "--kinds loss"), "name a run with --against"),
+        (("--against", "ref", "--diff", "--kinds nothing"), "nothing"),
+        (
+            ("--against", "ref", "--diff", "--no-such loss"),
+            "that change the answer of `introspect diff`: No such option",
+        ),
+        (("--against", "ref", "--diff", "--map"), "that change the answer of `introspect diff`"),
+        (("--against", "ref", "--diff", "other"), "that change the answer of `introspect diff`"),
+        (("--against", "ref", "--diff", "'"), "--diff ': no closing quotation"),
         (("--against", "ref", "-o", "ref"), "ref is the run to compare with: name another directory"),
     ],
 )
@@ -286,4 +358,4 @@ def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
 def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):
     written(tmp_path / "a", [1.0])
     with pytest.raises(StoreError):
-        alongside(lambda: open_run(tmp_path / "a"), tmp_path / "nowhere", ask, print, 0.0)
+        alongside(lambda: open_run(tmp_path / "a"), tmp_path / "nowhere", ask, print, pause=0.0)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from introspect_cli.compare.changes.statements import Change, Side
+from introspect_cli.compare.changes.values import changed_values, with_values
+from introspect_cli.compare.reasons.files import parsed
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes import _Search
@@ -274,8 +276,63 @@ def test_another_file_in_the_other_directory_is_found(first, tmp_path):
     call(b, "capture", "-q", "-o", "../b", "--record", "loss,param", "train.py", code=0)
     answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
     said = " ".join(answer.stdout.split())
-    assert "one makes them diverge: data.json; " in said
+    assert "one makes them diverge: data.json: [2]; " in said
     assert "the runs are the same up to step 0 in what a recorded, with it alone" in said
+
+
+def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the_cause(tmp_path):
+    before = "# for the paper\nmodel:\n  scale: 1.0  # of the batch\n  name: old\ntrain: {steps: 4, seed: 0}\n"
+    after = before.replace("the paper", "all").replace("1.0  # of", "1.5  # of").replace("old", "new")
+    place = project(tmp_path / "exp", *HARMLESS)
+    script = (place / "train.py").read_text().replace("import argparse", "import argparse\nimport yaml")
+    script = script.replace(
+        "torch.manual_seed(0)", 'config = yaml.safe_load(open("conf/c.yaml"))\n    torch.manual_seed(0)'
+    )
+    (place / "train.py").write_text(script.replace(".mean()", '.mean() * config["model"]["scale"]'))
+    (place / "conf").mkdir()
+    config = place / "conf" / "c.yaml"
+    for name, text in (("a", before), ("b", after)):
+        config.write_text(text)
+        os.utime(config, (1e9 + len(text), 1e9 + len(text)))
+        call(place, "capture", "-q", "-o", tmp_path / name, "train.py", code=0)
+    held = state(place)
+    answer = call(tmp_path, "bisect", "--changes", "a", "b", code=1)
+    said = " ".join(answer.stdout.split())
+    assert said.startswith("Of 2 changes in 1 file, one makes them diverge: conf/c.yaml: model.scale; proven by 2 runs")
+    assert "- scale: 1.0 # of the batch + scale: 1.5 # of the batch" in said
+    assert state(place) == held
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "places"),
+    [
+        ("c.json", '{"a": {"b": 1, "c": [1, 2]}, "d": 0}', '{"a": {"b": 2, "c": [1, 3]}, "d": 0}', ["a.b", "a.c[1]"]),
+        ("c.json", '{"a": 1}', '{"a": 1, "b": 2}', ["b"]),
+        ("c.toml", "x = 1\n[t]\ny = 'a'\n", "x = 2\n[t]\n# why\ny = 'b'\nz = 1\n", ["x", "t.y, t.z"]),
+        ("c.ini", "[t]\ny = 1\n", "[t]\ny = 2\n", ["t.y"]),
+        ("c.yaml", "a: 1\nb: 2\n", "# nothing\na: 1\nb:   2\n", []),
+        ("c.yaml", "a: &x {k: 1}\nb: *x\n", "a: &x {k: 2}\nb: *x\n", ["a.k, b.k"]),
+        ("c.yaml", "a: 1\n", "a: [1\n", None),
+        ("c.txt", "a", "b", None),
+    ],
+)
+def test_the_values_of_a_configuration_file_that_differ(name, a, b, places):
+    if name.endswith(".toml") and sys.version_info < (3, 11):
+        pytest.skip("no reader of TOML")
+    changes = changed_values(name, a, b)
+    if places is None:
+        assert [change.unit for change in changes] == ["file"]
+        assert with_values(changes, a, b) == b
+        return
+    assert [change.place for change in changes] == [f"{name}: {place}" for place in places]
+    ending = Path(name).suffix
+    assert with_values([], a, b) == a
+    assert parsed(with_values(changes, a, b), ending) == parsed(b, ending)
+    for change in changes:
+        others = [other for other in changes if other is not change]
+        between = parsed(with_values(others, a, b), ending)
+        assert between != parsed(a, ending) or not others
+        assert parsed(with_values([change], a, b), ending) != parsed(a, ending)
 
 
 @pytest.mark.sweep

@@ -322,3 +322,28 @@ def test_a_parameter_of_another_shape_is_laid_to_the_model_and_to_no_seed(two):
     document = two(TRAIN, TRAIN, (MODEL, MODEL.replace("(4, 8)", "(4, 6)").replace("(8, 1)", "(6, 1)")))
     assert "seed" not in document["sentence"]
     assert "model is built with other sizes" in document["sentence"] or "draws" in document["sentence"]
+
+
+def test_what_a_constructor_is_given_leads_to_the_line_that_calls_it(two):
+    block = (
+        "class Block(torch.nn.Module):\n    def __init__(self, groups=2):\n        super().__init__()\n"
+        "        self.norm = torch.nn.GroupNorm(groups, 8)\n\n"
+        "    def forward(self, x):\n        return self.norm(x)\n\n\n"
+    )
+    model = MODEL.replace("class Net", block + "class Net").replace(
+        "torch.nn.Linear(8, 1)\n", "torch.nn.Linear(8, 1)\n        self.block = Block({})\n"
+    )
+    model = model.replace("torch.relu(self.a(x))", "self.block(self.a(x))")
+    document = two(TRAIN, TRAIN, (model.format(""), model.format("groups=4")))
+    assert "num_groups 2 -> 4" in document["sentence"]
+    assert changes(document)[0] == ("model.py:19", "Net.__init__", True)
+
+
+def test_a_statement_that_moved_is_said_to_have_moved(two):
+    model = MODEL.replace(
+        "        return self.b(torch.relu(self.a(x)))",
+        "        x = self.a(x)\n        x = x + 1\n        x = torch.relu(x)\n        return self.b(x)",
+    )
+    lines = "        x = x + 1\n        x = torch.relu(x)\n"
+    document = two(TRAIN, TRAIN, (model, model.replace(lines, "".join(reversed(lines.splitlines(keepends=True))))))
+    assert "(Net.forward): moved x = " in document["sentence"]

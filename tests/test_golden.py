@@ -234,7 +234,7 @@ def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, intr
     (tmp_path / "train.py").write_text(SLOW.replace("0.05", "0"))
     golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
     (tmp_path / "train.py").write_text(SLOW.replace("lr=float(sys.argv[1])", "lr=0.2"))
-    monkeypatch.setattr(golden, "_LONG", 0.0 if long else 1000.0)
+    monkeypatch.setattr(golden, "LONG", 0.0 if long else 1000.0)
     result = golden.check(tmp_path / "gold", keep_run=tmp_path / "run")
     assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)
     with open_run(tmp_path / "run") as run:

@@ -101,6 +101,24 @@ def test_a_run_that_saves_nothing_may_be_the_same_and_that_is_said(captured, int
     assert "Only run a saves (memory), average.safetensors and checkpoint-#.pt" in found.stdout
 
 
+def test_what_is_saved_in_steps_that_are_not_recorded_is_not_called_equal(captured, introspect):
+    """Checkpoints are saved after steps 1 and 3, so as a part of steps 2 and 4; the first differs."""
+    lean = {"options": ("--steps", "0,1,4")}
+    for other in (captured(**lean), captured("lacks", **lean)):
+        found = answer(introspect, captured(**lean), other)
+        said = " ".join(found.stdout.split())
+        assert (
+            "Neither run could see everything: what was saved as checkpoint-#.pt in steps that are not recorded" in said
+        )
+        assert "average.safetensors in steps" not in said
+    found = answer(introspect, captured("silent", **lean), captured("lacks", **lean))
+    assert "Run b could not see everything: what was saved as checkpoint-#.pt in steps" in " ".join(
+        found.stdout.split()
+    )
+    found = answer(introspect, captured(), captured("silent"))
+    assert "could not see everything: what was saved" not in found.stdout
+
+
 def test_files_and_what_is_printed_are_those_of_python_alone(captured, tmp_path, forks):
     (tmp_path / "train.py").write_text(SCRIPT)
     bare = forks.python("train.py", cwd=tmp_path)

@@ -13,7 +13,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.environment.redact_config import config as redacted
-from introspect_cli.compare.reasons.files import _parsed
+from introspect_cli.compare.reasons.files import parsed
 
 SCRIPT = """
 import configparser, json, pathlib, tomllib
@@ -224,6 +224,18 @@ file = open("position.json", "rb", buffering=0)
 print(file.tell(), file.read(2), os.lseek(file.fileno(), 0, os.SEEK_CUR))
 for number in range(3000):
     pathlib.Path(f"small/{number}.json").read_text()
+for flags in (os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY):
+    try:
+        os.open("absent.json", flags)
+    except OSError:
+        traceback.print_exc()
+class SystemReader:
+    read = os.open
+print(os.open in os.supports_dir_fd, os.open, os.open.__name__, callable(os.open))
+print(os.read(SystemReader().read("latin.yaml", 0), 4))
+os.close(os.open("written.json", os.O_WRONLY | os.O_CREAT))
+os.close(os.open(".", os.O_RDONLY))
+os.close(os.open("fifo", os.O_RDONLY | os.O_NONBLOCK))
 descriptor = os.open("position.json", os.O_RDONLY)
 print(open(descriptor).read())
 opened = open("position.json")
@@ -267,7 +279,7 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     found = yaml.safe_load((folders[1] / "run/settings/files.yaml").read_text())
     assert found["small/*.json"]["many"]
     assert {"gone.json", "latin.yaml", "laughs.yaml"} <= found.keys()
-    assert not {"fifo", "/dev/zero"} & found.keys()
+    assert not {"fifo", "/dev/zero", "written.json"} & found.keys()
     assert len(found) < 12
     answer = introspect("diff", folders[1] / "run", folders[2] / "run", "--settings").stdout
     assert "laughs.yaml:1 x0: &x0 a -> x0: &x0 b" in answer
@@ -297,6 +309,74 @@ def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
     assert called == set()
 
 
+BY_LIBRARIES = """
+import mmap, os, pathlib
+import torch
+import pyarrow, pyarrow.parquet as parquet
+import h5py
+from pyarrow import memory_map
+from safetensors import safe_open
+
+descriptor = os.open("mapped.bin", os.O_RDONLY)
+with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as held:
+    print(held[:2])
+parquet.read_table("table.parquet")
+parquet.ParquetFile(pathlib.Path("file.parquet"))
+memory_map("table.arrow").close()
+for table in ("set", ["set/1.parquet"]):
+    parquet.ParquetDataset(table)
+file = h5py.File("data.h5", "r")
+print(isinstance(file, h5py.File), h5py.File.__init__.__name__)
+h5py.File(name="new.h5", mode="w")
+for open_ in (safe_open, __import__("safetensors").safe_open):
+    with open_("head.safetensors", framework="pt") as handle:
+        print(isinstance(handle, open_), isinstance(3, open_), open_, open_.__name__, [*handle.keys()])
+try:
+    safe_open("absent.safetensors", "pt")
+except FileNotFoundError as error:
+    print(error)
+net = torch.nn.Linear(2, 1)
+net(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(net.parameters(), lr=0.1).step()
+"""
+H5PY = """
+class Group: pass
+class File(Group):
+    def __init__(self, name, mode="r", **more):
+        open(name, mode + "b").close() if mode == "w" else None
+"""
+
+
+def test_files_that_libraries_open_by_themselves_are_on_record(tmp_path, introspect, forks):
+    import pyarrow as pa
+    from pyarrow import parquet
+    from safetensors.torch import save_file
+
+    (tmp_path / "h5py.py").write_text(H5PY)  # as far as it is asked here
+    (tmp_path / "set").mkdir()
+    table = pa.table({"x": [1, 2]})
+    for name in ("table.parquet", "file.parquet", "set/1.parquet", "set/2.parquet"):
+        parquet.write_table(table, tmp_path / name)
+    with pa.OSFile(str(tmp_path / "table.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("mapped.bin", "data.h5"):
+        (tmp_path / name).write_bytes(b"data")
+    save_file({"w": torch.ones(2)}, tmp_path / "head.safetensors")
+    (tmp_path / "train.py").write_text(BY_LIBRARIES)
+    bare = forks.python("train.py", cwd=tmp_path)
+    (tmp_path / "new.h5").unlink()
+    run = introspect("capture", "-q", "-o", "run", "train.py")
+    assert (bare.returncode, bare.stdout, bare.stderr) == (run.returncode, run.stdout, run.stderr)
+    assert run.returncode == 0, run.stderr
+    found = yaml.safe_load((tmp_path / "run/settings/files.yaml").read_text())
+    assert found.keys() == {
+        "mapped.bin", "table.parquet", "file.parquet", "table.arrow", "set/1.parquet", "set/2.parquet", "data.h5",
+        "head.safetensors",
+    }  # fmt: skip
+    assert all(own["digest"] for own in found.values())
+    assert found["data.h5"]["line"] == "train.py:17"
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
@@ -313,5 +393,5 @@ def test_secrets_are_taken_out_of_a_configuration_that_still_parses(text, kept):
 
 
 def test_tags_and_anchors_of_a_yaml_file_are_read_as_plain_values():
-    found = _parsed("a: !!python/name:os.system\nb: &x [1]\nc: *x\nd: !env ${HOME}\n", ".yaml")
+    found = parsed("a: !!python/name:os.system\nb: &x [1]\nc: *x\nd: !env ${HOME}\n", ".yaml")
     assert found == {"a": {"!name:os.system": ""}, "b": [1], "c": [1], "d": {"!env": "${HOME}"}}

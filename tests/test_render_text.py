@@ -7,11 +7,11 @@ import pytest
 from rich.style import Style
 
 from introspect_cli.inspect.history import History
-from introspect_cli.records import count
+from introspect_cli.records import count, human_size
 from introspect_cli.render.blocks import Column, Line, Table, fit, line, table_lines
 from introspect_cli.render.console import STYLES, Screen
 from introspect_cli.render.history_text import pair_blocks
-from introspect_cli.render.text import clean, distance, number, shape, shorten, size, sparkline, two_numbers
+from introspect_cli.render.text import clean, distance, number, shape, shorten, sparkline, two_numbers
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_numbers_are_written_short():
         "1.5",
         "2.0e+05",
     ]
-    assert [size(number_of) for number_of in (12, 1500, 2.5e6, 4e9, 3e13)] == [
+    assert [human_size(number_of) for number_of in (12, 1500, 2.5e6, 4e9, 3e13)] == [
         "12 B",
         "1.5 kB",
         "2.5 MB",

@@ -3,10 +3,13 @@
 import ast
 import gzip
 import os
+import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
+import introspect_cli
 from introspect_cli.capture.environment import redact_source, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
@@ -160,6 +163,85 @@ def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
     assert files.digests["huge.py"] not in kept
     assert files.digests["binary.py"] not in kept
     assert any("huge.py is not in the run" in told for told in files.notes())
+    unread = next(told for told in files.notes() if "cannot be read" in told)
+    assert unread.startswith("enormous.py, gone.py, vanished.py cannot be read, being larger than 8 MB or gone")
+
+
+HOSTILE = """
+import importlib, os, pathlib, sys
+sys.path.insert(0, "made")
+pathlib.Path("made").mkdir(exist_ok=True)
+pathlib.Path("made/generated.py").write_text("SCALE = 2.0\\n")
+import generated, gone, linked
+os.unlink("gone.py")
+config = open("config.yaml").read() + open("link.yaml").read()
+pathlib.Path("config.yaml").write_text("rate: 9\\n")
+for name in ("loop.yaml", "dangling.yaml"):
+    try:
+        open(name)
+    except OSError as error:
+        print(type(error).__name__, error.errno)
+exec(compile("def made_up(x):\\n    return x * 2", "<made up>", "exec"))
+if os.fork() == 0:
+    import extra
+    print(open("extra.yaml").read(), flush=True)
+    os._exit(0)
+os.wait()
+print(config, open("config.yaml").read(), generated.SCALE, linked.X, made_up(2))
+"""
+
+
+def test_what_a_script_does_to_its_files_while_it_runs_does_no_harm_and_is_on_record_as_it_was(
+    project, tmp_path, introspect, forks
+):
+    def prepared(home):
+        home.mkdir(exist_ok=True)
+        (tmp_path / "shared.yaml").write_text("depth: 3\n")
+        (tmp_path / "elsewhere.py").write_text("X = 1\n")
+        for name, text in (
+            ("config.yaml", "rate: 1\n"), ("extra.yaml", "more: 1"), ("extra.py", "print('more')\n"),
+            ("gone.py", "Y = 1"),
+        ):  # fmt: skip
+            (home / name).write_text(text)
+            os.utime(home / name, (1e9, 1e9))
+        for link, target in (
+            ("link.yaml", tmp_path / "shared.yaml"), ("loop.yaml", "loop.yaml"), ("dangling.yaml", "nothing"),
+            ("linked.py", tmp_path / "elsewhere.py"),
+        ):  # fmt: skip
+            (home / link).symlink_to(target)
+        os.utime(tmp_path / "shared.yaml", (1e9, 1e9))
+        with (home / "large.py").open("wb") as file:
+            file.truncate(100 << 20)
+        return home
+
+    (prepared(tmp_path / "bare") / "train.py").write_text(HOSTILE + TRAIN)
+    (tmp_path / "bare" / "model.py").write_text(MODEL)
+    bare = forks.python("train.py", cwd=tmp_path / "bare")
+    prepared(tmp_path / "run-project")
+    large = (
+        "import sys, types\nlarge = types.ModuleType('large')\nlarge.__file__ = __file__.replace('train', 'large')\n"
+    )
+    path = project("run", train=f"{large}sys.modules['large'] = large\n{HOSTILE}{TRAIN}")
+    with open_run(path) as run:
+        texts, files, told = source_texts(run), run.settings["files"], " ".join(run.manifest["not_observed"])
+        assert run.manifest["exit_code"] == 0
+        config = run.source(files["config.yaml"]["digest"])
+    assert config == b"rate: 1\n"  # what the script read, and not what it wrote
+    assert files.keys() == {"config.yaml", "link.yaml"}
+    assert texts["made/generated.py"] == "SCALE = 2.0\n"
+    assert "extra.py" not in texts  # of a process that writes no run
+    assert texts["linked.py"] == "X = 1\n"
+    assert "gone.py, large.py cannot be read" in told
+    again = introspect("capture", "-q", "-o", "again", "train.py", cwd=prepared_again(tmp_path / "run-project"))
+    assert bare.stdout == again.stdout
+    assert bare.returncode == again.returncode == 0
+
+
+def prepared_again(home):
+    """The directory as it was before the script changed it."""
+    (home / "gone.py").write_text("Y = 1")
+    (home / "config.yaml").write_text("rate: 1\n")
+    return home
 
 
 def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
@@ -205,6 +287,19 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
 def test_secrets_are_taken_out_of_code(text, clean):
     assert redact_source.source(text) == clean
     ast.parse(clean)
+
+
+@pytest.mark.parametrize(
+    ("secret", "speed"),
+    [("", 8e6), ("password = 'hunter2'\n", 3e6), ("x = 'ghp_abcdefghijklmnopqrstuvwxyz123'\n", 1e6)],
+)
+def test_a_long_file_is_searched_in_no_time(secret, speed):
+    code = (Path(introspect_cli.__file__).parent / "store" / "arrow.py").read_text()
+    text = code * 50 + secret
+    began = time.process_time()
+    clean = redact_source.source(text)
+    assert time.process_time() - began < len(text) / speed
+    assert clean.count("<redacted>") == bool(secret)
 
 
 @pytest.mark.parametrize(

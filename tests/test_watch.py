@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from synthetic import row, write_run
 
-from introspect_cli.commands.watch import _with_rate
+from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.health.look import look
@@ -54,6 +54,16 @@ def test_the_distance_to_a_reference_is_shown_with_the_status_of_diff(runs, intr
     assert ("Divergence map (steps 0 to 5)" in done.stdout) is bool(code)
 
 
+def test_the_reference_is_compared_as_diff_would(runs, introspect):
+    words = ("watch", runs / "b", "--against", runs / "a", "--once")
+    assert introspect(*words, "--steps", ":3").returncode == 0
+    assert introspect(*words, "--kinds", "grad").returncode == 1
+    assert introspect(*words, "--atol", "100").returncode == 0
+    alone = introspect("watch", runs / "b", "--atol", "1", "--once")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "name a run with --against" in alone.stderr
+
+
 def test_a_run_that_goes_on_is_not_said_to_end(runs, tmp_path):
     part = write_run(tmp_path / "part", steps(6.0, 5.0))
     with open_run(runs / "a") as one, open_run(part) as two:
@@ -86,6 +96,18 @@ def test_the_rate_is_that_of_the_last_looks(runs):
     assert _with_rate(seen, looks, 102.0).rate == 2.0
     assert watch_line(_with_rate(seen, looks, 104.0)) == "running, step 5, 1 steps/s"
     assert not _with_rate(seen, deque(maxlen=3), 104.0).recent
+
+
+def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
+    monkeypatch.setattr("introspect_cli.commands.watch._SLOW", 0.0)
+    reader = iter([5, 17])
+    with open_run(runs / "a") as run:
+        seen = replace(look(run), state=RunState.RUNNING)
+    monkeypatch.setattr("introspect_cli.health.look.look", lambda _run: seen)
+    monkeypatch.setattr("introspect_cli.store.reader.Run.last_step", property(lambda _run: next(reader)))
+    next(reader)
+    behind, _ = _look(str(runs / "a"), None)
+    assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"
 
 
 def test_a_screen_of_80_columns_is_enough(runs):
@@ -142,6 +164,22 @@ def test_the_screen_is_drawn_anew_and_the_command_ends_with_the_run(tmp_path, in
     assert "complete, step 11" in drawn
     assert "\x1b[1A" in drawn, "nothing was drawn over"
     assert not re.search(r"\x1b\[[0-9;]*3[0-9](;|m)", drawn), "colours were drawn despite NO_COLOR"
+
+
+def test_what_is_wider_than_the_terminal_is_wrapped_and_not_cut(runs):
+    with open_run(runs / "a") as one, open_run(runs / "b") as two:
+        sentence = compare_runs(one, two, DiffOptions()).sentence
+    drawn, code = on_a_terminal("watch", "b", "--against", "a", cwd=runs, NO_COLOR="1")
+    assert code == 1, drawn
+    rows = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).splitlines()
+    assert sentence in " ".join(" ".join(rows).split())
+    assert max(map(len, rows)) <= 80
+
+
+def test_a_number_that_stays_is_no_curve(runs):
+    with open_run(write_run(runs / "flat", steps(2.0, 2.0, 2.0))) as run:
+        text = [block.text for block in watch_blocks(look(run), 80)]
+    assert "loss  2 at each of 3 steps" in text
 
 
 def test_a_terminal_that_cannot_draw_over_gets_lines(runs):

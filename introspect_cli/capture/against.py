@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.beside import PATIENCE, Beside
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.records import count
+from introspect_cli.store.files import GOLDEN_RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from introspect_cli.capture.options import CaptureOptions
+
+LATE = 10.0
+"""Seconds that a comparison may be behind training before that is said."""
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
@@ -42,6 +48,19 @@ def located(options: CaptureOptions) -> dict[str, Any]:
     }
 
 
+def digests_of(reference: str, rank: int) -> dict[int, bytes]:
+    """What each step of a reference digests to; empty where that cannot be read here, which another process says."""
+    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.reader import open_run
+
+    if is_remote(reference):
+        return {}
+    path = Path(reference)
+    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
+        return run.rank(rank).digests() if rank in run.ranks else {}
+    return {}
+
+
 def _located(run: str) -> str:
     from introspect_cli.store.pack import is_remote
 
@@ -53,7 +72,14 @@ def _located(run: str) -> str:
 
 
 class Against:
-    """A process that compares a run with a reference."""
+    """A process that compares a run with a reference.
+
+    Attributes:
+        reference: as messages call it.
+        first: the step at which the runs diverge, None where it is not one step's; None while they do not.
+        agreed: the last step up to which they were seen not to diverge, -1 before there is one.
+        code: the exit status of `diff`, once it is known.
+    """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
         """Start it.
@@ -64,43 +90,46 @@ class Against:
         assert options.against is not None
         near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
         self.reference = options.against if near.startswith(os.pardir) else near
-        self.diverged = False
+        self.first: tuple[int | None] | None = None
+        self.agreed = -1
         self.code: int | None = None
-        self._stop = self._decides = options.stop
-        self._first = ""
+        self._place: list[Any] | None = None
+        self._ended = -1
+        self._mark: tuple[int, float] | None = None
+        self._patience = LATE
         self._rest = b""
+        noise = [word for run in options.noise for word in ("--noise", run)]
         question = {
             "reference": options.against,
             "run": str(run),
-            "rtol": options.rtol,
-            "noise": list(options.noise),
+            "asked": [
+                *(["--rtol", str(options.rtol)] if options.rtol else []),
+                *noise,
+                *shlex.split(options.diff or ""),
+            ],
             "command": options.on_divergence,
         }
         module = "introspect_cli.commands.alongside"
         self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
 
-    def look(self, say: Callable[[str], None], *, ranks: int) -> bool:
-        """Say what was found by now; whether the script is to be ended for it, which is so once.
-
-        Args:
-            say: takes a sentence.
-            ranks: processes of the run.
-        """
+    def look(self, ended: int) -> list[str]:
+        """What is to be said now, when a step has ended."""
+        self._ended = ended
         data = self._beside.read()
-        for sentence in self._take(data) if data else ():
-            say(sentence)
-        if not (self.diverged and self._stop):
-            return False
-        self._stop = False
-        if ranks > 1:
-            say("--stop ends one process, and this run has several: it goes on")
-        return ranks == 1
+        said = self._take(data) if data else []
+        return said if said or self.first is not None or self.code is not None else self._late()
 
-    def exit_code(self, code: int | None) -> int | None:
-        """What the process exits with, given the script's code: with `--stop`, `diff`'s where the script's is 0."""
-        if not self._decides or code:
-            return code
-        return UNDECIDED if self.code is None else self.code
+    def _late(self) -> list[str]:
+        """How far the comparison is behind, once that is long, and again whenever it is twice as long."""
+        now = time.monotonic()
+        if self._mark is None or self.agreed >= self._mark[0]:  # it has seen what was the last step then
+            self._mark = self._ended, now
+        behind = now - self._mark[1]
+        if behind < self._patience:
+            return []
+        self._patience = 2 * behind
+        steps = count(self._ended - self.agreed, "step")
+        return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
@@ -108,7 +137,8 @@ class Against:
         said = self._take(data)
         if self.code is None:
             why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
-            said.append(f"not compared with {self.reference} to the end: {why}; `introspect diff` compares them")
+            until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
+            said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
         return said
 
     def abandon(self) -> None:
@@ -123,11 +153,14 @@ class Against:
         if "failed" in facts:
             self.code = UNDECIDED
             return [f"not compared with {self.reference} any further: {facts['failed']}"]
+        if "agreed" in facts:
+            self.agreed = facts["agreed"]
+            return []
         said = str(facts["said"])
         if "first" in facts:
-            self.diverged, self._first = True, said
+            self.first, self._place = (facts["first"],), facts["place"]
             return [f"against {self.reference}: {said}"]
         self.code = _CODES[facts["verdict"]]
-        if said == self._first:
+        if self._place is not None and facts["place"] == self._place:
             said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]

@@ -104,7 +104,8 @@ class Backlog:
         if not self.open:
             return
         ended, keeping = block.ended, self._keeping
-        expiry = keeping.expiry(ended.step, self._records(block) if keeping.looks else None, ended.labels)
+        records = self._records(block) if keeping.looks else None
+        expiry = keeping.expiry(ended.step, records, ended.labels)
         if expiry == NEVER:
             return
         try:
@@ -114,6 +115,9 @@ class Backlog:
             if last is None or last < ended.step:
                 self._append(block)
             self.written += 1
+            if keeping.box is not None:
+                not_finite = records is not None and (records.has_nan() or records.is_infinite())
+                keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
             if keeping.drops:
                 keeping.written(ended.step, expiry, self._rank.bytes_written - before, saved)
         except StoreError as error:

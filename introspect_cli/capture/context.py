@@ -65,6 +65,7 @@ class Context:
         running: optimizers that step now.
         leaf_names: what the script calls the tensors that its last backward pass led to, by identity, where it runs no
             module; good as long as somebody holds them.
+        saved_unseen: names of files that were saved in steps that are not recorded.
         on_root: told of outermost modules that are about to run and will be recorded.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
     """
@@ -88,6 +89,7 @@ class Context:
         self.pipelines = Pipelines(names)
         self.running = Running()
         self.leaf_names: dict[int, str] = {}
+        self.saved_unseen: dict[str, None] = {}
         self.on_root: list[Callable[[nn.Module], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
         self.clock = StepClock(recorder, names, self.evaluation, self.trained, self.labels, self.parts)

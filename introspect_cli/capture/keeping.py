@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.labels import Labels
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
@@ -84,6 +85,11 @@ class Records(NamedTuple):
         nans = self.columns.get("nans")
         return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
 
+    def is_infinite(self) -> bool:
+        """Whether a loss or a parameter holds an infinity; masks and gradients of a scaled loss do by design."""
+        rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
+        return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
+
     def total(self, *names: str) -> float | None:
         """How many elements of all records are of some sorts; None where none of them is counted."""
         kept = [self.columns[name] for name in names if name in self.columns]
@@ -138,6 +144,7 @@ class Keeping:
 
     Attributes:
         drops: whether it may ever drop one that was written.
+        box: holds whole tensors of the last steps; None where nothing does.
     """
 
     def __init__(
@@ -168,6 +175,7 @@ class Keeping:
         self.nan_at: int | None = None
         self.epoch: Callable[[], int | None] = lambda: None
         self.copies: Callable[[], list[int]] = list
+        self.box: BlackBox | None = None
         self.epoch_seen = False
         self.dropped = 0
         self._rank = rank
@@ -216,7 +224,7 @@ class Keeping:
     @property
     def looks(self) -> bool:
         """Whether the records of a step are looked at when it is over."""
-        return self._conditions or self._until_nan
+        return self._conditions or self._until_nan or (self.box is not None and self.box.open)
 
     def wants(self, step: int, *, begins: bool = False) -> bool:
         """Whether a step is to be observed.
@@ -257,6 +265,8 @@ class Keeping:
         self._expired.clear()
         self.dropped = 0
         self.nan_at = None
+        if self.box is not None:
+            self.box.clear()
 
     def expiry(self, step: int, records: Records | None, labels: Labels) -> int:
         """Until which step one that has ended is kept; `NEVER` where it is not to be written at all.
@@ -339,6 +349,10 @@ class Keeping:
             self._note("two steps and the names take more than --max-size: the run grows beyond it")
         return dropped
 
+    def _tensors_of(self, kept: Kept) -> frozenset[int]:
+        """Checksums of what of a step was stored whole."""
+        return kept.tensors if self.box is None else kept.tensors | self.box.stored.get(kept.step, frozenset())
+
     def _drop(self, steps: list[Kept], why: str) -> None:
         latest = next(reversed(self._kept), None)
         gone = [kept for kept in steps if kept.step != latest]
@@ -351,10 +365,10 @@ class Keeping:
             self._note(f"{error}; no step is dropped from here on")
             return
         numbers = {kept.step for kept in gone}
-        lost = {checksum for kept in gone for checksum in kept.tensors}
+        lost = {checksum for kept in gone for checksum in self._tensors_of(kept)}
         if lost:
-            named = {checksum for kept in self._kept.values() if kept.step not in numbers for checksum in kept.tensors}
-            self._store.drop_tensors(lost - named)
+            staying = [kept for kept in self._kept.values() if kept.step not in numbers]
+            self._store.drop_tensors(lost.difference(*map(self._tensors_of, staying)))
         self.dropped += len(numbers)
         for step in numbers:  # last: an exception before leaves them to the next time
             del self._kept[step]

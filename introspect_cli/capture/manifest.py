@@ -80,6 +80,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "steps": steps,
         **({"perturbed": probes.perturbed.document} if probes is not None and probes.perturbed is not None else {}),
         **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
+        **({"kept_around": box.written} if probes is not None and (box := probes.keeping.box) is not None else {}),
         "pipeline": probes.context.pipelines.manifest if probes is not None else None,
         "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
         "copies": probes.context.copies() if probes is not None else [],
@@ -107,6 +108,8 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         )
     if probes.context.clock.passed_over:
         found.append("evaluation ran and is not recorded (--eval records it)")
+    if saved := list(probes.context.saved_unseen):
+        found.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
     if not probes.names.any_module and options.level != "op":
         found.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "

@@ -95,9 +95,17 @@ class ComparedOptions:
         commas=False,
         in_manifest=False,
     )
+    diff: str | None = option(
+        None,
+        "More options of diff for that, in one text: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
+        "--diff",
+        metavar="OPTIONS",
+        in_manifest=False,
+    )
     stop: bool = option(
         False,
-        "End the script when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not tell).",
+        "End the script, on all ranks, when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not "
+        "tell).",
         "--stop",
         in_manifest=False,
     )
@@ -221,6 +229,21 @@ class RecordedOptions:
         "--save-tensors",
         metavar="GLOB",
         repeated=True,
+    )
+    keep_around: int | None = option(
+        None,
+        "Hold the whole tensors of the last N steps in memory, and write them when the run diverges (--against) or has "
+        "a NaN.",
+        "--keep-around",
+        metavar="N",
+        least=1,
+    )
+    keep_size: int | None = option(
+        None,
+        "Memory that --keep-around may take, such as 2GB; a rank's share of it [default: a quarter of what is free].",
+        "--keep-size",
+        metavar="SIZE",
+        in_manifest=False,
     )
     per_sample: bool = option(
         False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +49,26 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     if values.get("schedule") is not None:
         rule = values["schedule"]
         values["schedule"] = (rule if isinstance(rule, Rule) else parse_rule(str(rule))).expression
-    if values.get("max_size") is not None:
-        values["max_size"] = parse_size(values["max_size"])
+    for name in ("max_size", "keep_size"):
+        if values.get(name) is not None:
+            values[name] = parse_size(values[name], f"--{name.replace('_', '-')}")
     if record:
         values["record"] = parse_kinds([record] if isinstance(record, str) else record)
     if stats:
         values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
     options = CaptureOptions(**values)
     options = replace(options, **located(options))
-    if options.against is None and (options.rtol or options.noise or options.stop or options.on_divergence):
-        raise UsageError("--rtol, --noise, --stop and --on-divergence say how to compare: name a run with --against")
+    comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
+    if options.against is None and comparing:
+        raise UsageError(
+            "--rtol, --noise, --diff, --stop, --on-divergence say how to compare: name a run with --against"
+        )
+    try:
+        shlex.split(options.diff or "")
+    except ValueError as error:
+        raise UsageError(f"--diff {options.diff}: {str(error).lower()}") from None
+    if options.keep_size is not None and options.keep_around is None:
+        raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     check_pairs((*options.vjp, *options.jacobian_norm))
@@ -112,8 +123,8 @@ def _check_rule(options: CaptureOptions) -> None:
             raise UsageError(
                 f"a condition asks for {name}, and no {needed[name].value} is recorded: add it to --record"
             )
-    if (asked - {"step"} or options.until_nan) and not options.measures:
-        raise UsageError("--when and --until-nan look at statistics: leave out --stats none")
+    if (asked - {"step"} or options.until_nan or options.keep_around) and not options.measures:
+        raise UsageError("--when, --until-nan and --keep-around look at statistics: leave out --stats none")
 
 
 def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
@@ -131,8 +142,8 @@ def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_size(text: object) -> int:
-    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number.
+def parse_size(text: object, option: str = "--max-size") -> int:
+    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number, as an option was given.
 
     Raises:
         UsageError: it is no size, or none that holds a step.
@@ -142,7 +153,7 @@ def parse_size(text: object) -> int:
         raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
     size = int(float(found[1]) * _SIZES[found[2]])
     if size < 10**5:
-        raise UsageError(f"--max-size {text} holds no run: give 100kB at least")
+        raise UsageError(f"{option} {text} holds no run: give 100kB at least")
     return size
 
 

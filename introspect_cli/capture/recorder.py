@@ -88,7 +88,7 @@ class Recorder:
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
-        self.intake = None if save_tensors or per_sample else summarizer.intake
+        self.intake = None if save_tensors or per_sample or keeping.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
         self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
@@ -145,8 +145,7 @@ class Recorder:
                     return slot
             slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
-            if site in self._sites.whole:
-                self._save(slot, value)
+            self._save(site, slot, value)
             self._samples.note(site, self._sites.of[site].kind, slot, value)
             return slot
 
@@ -158,10 +157,11 @@ class Recorder:
             if short is True:
                 return
             slots = self.summarizer.add_all(values, short or None)
-            for site, slot, value in zip(sites, slots, values, strict=True) if looks or self._save_tensors else ():
-                if site in self._sites.whole:
-                    self._save(slot, value)
-                if looks:
+            if self._save_tensors or self._keeping.box is not None:
+                for site, slot, value in zip(sites, slots, values, strict=True):
+                    self._save(site, slot, value)
+            if looks:
+                for site, slot, value in zip(sites, slots, values, strict=True):
                     self._samples.note(site, self._sites.of[site].kind, slot, value)
             times = dict.fromkeys(sites, 1)
             rows = self.step_rows
@@ -185,10 +185,31 @@ class Recorder:
                         record: Any = self.tensor if is_tensor else self.value
                         record(site, value)
 
-    def _save(self, slot: int, value: torch.Tensor | Placed) -> None:
+    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy what is stored whole, or held in case that something happens."""
+        box, always = self._keeping.box, site in self._sites.whole
+        if not always and box is None:
+            return
         value = value.local if isinstance(value, Placed) else value
-        if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-            self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
+        elif box is not None and box.takes(self._sites.of[site], value):
+            try:
+                self._saved.append(SavedTensor(slot, self.summarizer.copied(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.failed(error)
+
+    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
+        box = self._keeping.box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.agreed(agreed)
+            else:
+                box.diverged(*diverged)
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
@@ -281,6 +302,8 @@ class Recorder:
         """Begin a step with nothing recorded."""
         self.step_rows.clear()
         self._saved = []
+        if self._keeping.box is not None:
+            self._keeping.box.turn()
         self._samples.forget_step()
         if self._samples.first:
             self._samples.first_is_over()

@@ -35,10 +35,17 @@ _NOT_SUMMARISED = ("site", "sequence", "layout")
 
 
 class SavedTensor(NamedTuple):
-    """A copy, in host memory, of a value to be stored whole once its checksum is known; and its slot."""
+    """A copy, in host memory, of a value to be stored whole once its checksum is known.
+
+    Attributes:
+        slot: the summarizer's.
+        value: the copy.
+        always: whether it is stored whatever happens; else the black box holds it.
+    """
 
     slot: int
     value: torch.Tensor
+    always: bool = True
 
 
 class EndedStep(NamedTuple):
@@ -115,15 +122,23 @@ class StepBlock:
         at = {slot: place for place, slot in enumerate(self._beside.slots)}
         checksums, sketches = self._beside.arrays["checksum"], self._beside.arrays.get("sketch")
         keys = set()
-        for slot, value in self.ended.saved:
-            key = int(checksums[at[slot]])
-            save_tensor(store, key, value)
-            keys.add(key)
+        for slot, value, always in self.ended.saved:
+            if always:
+                key = int(checksums[at[slot]])
+                save_tensor(store, key, value)
+                keys.add(key)
         for samples in self.ended.samples.each:
             parts = [at[slot] for slot in samples.parts]
             picked = None if sketches is None else sketches[parts]
             keys.add(samples.save(store, int(checksums[at[samples.slot]]), checksums[parts], picked))
         return frozenset(keys)
+
+    def held(self) -> dict[int, torch.Tensor]:
+        """The values that are stored only if something happens, by checksum."""
+        if self._beside is None:
+            return {}
+        checksums = dict(zip(self._beside.slots, self._beside.arrays["checksum"].tolist(), strict=True))
+        return {checksums[slot]: value for slot, value, always in self.ended.saved if not always and checksums[slot]}
 
     def complete(self) -> Message:
         """Put the rest of the step into the message."""

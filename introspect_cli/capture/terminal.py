@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.records import Kind, count
+from introspect_cli.records import Kind, count, human_size
 from introspect_cli.store.files import CHILDREN
 
 if TYPE_CHECKING:
@@ -72,15 +72,6 @@ class Terminal:
             sys.stderr.flush()
         except (OSError, ValueError, UnicodeError):
             self._shown = False
-
-
-def human_size(size: float) -> str:
-    """A number of bytes in a unit that keeps it short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def summary(

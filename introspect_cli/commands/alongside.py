@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.reader import Run
 
-_NICE = 5
+_NICE = 10
 
 
 def main() -> NoReturn:
-    """Compare as the first argument says, an object in JSON: `reference`, `run`, `rtol`, `noise`, `command`."""
+    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff), `command`."""
     from introspect_cli.errors import IntrospectError, abridged, scarcity
 
     asked = json.loads(sys.argv[1])
@@ -36,14 +36,14 @@ def main() -> NoReturn:
 
     def first(result: DiffResult) -> None:
         step = result.first.step_b if result.first is not None else None
-        _answer(first=step, said=result.sentence)
+        _answer(first=step, place=_place(result), said=result.sentence)
         if command:
             settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
             begun.append(subprocess.Popen(command, shell=True, env=settings, stdin=subprocess.DEVNULL, stdout=2))  # noqa: S602 - the user's own command
 
     try:
-        result = compare_alongside(asked["reference"], run, asked["noise"], asked["rtol"], first)
-        _answer(verdict=result.verdict.value, said=result.sentence)
+        result = compare_alongside(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
+        _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
@@ -54,9 +54,13 @@ def main() -> NoReturn:
 
 
 def compare_alongside(
-    reference: str, run: Path, noise: Sequence[str], rtol: float, first: Callable[[DiffResult], None]
+    reference: str,
+    run: Path,
+    asked: Sequence[str],
+    first: Callable[[DiffResult], None],
+    agreed: Callable[[int], None],
 ) -> DiffResult:
-    """Compare a run with a reference until it is over.
+    """Compare a run with a reference until it is over, `asked` as `diff` would be.
 
     Raises:
         StoreError: one of them cannot be read.
@@ -64,14 +68,15 @@ def compare_alongside(
     """
     from contextlib import ExitStack
 
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.commands.shared import compared_as
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.alongside import alongside
 
+    options, noise = compared_as(asked)
     with ExitStack() as stack:
         others = [stack.enter_context(open_any(path)) for path in noise]
-        opened, ask = question(reference, run, others, DiffOptions(rtol=rtol))
-        return alongside(opened, run, ask, first)
+        opened, ask = question(reference, run, others, options)
+        return alongside(opened, run, ask, first, agreed)
 
 
 def question(
@@ -81,9 +86,12 @@ def question(
 
     Raises:
         StoreError: a golden run cannot be read.
-        UsageError: the reference is a checkpoint.
+        UsageError: the reference is a checkpoint, or a golden run that is to be compared otherwise than it says.
     """
+    from dataclasses import replace
+
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
     from introspect_cli.rerun import golden
@@ -92,9 +100,17 @@ def question(
         raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
     kept = Path(reference)
     if (kept / golden.ABOUT).is_file():
+        if noise or replace(options, want_map=False) != DiffOptions():
+            raise UsageError(f"{reference} is a golden run, which is compared as it says itself: leave the options out")
         about = golden.read(kept)
         return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
     return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)
+
+
+def _place(result: DiffResult) -> list[Any] | None:
+    """What tells whether two answers name the same divergence."""
+    first = result.first
+    return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 
 
 def _answer(**facts: Any) -> None:

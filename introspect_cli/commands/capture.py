@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -56,6 +57,10 @@ def capture(
     if not words:
         raise UsageError("nothing to run: give a script, or -m and a module (`introspect capture --help`)")
     options = options_of(values)
+    if options.diff:
+        from introspect_cli.commands.shared import compared_as
+
+        compared_as(shlex.split(options.diff))
     first, args = words[0], words[1:]
     target = Target(module=first, args=args) if module else Target(script=first, args=args)
     command = command_of(words, module=module, interpreter=sys.executable)

@@ -10,13 +10,11 @@ import click
 from introspect_cli.commands.shared import (
     RunType,
     answer,
-    atol,
+    compared_by,
+    comparing,
     exit_code,
     formats,
     pair_of,
-    rtol,
-    selecting,
-    selection_of,
     tell,
 )
 from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
@@ -73,22 +71,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 )
 @click.option("--settings", "settings_only", is_flag=True, help="Show what differs besides numbers, and nothing else.")
 @click.option("--changes", "changes_only", is_flag=True, help="List changed statements, the likeliest cause first.")
-@selecting(*_SELECTING)
-@rtol
-@atol
-@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass.")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression.")
-@click.option(
-    "--match",
-    type=click.Choice(["name", "value"]),
-    default="value",
-    show_default=True,
-    help="value: recognise modules with other names by the values they hold.",
-)
-@click.option("--strict", is_flag=True, help="Count differences in structure and random states as divergences, too.")
-@click.option(
-    "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; detected for resumed runs."
-)
+@comparing
 @click.option(
     "--level",
     type=click.Choice(["module", "op"]),
@@ -138,6 +121,8 @@ def diff(
         raise UsageError("--zoom runs two scripts again, and a checkpoint has none.")
     again = {name: asked.pop(name) for name in ("repeat", "fresh", "links")}
     command = ctx.meta.get("command")
+    if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
+        a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(again.values()):
         raise UsageError("--repeat, --fresh and --link are of revisions: name what to run after `--`.")
     if command is not None and (zoom or more):
@@ -320,18 +305,11 @@ def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
 
 def _options(*, grouped: bool, **asked: Any) -> Any:
     """The options of the comparison, checked."""
-    from introspect_cli.compare.match.names import parse_rename
     from introspect_cli.compare.options import DiffOptions
 
     return DiffOptions(
-        **vars(selection_of(asked)),
-        rename=tuple(parse_rename(text) for text in asked["rename"]),
-        offset=asked["offset"],
-        rtol=asked["rtol"],
-        atol=asked["atol"],
+        **compared_by(asked),
         limit=None if asked["everything"] else 12 if asked["limit"] is None else asked["limit"],
         whole_step=grouped,
         want_map=asked["want_map"],
-        strict=asked["strict"],
-        by_value=asked["match"] == "value",
     )

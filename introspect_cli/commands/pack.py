@@ -32,8 +32,7 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
 
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
-    from introspect_cli.records import count
-    from introspect_cli.render.text import size
+    from introspect_cli.records import count, human_size
     from introspect_cli.store import pack as packing
     from introspect_cli.store.pack import is_remote, sent
     from introspect_cli.store.reader import RunState, open_run
@@ -53,7 +52,7 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
             sent(file, out)
     else:
         written = packing.pack(Path(run), Path(out), sources=carried)
-    say(f"wrote {out} ({size(written)}, unpacked {size(size_on_disk(run))})")
+    say(f"wrote {out} ({human_size(written)}, unpacked {human_size(size_on_disk(run))})")
     if texts and sources is None:
         files = count(texts, "source file")
         say(

@@ -64,8 +64,9 @@ def report(
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.records import human_size
     from introspect_cli.render.html import page_html
-    from introspect_cli.render.text import size, write_whole
+    from introspect_cli.render.text import write_whole
 
     if output is None and not browse:
         raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")
@@ -88,7 +89,7 @@ def report(
         write_whole(output, text)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
-    say(f"wrote {output} ({size(len(text.encode()))})")
+    say(f"wrote {output} ({human_size(len(text.encode()))})")
     if browse and not webbrowser.open(output.resolve().as_uri()):
         say(f"no browser could be opened here: open {output} in one", err=True)
     return SAME

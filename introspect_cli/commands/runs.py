@@ -76,9 +76,8 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
-    from introspect_cli.records import count
+    from introspect_cli.records import count, human_size
     from introspect_cli.render.show_text import unseen_sentences
-    from introspect_cli.render.text import size
     from introspect_cli.store.writer import remove_run
 
     if not keep and older_than is None:
@@ -89,10 +88,10 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     for row in going:
         if not dry_run:
             remove_run(row.path)
-        say(f"{'would remove' if dry_run else 'removed'} {row.path} ({size(row.size)})")
+        say(f"{'would remove' if dry_run else 'removed'} {row.path} ({human_size(row.size)})")
     for sentence in unseen_sentences(search):
         say(sentence, err=True)
-    freed = size(sum(row.size for row in going))
+    freed = human_size(sum(row.size for row in going))
     click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME
 

@@ -9,8 +9,9 @@ import click
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Verdict
     from introspect_cli.render.blocks import Block
     from introspect_cli.render.console import Screen
@@ -85,6 +86,26 @@ rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences u
 atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 
 
+_COMPARED = (
+    rtol,
+    atol,
+    click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass."),
+    click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
+    click.option(
+        "--match",
+        type=click.Choice(["name", "value"]),
+        default="value",
+        show_default=True,
+        help="value: recognise modules with other names by the values they hold.",
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Count differences in structure and random states as divergences, too."
+    ),
+    click.option(
+        "--offset", type=int, metavar="N", help="Compare step K of B with step K+N of A; detected for resumed runs."
+    ),
+)
+
 HERE = "here"
 engine_option = click.option(
     "--engine",
@@ -123,6 +144,45 @@ def selection_of(asked: dict[str, Any]) -> Selection:
     from introspect_cli.selection import read_selection
 
     return read_selection(**{name: asked.pop(name) for name in _SELECTING if name in asked})
+
+
+def comparing(command: Any) -> Any:
+    """Declare the options that change the answer of a comparison; `compared_by` takes them."""
+    for option in reversed(_COMPARED):
+        command = option(command)
+    return selecting(*_SELECTING)(command)
+
+
+def compared_by(asked: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `DiffOptions` that the options of `comparing` set, checked.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    from introspect_cli.compare.match.names import parse_rename
+
+    fields = {name: asked[name] for name in ("offset", "rtol", "atol", "strict")}
+    fields |= {"by_value": asked["match"] == "value", "rename": tuple(parse_rename(text) for text in asked["rename"])}
+    return {**vars(selection_of(asked)), **fields}
+
+
+def compared_as(words: Sequence[str]) -> tuple[DiffOptions, tuple[str, ...]]:
+    """What a comparison is asked with, written as for `diff`: its options, and the repeated runs of a.
+
+    Raises:
+        UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
+    """
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.errors import UsageError
+
+    try:
+        with comparing(click.Command("--diff", params=[])).make_context("--diff", list(words)) as context:
+            asked = context.params
+    except click.ClickException as error:
+        raise UsageError(
+            f"--diff takes options that change the answer of `introspect diff`: {error.format_message()}"
+        ) from None
+    return DiffOptions(**compared_by(asked)), asked["noise"]
 
 
 def answer(format_: str, document: Callable[[], Any], blocks: Callable[[Screen], Iterable[Block]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, exit_code, last_runs, rtol
+from introspect_cli.commands.shared import RunType, compared_by, comparing, exit_code, last_runs
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _PAUSE = 1.0
 _REST = 4
 _PATIENCE = 5
+_SLOW = 1.0
+"""Seconds from which on a look is said to be behind the run."""
 _LOOKS = 30
 """Looks over which the rate is taken."""
 
@@ -38,9 +40,9 @@ Exit status: 0; with --against, 1 where the runs diverge, and that of diff once 
 )
 @click.argument("run", type=RunType(), required=False)
 @click.option("--against", type=RunType(), metavar="RUN", help="A run, pack, URL or golden run to compare with.")
-@rtol
+@comparing
 @click.option("--once", is_flag=True, help="Show it once, as it is now, for scripts and cron.")
-def watch(run: str | None, against: str | None, rtol: float, *, once: bool) -> int:
+def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> int:
     """Show how far RUN is, its losses and norms, what `check` finds, and its distance to another run.
 
     The screen is drawn again as steps come, and the command ends when the run does. In a pipe it prints a
@@ -53,7 +55,7 @@ def watch(run: str | None, against: str | None, rtol: float, *, once: bool) -> i
     path, screen, failed, last = run or last_runs(1)[0], Screen(), 0, None
     looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
     with ExitStack() as stack:
-        ask = _question(stack, against, path, rtol)
+        ask = _question(stack, against, path, asked)
         draw = None if once else stack.enter_context(screen.live())
         while True:
             began = time.monotonic()
@@ -95,23 +97,37 @@ def _with_rate(seen: Look, looks: deque[tuple[float, int]], now: float) -> Look:
     return replace(seen, rate=(seen.last - before) / (now - then), recent=True)
 
 
-def _question(stack: ExitStack, against: str | None, path: str, rtol: float) -> Any:
+def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str, Any]) -> Any:
     """Gives the comparison with a reference, opened, of a run, opened; None without one."""
+    from introspect_cli.errors import UsageError
+
     if against is None:
+        if any(value for name, value in asked.items() if name != "match"):
+            raise UsageError("the options of diff say how to compare: name a run with --against")
         return None
     from introspect_cli.commands.alongside import question
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.alongside import may_be_judged
     from introspect_cli.store.reader import RunState
 
-    reference, ask = question(against, Path(path), (), DiffOptions(rtol=rtol, want_map=True))
+    options = DiffOptions(**compared_by(asked), want_map=True)
+    noise = [stack.enter_context(open_any(run)) for run in asked["noise"]]
+    reference, ask = question(against, Path(path), noise, options)
     held = [stack.enter_context(reference())]
 
     def compared(run: Run) -> DiffResult | None:
         if held[-1].state is RunState.RUNNING:
             held.append(stack.enter_context(reference()))
             held.pop(0).close()
-        return ask(held[-1], run) if run.ranks and may_be_judged(held[-1], run) else None
+        if not run.ranks or not may_be_judged(held[-1], run):
+            return None
+        try:
+            return ask(held[-1], run)
+        except UsageError:  # what is selected may only come
+            if run.state is not RunState.RUNNING:
+                raise
+            return None
 
     return compared
 
@@ -120,5 +136,10 @@ def _look(path: str, ask: Any) -> tuple[Look, DiffResult | None]:
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.look import look
 
+    began = time.monotonic()
     with open_any(path) as run:
-        return look(run), None if ask is None else ask(run)
+        seen, compared = look(run), None if ask is None else ask(run)
+    if seen.over or time.monotonic() - began < _SLOW:
+        return seen, compared
+    with open_any(path) as run:  # what took so long is behind
+        return replace(seen, behind=(run.last_step or 0) - (seen.last or 0)), compared

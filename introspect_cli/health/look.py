@@ -30,6 +30,7 @@ class Look:
         recent: whether that is the rate of late; else it is the average since the script started.
         curves: losses, norms and learning rates of its lowest rank.
         check: what a check of it finds.
+        behind: steps that the run went on while it was looked at.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Look:
     curves: tuple[Curve, ...]
     check: CheckResult
     recent: bool = False
+    behind: int = 0
 
     @property
     def over(self) -> bool:

@@ -119,14 +119,17 @@ def watch_line(look: Look) -> str:
     average = "" if look.recent else " on average"
     rate = f", {number(look.rate, 3)} steps/s{average}" if look.rate is not None else ""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
-    return f"{look.state.value}, {where}{rate}"
+    behind = f"; the run is {count(look.behind, 'step')} further by now" if look.behind else ""
+    return f"{look.state.value}, {where}{rate}{behind}"
 
 
 def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
-    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
+    if len(values) > 1 and len(finite) == len(values) and min(finite) == max(finite):
+        return [Line(((clean(curve.name), "heading"), (f"  {last} at each of {len(values):,} steps", "")))]
+    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     return [
         Line(((clean(curve.name), "heading"), (f"  {last} at step {curve.steps[-1]}{span}", ""))),
         line(sparkline(values, room, ascii_only=ascii_only), "name", wrap=False),

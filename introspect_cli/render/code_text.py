@@ -73,12 +73,15 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
 def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
-    scope = f"  in {clean(change.scope)}" if change.scope else ""
+    scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
     moved = "  (moved)" if change.unit == "moved" else ""
     yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""
-        yield line(f"only in {only}" if only else "changed; it cannot be parsed", "dim", 4)
+        whole = (
+            "changed; it cannot be parsed" if change.file.endswith(".py") else "changed; it is not read value by value"
+        )
+        yield line(f"only in {only}" if only else whole, "dim", 4)
         return
     if one.above:
         yield line(f"  {clean(one.above, 160)}", "dim", 4, wrap=False)

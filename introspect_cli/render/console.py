@@ -101,24 +101,24 @@ class Screen:
         with Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis") as live:
 
             def draw(blocks: Iterable[Block]) -> None:
-                lines = [
-                    Line(tuple((self._shown(text), style) for text, style in line.spans), line.indent)
-                    for line in lines_of(blocks, self.width)
-                ]
-                live.update(Group(*rich_lines(lines, self.width)), refresh=True)
+                rows = (text for row in lines_of(blocks, self.width) for text in self._texts(row))
+                live.update(Group(*rows), refresh=True)
 
             yield draw
 
     def _line(self, line: Line) -> None:
-        text = Text(" " * line.indent, end="")
+        for text in self._texts(line):
+            self._console.print(text, soft_wrap=True)
+
+    def _texts(self, line: Line) -> list[Text]:
+        """A line, styled; several where it is a paragraph that is wider than the terminal."""
+        text = Text(" " * line.indent)
         for content, style in line.spans:
             text.append(self._shown(content), STYLES.get(style, ""))
         width = max(min(self.width, 120), 20)
         if line.wrap and len(text) > width and self.width < WIDEST:
-            for part in self._wrapped(text, width, line.indent):
-                self._console.print(part, soft_wrap=True)
-        else:
-            self._console.print(text, soft_wrap=True)
+            return self._wrapped(text, width, line.indent)
+        return [text]
 
     def _wrapped(self, text: Text, width: int, indent: int) -> list[Text]:
         """A styled paragraph cut at blanks; words longer than the line stay whole."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, shown, step_words
-from introspect_cli.records import Kind, Record, Status, Summary, count, perturbed_by
+from introspect_cli.records import Kind, Record, Status, Summary, count, human_size, perturbed_by
 from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
-from introspect_cli.render.text import brief_what, clean, number, shape, site_text, size, statistic
+from introspect_cli.render.text import brief_what, clean, number, shape, site_text, statistic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
         ("ended", "" if source else _ending(run)),
         ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {size(run.size)} on disk"),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} on disk"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("perturbed", _perturbed(manifest)),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
@@ -80,7 +80,7 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("checkpoint", run.path),
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
-        ("size", f"{size(run.size)} on disk"),
+        ("size", f"{human_size(run.size)} on disk"),
         ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
     ]
 
@@ -271,7 +271,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("label", least=8), lambda row: clean(row.label, 40)),
         (Column("started (UTC)", drop_at=2), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
-        (Column("size", right=True, drop_at=1), lambda row: size(row.size)),
+        (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
         (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
@@ -280,7 +280,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         del columns[-1]
     if not any(row.label for row in rows):
         del columns[1]
-    total = f"{count(len(rows), 'run')}, {size(sum(row.size for row in rows))}"
+    total = f"{count(len(rows), 'run')}, {human_size(sum(row.size for row in rows))}"
     table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
     return [table, line(), line(total, "dim"), *unseen]
 

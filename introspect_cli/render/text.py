@@ -64,15 +64,6 @@ def shape(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes)) if sizes else "scalar"
 
 
-def size(count: float) -> str:
-    """Bytes in units people read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
     """Values as a row of little bars, folded by their mean to the width; `!` where not finite, a blank where absent."""
     marks = _PLAIN_SPARKS if ascii_only else _SPARKS

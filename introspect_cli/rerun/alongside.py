@@ -10,11 +10,12 @@ twice as long as it worked.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Phase
 from introspect_cli.store.reader import Run, RunState, open_run
 
@@ -43,10 +44,12 @@ class Digests:
 
     def read(self, run: Run) -> None:
         """Read those of a reference."""
-        for rank in run.ranks:
-            entries = run.rank(rank).entries
-            steps = zip(entries["step"].tolist(), _digests(entries), strict=True)
-            self.by_rank[rank] = dict(steps)
+        self.by_rank |= {rank: run.rank(rank).digests() for rank in run.ranks}
+
+    @property
+    def last(self) -> int:
+        """The last step that was looked at of every rank; -1 before there is one."""
+        return min(self.looked.values(), default=-1)
 
     def differ(self, run: Run) -> bool:
         """Whether a step that was not looked at yet differs; other ranks than the reference's always do."""
@@ -54,19 +57,11 @@ class Digests:
             return True
         found = False
         for rank in run.ranks:
-            entries, last = run.rank(rank).entries, self.looked.get(rank, -1)
+            digests, last = run.rank(rank).digests(), self.looked.get(rank, -1)
             reference = self.by_rank[rank]
-            for step, digest in zip(entries["step"].tolist(), _digests(entries), strict=True):
-                if step > last:
-                    found |= reference.get(step, digest) != digest
-            self.looked[rank] = int(entries["step"][-1]) if len(entries) else -1
+            found |= any(step > last and reference.get(step, digest) != digest for step, digest in digests.items())
+            self.looked[rank] = max(digests, default=-1)
         return found
-
-
-def _digests(entries: object) -> list[bytes]:
-    """The 16 bytes of each step; numpy's bytes would lose zeros at their end."""
-    data = entries["digest"].tobytes()  # type: ignore[index] # a structured array
-    return [data[at : at + 16] for at in range(0, len(data), 16)]
 
 
 def alongside(
@@ -74,9 +69,13 @@ def alongside(
     path: Path,
     ask: Ask,
     first: Callable[[DiffResult], None],
+    agreed: Callable[[int], None] = lambda _step: None,
     pause: float = PAUSE,
 ) -> DiffResult:
     """Compare until the run is over.
+
+    `first` hears once of the first divergence that is seen, and `agreed`, until then, of each step up to which the two
+    do not diverge.
 
     Returns:
         the comparison of the whole run.
@@ -86,7 +85,7 @@ def alongside(
         UsageError: the two cannot be compared.
     """
     digests, one = Digests(), reference()
-    told, waiting, failed, rest_until = False, False, 0, 0.0
+    told, waiting, failed, rest_until, last = False, False, 0, 0.0, -1
     try:
         digests.read(one)
         while True:
@@ -105,11 +104,15 @@ def alongside(
                             first(result)
                         return result
                     if waiting and began >= rest_until and may_be_judged(one, run):
-                        waiting, result = False, ask(one, run)
+                        with suppress(UsageError):  # what is selected may only come
+                            result = ask(one, run)
+                            waiting, told = False, result.verdict is Verdict.DIVERGED
+                            if told:
+                                first(result)
                         rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-                        if result.verdict is Verdict.DIVERGED:
-                            told = True
-                            first(result)
+                    if not (waiting or told) and digests.last != last:
+                        last = digests.last
+                        agreed(last)
                 failed = 0
             except StoreError:
                 failed += 1

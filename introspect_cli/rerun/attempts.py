@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Change, apply
+from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
+from introspect_cli.rerun.opened import opened_files
 from introspect_cli.rerun.texts import encoded, search_path, undefined
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -162,7 +164,8 @@ class Attempts:
             paths = os.pathsep.join(filter(None, (str(planted.modules), paths)))
         if paths:
             environment["PYTHONPATH"] = paths
-        words = (*recipe.options, *self.options, "--until-step", str(self.until), *_line(recipe, self.ground, planted))
+        ends = ("--until-step", str(self.until), *stopping(self.reference.run, self.until))
+        words = (*recipe.options, *self.options, *ends, *_line(recipe, self.ground, planted))
         try:
             done = capture(Variant(self.output / name, words, planted.directory, environment, python))
         finally:
@@ -199,11 +202,11 @@ class Attempts:
             return
         changed = {item.file for item in self.elements if isinstance(item, Change)}
         with open_run(done.run) as run:
-            ran = Sources(run).digests
+            ran = {**opened_files(run), **Sources(run).digests}
         for name in sorted(changed & sources.keys()):
             if name in ran and ran[name] != source_digest(sources[name]):
                 raise UsageError(
-                    f"{name} was not imported from the directory of the variant, but from where it is installed or an "
+                    f"{name} was not read from the directory of the variant, but from where it is installed or an "
                     "absolute path leads: its changes cannot be tried"
                 )
 
@@ -226,7 +229,11 @@ def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     texts = {**sides.inert, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
     for name in {change.file for change in changes}:
-        text = apply(texts.get(name), [change for change in changes if change.file == name], sides.b[name])
+        chosen = [change for change in changes if change.file == name]
+        if name in sides.opened:
+            texts[name] = with_values(chosen, sides.a[name], sides.b[name])
+            continue
+        text = apply(texts.get(name), chosen, sides.b[name])
         if text is not None:
             if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
                 raise ValueError(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes import MOST_RUNS, Proof, prove
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged, stopping
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
 
@@ -150,7 +150,7 @@ class _Search:
                 log = self.tree.ask("bisect", "log")
                 if "first bad commit" in log or "only skipped commits left" in log:
                     return self._culprit(log)
-                verdict, result = judge(reference, self._capture(commit), self.until)
+                verdict, result = judge(reference, self._capture(commit, against=reference.run), self.until)
                 self._note(commit, verdict, result)
                 word = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skip"}[verdict]
                 # git exits with 2 when only skipped commits are left, which is an answer.
@@ -161,11 +161,13 @@ class _Search:
     def _capture(self, commit: str, against: Path | None = None) -> Rerun:
         """Run a commit, up to its first divergence from a run where one is given."""
         options: list[str] = list(self.plan.options)
-        options += ["--against", str(against), "--stop"] if against is not None else []
         name = commit[:16]
         if self.until is not None:
             options += ["--until-step", str(self.until)]
             name = f"{name}-to-{self.until}"
+        if against is not None:
+            far = self.until is None
+            options += ("--against", str(against), "--stop") if far else stopping(against, self.until or 0)
         run = self.directory / name
         self._check_out(commit)
         if not (run / "manifest.yaml").exists() and self.plan.setup and not self._set_up(run):

@@ -8,6 +8,7 @@ options, variables, packages, the files beside git's), so what was asked before 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import fcntl
 import hashlib
 import json
@@ -21,16 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.endings import raised
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import count
+from introspect_cli.rerun.ground import path_of_the_users
 from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
 from introspect_cli.rerun.worktree import Repository
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.version import __version__
@@ -231,26 +235,57 @@ class _Captures:
             more = ["--against", against if "://" in against else os.path.abspath(against), "--stop", *more]  # noqa: PTH100
             run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
             options += more
-        kept = next((path for path in (whole, run) if not self.asked.fresh and _is_kept(path)), None)
-        if kept is not None:
-            self.tell(f"{side} is {source.words}: captured before, {_shown(kept)}")
-            os.utime(kept)
-            return kept
+        kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)
+        changed = "" if kept is None else self._changed_since(kept.run)
+        if changed:
+            self.tell(f"{changed} has changed since {side} was captured")
+        elif kept is not None:
+            self.tell(f"{side} is {source.words}: captured before, {_shown(kept.run)}")
+            self._refuse(side, kept, source)
+            os.utime(kept.run)
+            return kept.run
         for submodule in source.empty:
             self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {source.words}")
         self.tell(f"{side} is {source.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})")
         began = time.monotonic()
         with _or_nothing(run), planted(source, others, self.asked.links, self.base) as tree:
             done = self._run(run, source, tree, options)
-            if not done.usable:
-                self._refuse(side, done, source)
+            self._refuse(side, done, source)
             self._check(done, source, tree)
         stopped = _manifest(run).get("stopped") is True
+        if stopped and against is not None and not self._diverges(against, run, noise):
+            return self._captured(side, source, others, name)
         if run != whole and not stopped:
             run = _renamed(run, whole)
         how = ", up to its first divergence" if stopped else ""
         self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
         return run
+
+    def _diverges(self, reference: str, run: Path, noise: tuple[str, ...]) -> bool:
+        """Whether a run that was ended at its first divergence has one: it was seen while the run was going on."""
+        with contextlib.ExitStack() as stack:
+            paths: tuple[str, ...] = (reference, str(run), *noise)
+            a, b, *others = (stack.enter_context(open_run(path)) for path in paths)
+            return compare_runs(a, b, DiffOptions(rtol=self.asked.rtol), others).verdict is Verdict.DIVERGED
+
+    def _changed_since(self, kept: Path) -> str:
+        """A file beside the revision that a run read and that is another one now; "" where none is known of."""
+        here, place = Path(os.path.realpath(Path.cwd())), self.base / "tree"
+        links = [here / path for path in self.asked.links]
+        with open_run(kept) as run:
+            files, started = run.settings.get("files"), run.manifest.get("started")
+        began = dt.datetime.fromisoformat(str(started)).timestamp()
+        for name, about in (files if isinstance(files, dict) else {}).items():
+            path = self.user.root / Path(name).expanduser()
+            if path.is_relative_to(place):
+                path = path_of_the_users(place, path, self.user.root)
+            elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
+                continue  # the revision's, or one that was copied
+            if about.get("many"):
+                continue
+            if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
+                return str(name)
+        return ""
 
     def _run(self, run: Path, source: Source, tree: Tree, options: Sequence[str]) -> Rerun:
         words = list(self.asked.words)
@@ -270,8 +305,8 @@ class _Captures:
         Raises:
             UsageError: there is nothing to compare.
         """
-        error = raised(_opened(done.run), "") if _is_kept(done.run) else None
-        if error is not None and side == "b":
+        error = None if done.usable or kept_run(done.run) is None else raised(_opened(done.run), "")
+        if done.usable or (error is not None and side == "b"):
             return
         how = f"exit code {done.exit_code} ({done.last_lines.rpartition(' / ')[2]})" if error is None else error.words
         raise UsageError(
@@ -287,15 +322,14 @@ class _Captures:
         """
         with open_run(done.run) as run:
             ran = run.settings.get("sources")
-        roots = [tree.root, *(Path(path) for path in tree.paths.split(os.pathsep) if path)]
+        files = Repository(tree.root).names("ls-files")
         for name, digest in (ran if isinstance(ran, dict) else {}).items():
             forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
-            there = [root / form for root in roots for form in forms if (root / form).is_file()]
-            users = [path for path in there if path.is_relative_to(tree.root)]
-            if users and digest not in {source_digest(path.read_bytes()) for path in there}:
+            named = [file for file in files if any(f"/{file}".endswith(f"/{form}") for form in forms)]
+            if digest not in _digests(tree.root, named) and digest in _digests(self.user.root, named):
                 raise UsageError(
-                    f"{name} did not run as it is at {source.words}: python imported it from where it is installed, or "
-                    "it changed itself"
+                    f"{name} did not run as it is at {source.words}: python imported the one of your work tree, by an "
+                    "absolute path or from where it is installed"
                 )
 
     def _repeated(self, a: Path, again: Path) -> tuple[str, ...]:
@@ -334,14 +368,8 @@ def _manifest(run: Path) -> Any:
     return _opened(run).manifest
 
 
-def _is_kept(run: Path) -> bool:
-    """Whether a capture is there that ended as its script did."""
-    if not (run / "manifest.yaml").exists():
-        return False
-    try:
-        return bool(_opened(run).state is RunState.COMPLETE)
-    except StoreError:
-        return False
+def _digests(root: Path, names: Sequence[str]) -> set[str]:
+    return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
 
 
 @contextlib.contextmanager

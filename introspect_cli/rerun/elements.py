@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.changes.renames import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
+from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.element import Difference, Element, OtherPython
 from introspect_cli.rerun.minimise import differences
+from introspect_cli.rerun.opened import opened_texts
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.texts import decoded, place_of_source, texts_of
 
@@ -45,6 +47,7 @@ class Sides:
         places_b: where b's source files lie.
         directory_b: where b ran.
         commits: the commits that the runs come from, "" where that was not recorded.
+        opened: names of those among the texts that are no source, but opened by the script.
         b_failed: whether b's script failed, so that one that fails may do as b does.
     """
 
@@ -61,6 +64,7 @@ class Sides:
     directory_b: Path
     commits: tuple[str, str]
     b_failed: bool
+    opened: frozenset[str] = frozenset()
 
     @property
     def inert(self) -> dict[str, str]:
@@ -105,6 +109,9 @@ def sides_of(a: Run, b: Run) -> Sides:
     unknown += [f"{name}: its value was redacted" for name in secret]
     redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
     unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
+    opened = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
+    elements += [change for text in opened.texts for change in changed_values(text.name, text.a, text.b)]
+    unknown += opened.unknown
     packages = _packages(first, second)
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
@@ -113,17 +120,19 @@ def sides_of(a: Run, b: Run) -> Sides:
     return Sides(
         recipe=recipe,
         root=one.root,
-        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}},
-        a=texts_a,
-        b=texts_b,
+        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
+        | {text.name: text.places[0] for text in opened.texts},
+        a=texts_a | {text.name: text.a for text in opened.texts},
+        b=texts_b | {text.name: text.b for text in opened.texts},
         as_written={name: text for name, text in written.items() if text != texts_b[name]},
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
-        places_b=tuple(two.places.values()),
+        places_b=(*two.places.values(), *(text.places[1] for text in opened.texts)),
         directory_b=recipe_b.directory,
         commits=(recipe.commit, recipe_b.commit),
         b_failed=b.manifest.get("exit_code") != 0,
+        opened=frozenset(text.name for text in opened.texts),
     )
 
 
@@ -189,7 +198,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
 
     def order(element: Element) -> tuple[int, int]:
-        if isinstance(element, Change):
+        if isinstance(element, Change) and element.unit != "value":
             place, likely = statements.get(_lines(element), (_LAST, False))
             return (settings.get(element.file, _LAST) if likely else _LAST, place)
         return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
@@ -203,7 +212,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
 def _name(element: Element) -> str:
     """What the comparison calls it among the settings."""
     if isinstance(element, Change):
-        return element.file
+        return element.place if element.unit == "value" else element.file
     return "" if isinstance(element, OtherPython) else element.name
 
 

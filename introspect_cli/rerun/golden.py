@@ -7,7 +7,6 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import shutil
 import subprocess
@@ -25,7 +24,9 @@ from introspect_cli.compare.reasons.settings import describe, rounds_differently
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
+from introspect_cli.rerun.variant import LONG, took
 from introspect_cli.store import documents
+from introspect_cli.store.files import GOLDEN_RUN
 from introspect_cli.store.pack import pack
 from introspect_cli.store.reader import Run, open_run
 
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-ABOUT, STORE = "golden.yaml", "run.zip"
+ABOUT, STORE = "golden.yaml", GOLDEN_RUN
 KINDS = "rng,batch,loss,output,grad,param,buffer"
-_LONG = 20.0
-"""Seconds of a golden run from which on the next one is ended at its first divergence: that takes a second itself."""
 _SMALL = 64
 """Roundings of a value's type that summation order may make; more is another computation."""
 
@@ -132,23 +131,13 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
-        # with noise, what may pass is known after both runs
-        stop = ["--against", str(path), "--stop"] if not noise and _took_long(path) else []
+        with _kept(path) as run:
+            pays = not noise and took(run) >= LONG  # with noise, what may pass is known after both runs
+        stop = ["--against", str(path), "--stop"] if pays else []
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         if keep_run is not None:
             shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
         return compared(path, golden, runs[0], runs[1:])
-
-
-def _took_long(path: Path) -> bool:
-    """Whether a golden run took so long that it pays to compare the next one while it runs."""
-    with _kept(path) as run:
-        times = [run.manifest.get(name) for name in ("started", "ended")]
-    try:
-        began, ended = (dt.datetime.fromisoformat(str(time)) for time in times)
-        return (ended - began).total_seconds() >= _LONG
-    except (TypeError, ValueError):  # there is none, or one is of a zone and the other is not
-        return False
 
 
 def compared(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:

@@ -233,6 +233,12 @@ def rebuilt_below(place: Path, top: Path) -> Path:
     return place.joinpath(*(path.name for path in reversed(above)), top.name)
 
 
+def path_of_the_users(place: Path, path: Path, top: Path) -> Path:
+    """Where a path lies for the user that was found below the place where a directory was rebuilt."""
+    above = min(_LEVELS_ABOVE, len(top.parents) - 1)
+    return Path(os.path.realpath(top.parents[above] / path.relative_to(place)))
+
+
 def beside(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
     for _ in range(_LEVELS_ABOVE):
@@ -252,7 +258,7 @@ def _modules(planted: Planted, sources: Iterable[Path], reachable: Collection[Pa
     """Links to packages of the project that python would look for elsewhere: those that are installed as editable."""
     directory = planted.place / "modules"
     for path in sources:
-        if any(path.is_relative_to(directory) for directory in reachable):
+        if path.suffix != ".py" or any(path.is_relative_to(directory) for directory in reachable):
             continue
         package = path
         while (planted.moved(package.parent) / "__init__.py").exists():
@@ -297,7 +303,7 @@ def _equal(one: Path | None, two: Path | None) -> bool:
 def tracked(root: Path) -> frozenset[Path]:
     """The files of a project that git knows: no run wrote them."""
     try:
-        return frozenset(root / name for name in Repository(root).ask("ls-files", "-z").split("\0") if name)
+        return frozenset(root / name for name in Repository(root).names("ls-files"))
     except UsageError:
         return frozenset()
 
@@ -314,10 +320,10 @@ def at_commits(sides: Sides, ground: Ground, place: Path) -> tuple[OtherFile, ..
         repository = Repository(sides.root)
         if repository.root != sides.root or not all(map(repository.has, sides.commits)):
             return ()
-        answer = repository.ask("diff", "--name-only", "-z", "--no-renames", *sides.commits)
+        different = repository.names("diff", "--name-only", "--no-renames", *sides.commits)
     except UsageError:
         return ()
-    names = [name for name in answer.split("\0") if name and sides.root / name not in sides.places.values()]
+    names = [name for name in different if sides.root / name not in sides.places.values()]
     return tuple(
         OtherFile(
             os.path.relpath(ground.root / name, ground.tops[0]),

@@ -15,7 +15,7 @@ from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.element import Difference
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 
@@ -207,7 +207,8 @@ class _Search:
 
     def _run(self, chosen: Sequence[Difference]) -> Rerun:
         set_as_in_b = applied(chosen, self.arguments)
-        options = (*self.options, "--until-step", str(self.until), *set_as_in_b.options)
+        stop = stopping(self.reference.run, self.until)
+        options = (*self.options, "--until-step", str(self.until), *stop, *set_as_in_b.options)
         line = (*options, *self.script, *command_line(set_as_in_b.arguments))
         return capture(Variant(self.output / str(self.runs + 1), line, Path.cwd(), set_as_in_b.environment))
 

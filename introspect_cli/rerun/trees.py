@@ -75,11 +75,13 @@ def source_of(user: Repository, revision: str) -> Source:
     commit = user.commit("HEAD" if as_it_is else revision)
     changed = {}
     if as_it_is:
-        names = user.names("diff", "--name-only", "-z", "--no-renames", "--ignore-submodules=all", "HEAD")
-        names += [name for name in _untracked(user) if name.endswith(_CODE)]
+        # `git diff` would write the index
+        asked = ("status", "--porcelain", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
+        status = [(entry[:2], entry[3:]) for entry in user.names(*asked)]
+        names = [name for letters, name in status if letters != "??" or name.endswith(_CODE)]
         changed = {name: os.path.lexists(user.root / name) for name in names}
     submodules, empty = {}, []
-    for entry in user.names("ls-tree", "-r", "-z", "--full-tree", commit):
+    for entry in user.names("ls-tree", "-r", "--full-tree", commit):
         about, _, name = entry.partition("\t")
         if not about.startswith(_SUBMODULE):
             continue
@@ -95,7 +97,7 @@ def source_of(user: Repository, revision: str) -> Source:
 
 def _untracked(user: Repository) -> list[str]:
     """Files that git neither keeps nor ignores."""
-    return user.names("ls-files", "--others", "--exclude-standard", "-z")
+    return user.names("ls-files", "--others", "--exclude-standard")
 
 
 def _digest(path: Path) -> str:
@@ -137,7 +139,7 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
     code = {name for name in _untracked(user) if name.endswith(_CODE)} - {*scripts}
     found: list[tuple[int, str, object]] = []
     large: dict[str, int] = {}
-    for name in user.names("ls-files", "--others", "--directory", "-z"):
+    for name in user.names("ls-files", "--others", "--directory"):
         if not LEFT_OUT.isdisjoint(Path(name).parts):
             continue
         for path, size, changed in _files(user.root / name):

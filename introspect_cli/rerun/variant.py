@@ -7,7 +7,9 @@ a question that was answered before is answered from disk.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,11 +23,16 @@ from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from introspect_cli.store.reader import Run
+
+LONG = 20.0
+"""Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     Raises:
         StoreError: the log cannot be written.
     """
-    kept = None if again else _kept(variant.run)
+    kept = None if again else kept_run(variant.run)
     if kept is not None:
         return kept
     options = ["-m", "introspect_cli", "capture", "-q", "--force", "-o", str(variant.run)]
@@ -103,7 +110,30 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
         code = logged(command, log_of(variant.run), variant.directory, variant.variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
+    if "--stop" in variant.words:  # the status is then that of the comparison
+        ended = kept_run(variant.run)
+        code = ended.exit_code if ended is not None else code
     return Rerun(variant.run, code, _steps(variant.run))
+
+
+def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
+    """Capture options that end a run where it diverges from a reference, if that may be long before a step.
+
+    Nothing where it cannot pay: to compare while a script runs takes a second or two to begin.
+    """
+    with open_run(reference) as run:
+        steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
+        pays = took(run) * min((until_step + 1) / max(steps, 1), 1.0) >= LONG
+    return ("--against", str(reference), "--stop") if pays else ()
+
+
+def took(run: Run) -> float:
+    """Seconds that a run took; 0 where it does not say."""
+    try:
+        began, ended = (dt.datetime.fromisoformat(str(run.manifest.get(name))) for name in ("started", "ended"))
+        return (ended - began).total_seconds()
+    except (TypeError, ValueError):  # there is none, or one is of a zone and the other is not
+        return 0.0
 
 
 def logged(
@@ -121,17 +151,35 @@ def logged(
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
+            preexec_fn=_end_with_parent(),
         ).returncode
 
 
-def _kept(run: Path) -> Rerun | None:
+def _end_with_parent() -> Callable[[], None] | None:
+    """What has the system end a process once the one that started it is killed; None where it cannot."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def kept_run(run: Path) -> Rerun | None:
+    """A run that is there already and complete."""
     if not (run / "manifest.yaml").exists():
         return None
     try:
         with open_run(run) as opened:
             if opened.state is not RunState.COMPLETE:
                 return None
-            code = opened.manifest.get("exit_code")
+            code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
     except StoreError:
         return None
     return Rerun(run, code if isinstance(code, int) else 1, _steps(run))

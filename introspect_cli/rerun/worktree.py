@@ -60,24 +60,27 @@ class Repository:
             raise UsageError(f"cannot run git: {error.strerror or error}") from None
 
     def ask(self, *words: str) -> str:
-        """What git answers.
+        """What git answers, without the space around it.
 
         Raises:
             UsageError: git refuses; its last line says why.
         """
+        return self._answer(*words).strip()
+
+    def _answer(self, *words: str) -> str:
         answer = self.run(*words)
         if answer.returncode:
             lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
             raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
-        return answer.stdout.strip()
+        return answer.stdout
 
     def names(self, *words: str) -> list[str]:
-        """The paths that git lists, of a command that was asked for NUL between them.
+        """What git lists, such as paths, of a command that is asked for NUL between them.
 
         Raises:
             UsageError: git refuses.
         """
-        return [name for name in self.ask(*words).split("\0") if name]
+        return [name for name in self._answer(*words, "-z").split("\0") if name]
 
     def has(self, commit: str) -> bool:
         """Whether it knows a commit."""

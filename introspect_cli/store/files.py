@@ -41,9 +41,13 @@ FORMAT = 2
 
 MANIFEST = "manifest.yaml"
 SETTINGS = "settings"
+GOLDEN_RUN = "run.zip"
+"""Where the directory of a golden run has what was recorded."""
 TENSORS = "tensors"
 SOURCES = "sources"
 CHILDREN = "children"
+DIVERGENCE = "divergence.jsonl"
+"""What the first of several ranks says to the others while they are compared with a reference; see the capture."""
 LOCK = ".lock"
 LABEL = "label"
 INDEX = "index.bin"

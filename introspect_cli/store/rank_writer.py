@@ -57,6 +57,7 @@ class RankWriter:
 
     Attributes:
         failure: why nothing more is written, or None while all is well.
+        digest: of the last step that was written.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RankWriter:
         totals: bool = False,
     ) -> None:
         self.failure: str | None = None
+        self.digest = b""
         self._rank = rank
         self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
@@ -172,6 +174,7 @@ class RankWriter:
         self._files.commit(
             {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
         )
+        self.digest = digest
 
     def restart(self) -> None:
         """Take back all steps; names stay. A reader sees the store as it was before its first step.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 _STRETCH = 16
-"""Steps that are put together by one task: some hundred files are opened for it."""
+"""Steps that are put together by one task, which first opens the run."""
 
 _OF_RANKS = (
     "id",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
     r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|labels\.jsonl|totals\.bin|records-\d+\.arrow|\.index\.bin\.\d+"
+    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|totals\.bin|records-\d+\.arrow|\.index\.bin\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 

@@ -3,8 +3,8 @@
 An argument is equal and the file that it names is another: no setting says so. Python's own readers, yaml, json, numpy
 and torch all come by `open`, so it is replaced for as long as a capture lasts, from before the script's first line on.
 What was opened is read through the descriptor that the script has, at places of our own choice, so that its position
-stays and no second file can be meant. Only regular files are read that were there before the script began; of a data
-set of thousands of files one line is kept.
+stays and no second file can be meant; for what opens files past `open`, see `read_by`. Only regular files are read
+that were there before the script began; of a data set of thousands of files one line is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_config, sources
-from introspect_cli.capture.environment.start import ImportWatch
+from introspect_cli.capture.environment.read_by import Readers
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.sums import source_digest
 
@@ -80,6 +80,7 @@ _PYTHON = tuple(
 _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
+_open = os.open
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
@@ -135,7 +136,7 @@ class ReadFiles:
         self._opened = self._bytes = self._text = 0
         self._kept: set[str] = set()
         self._left_out = False
-        self._imports = ImportWatch({"safetensors": self._safetensors_imported})
+        self._readers = Readers(self)
 
     def install(self) -> None:
         """Stand in for `open`."""
@@ -143,13 +144,13 @@ class ReadFiles:
         uncounted(ReadFiles.open)
         for module in (builtins, io):
             self._patches.replace(module, "open", self.open)
-        self._imports.install()
+        self._readers.install()
         self._guarded.on = True
 
     def remove(self) -> None:
         """Put the functions back."""
         self._guarded.on = False
-        self._imports.remove()
+        self._readers.remove()
         self._patches.remove()
 
     def open(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,11 +168,11 @@ class ReadFiles:
         given = args[0] if args else kwargs.get("file")
         if type(given) is not int:
             name = handle.name
-            self._read(
+            self.read(
                 frame, handle.fileno(), name if type(name) is str else os.fsdecode(name) if type(name) is bytes else ""
             )
 
-    def _read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+    def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
         """Look at a file that is open."""
         status = os.fstat(descriptor)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -244,21 +245,13 @@ class ReadFiles:
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
-    def _safetensors_imported(self) -> None:
-        """Safetensors opens files itself."""
-        with self._guarded:
-            module = sys.modules["safetensors"]
-            opened = vars(module).get("safe_open")
-            if opened is not None:
-                self._patches.replace(module, "safe_open", _Opening(self, opened).safe_open)
-
     def path(self, frame: FrameType, path: object) -> None:
-        """A library is about to open a file itself."""
+        """A library has opened a file itself."""
         if type(path) is not str and not isinstance(path, Path):
             return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._read(frame, descriptor, str(path))
+            self.read(frame, descriptor, str(path))
         finally:
             os.close(descriptor)
 
@@ -294,21 +287,6 @@ class ReadFiles:
             for file in kept:
                 file.text = None
         return found
-
-
-class _Opening:
-    """Stands in for a class of a library's that opens a file."""
-
-    def __init__(self, files: ReadFiles, opened: Any) -> None:
-        self._files, self._opened = files, opened
-
-    def safe_open(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library's own."""
-        handle = self._opened(*args, **kwargs)
-        if self._files.is_on:
-            with self._files.guarded:
-                self._files.path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
-        return handle
 
 
 def _line(frame: FrameType | None) -> str:

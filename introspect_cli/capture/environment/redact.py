@@ -53,6 +53,13 @@ _PREFIXED = (
 )
 _TOKENS = re.compile(rf"{_NOT_WITHIN}({_PREFIXED}|[0-9a-fA-F]{{40}}(?![0-9A-Za-z]))")
 _PREFIXED_TOKENS = re.compile(rf"{_NOT_WITHIN}({_PREFIXED})")
+_SHORTEST_TOKEN = 15
+_WORDS = bytes(
+    place if place >= 128 or chr(place).isalnum() or chr(place) in "_-.:+/=" else ord(" ") for place in range(256)
+)
+"""What a token is made of, and spaces for all else."""
+_FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
+"""What stands, in small letters, in each form of a credential but a token and a login in a URL."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL)
 _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/)[\w/-]+"
@@ -151,9 +158,30 @@ def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _:
     return _HEADER.sub(lambda found: found[1] + REDACTED if again(found) else found[0], text)
 
 
-def has_token(text: str) -> bool:
-    """Whether a token with a prefix that says so stands in a text."""
-    return _PREFIXED_TOKENS.search(text) is not None
+def long_words(text: str) -> list[bytes]:
+    """The words of a text that are long enough for a token; to search these alone is ten times as quick."""
+    words = text.encode("utf-8", "surrogatepass").translate(_WORDS).split()
+    return [word for word in words if len(word) >= _SHORTEST_TOKEN]
+
+
+def may_be_formed(text: str, small: str, words: list[bytes]) -> bool:
+    """Whether `prose` may replace anything; to be sure that it does not takes a fraction of what it takes.
+
+    Args:
+        text: the text.
+        small: the text in small letters.
+        words: its long words.
+    """
+    if any(word in small for word in _FORMS) or _PREFIXED_TOKENS.search(
+        b" ".join(words).decode("utf-8", "surrogatepass")
+    ):
+        return True
+    at = text.find("://")
+    while at >= 0:
+        if _URL_USER.match(text, at):
+            return True
+        at = text.find("://", at + 1)
+    return False
 
 
 def prose(text: str) -> str:

@@ -10,8 +10,16 @@ has the form of a credential goes, as in settings; so does a string that a name 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
-from introspect_cli.capture.environment.redact import has_token, is_secret_name, is_strict_name, looks, prose
+from introspect_cli.capture.environment.redact import (
+    is_secret_name,
+    is_strict_name,
+    long_words,
+    looks,
+    may_be_formed,
+    prose,
+)
 from introspect_cli.store.files import REDACTED
 
 _TEXTS = re.compile(
@@ -60,7 +68,7 @@ _BEGINS = (
     *("session", "sig", "dsn", "key", "connection", "webhook"),
 )
 """What each alternative of `_MAY_NAME` begins with: to find these is thirty times as quick as to search for all."""
-_FORMS = ("bearer", "authorization", "private key", "hooks.slack.com", "api/webhooks")
+_DIGITS = 40
 _MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
@@ -71,18 +79,24 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         text: the file.
         patterns: further globs over names whose values are secret.
     """
-    small = text.lower()
-    formed = any(word in small for word in _FORMS) or ("://" in small and "@" in small) or has_token(text)
-    formed = formed and prose(text) != text
-    if not (formed or patterns or _may_name(small) or _MAY_BE_DRAWN.search(text)):
+    small, words = text.lower(), long_words(text)
+    formed = may_be_formed(text, small, words) and prose(text) != text
+    drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
+    marks = _marks(small)
+    if not (formed or patterns or drawn or any(_MAY_NAME.match(small, at) for at in marks)):
         return text
+    # else a string can only be secret behind one of these words, or with one of them in it
+    every = bool(patterns or drawn or len(small) != len(text))
     pieces = []
     done = 0
     for found in _TEXTS.finditer(text):
+        near = every or bisect_left(marks, found.start() - _FAR) != bisect_left(marks, found.end())
+        if not near and not formed:
+            continue
         group = next(name for name in _GROUPS if found[name] is not None)
         start, end = found.span(group)
         body = text[start:end]
-        is_secret = group != "comment" and _is_secret(text, found.start(), body, patterns)
+        is_secret = near and group != "comment" and _is_secret(text, found.start(), body, patterns)
         clean = REDACTED if is_secret else _clean(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]
@@ -90,15 +104,15 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-def _may_name(small: str) -> bool:
-    """Whether a file, in small letters, may have a string behind a name that says that it is secret."""
+def _marks(small: str) -> list[int]:
+    """Where, in a text in small letters, the words begin that make a name secret."""
+    marks = []
     for word in _BEGINS:
         at = small.find(word)
         while at >= 0:
-            if _MAY_NAME.match(small, at):
-                return True
+            marks.append(at)
             at = small.find(word, at + 1)
-    return False
+    return sorted(marks)
 
 
 def _clean(body: str, group: str, *, formed: bool) -> str:
@@ -106,7 +120,7 @@ def _clean(body: str, group: str, *, formed: bool) -> str:
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
         return looks(body)
-    return prose(body) if formed else body
+    return prose(body) if formed and may_be_formed(body, body.lower(), long_words(body)) else body
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:

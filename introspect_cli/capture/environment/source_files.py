@@ -55,6 +55,7 @@ class SourceFiles:
         self._kept: set[str] = set()
         self._left_out: list[str] = []
         self._younger: list[str] = []
+        self._unread: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
         """Take what a file of a name held; what was taken first stands."""
@@ -72,6 +73,8 @@ class SourceFiles:
                 if status.st_mtime > self._began and name not in self.digests and not _as_compiled(path, status):
                     self._younger.append(name)
                 self.add(name, data)
+            elif os.path.isabs(path) and path.endswith(".py") and _was_a_file(path):  # noqa: PTH117 - text is at hand
+                self._unread.append(name)
         for name, text in _without_file():
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
@@ -83,6 +86,11 @@ class SourceFiles:
             found.append(
                 f"the text of {_listed(self._left_out)} is not in the run: it keeps {LIMIT_FILE >> 20} MB of a file "
                 f"and {LIMIT_RUN >> 20} MB of all"
+            )
+        if self._unread:
+            found.append(
+                f"{_listed(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was "
+                "imported: whether it is the same in another run is not known"
             )
         if self._younger:
             found.append(
@@ -144,6 +152,14 @@ def _content(path: str) -> tuple[os.stat_result | None, bytes | None]:
         return None, None
     finally:
         os.close(fd)
+
+
+def _was_a_file(path: str) -> bool:
+    """Whether a module came from a regular file, which is still there or whose directory is: none of an archive's."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - text is what is at hand
+    except OSError:
+        return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
 
 
 def _as_compiled(path: str, status: os.stat_result) -> bool:

@@ -158,10 +158,10 @@ class Follower:
         else:
             session.finish(Ending(None, "ended"))
         said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
-        self._note("finished", run=str(session.path), said=said)
+        self._note("finished", run=str(session.path), said=said, code=session.status)
 
-    def _note(self, state: str, run: str = "", said: list[str] | None = None) -> None:
-        Note(self._process.name, state, run, said or []).leave(json.loads(self._text)["notes"])
+    def _note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
+        Note(self._process.name, state, run, said or [], code).leave(json.loads(self._text)["notes"])
 
 
 def _watch_worker(text: str, folder: str, process: Process) -> None:

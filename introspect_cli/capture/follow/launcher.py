@@ -42,7 +42,8 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         words: what was asked for, as it was written.
 
     Returns:
-        its exit code; where a signal ended it, this process ends by the same.
+        its exit code, or with `--stop` that of `diff` where it is 0; where a signal ended it, this process ends by the
+        same.
 
     Raises:
         UsageError: processes are not to be followed, or the command cannot be started.
@@ -63,7 +64,8 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
         _end_by(-code)
-    return code
+    asked = [note.code for note in found if note.code is not None]
+    return code or max(asked, default=0)  # where the ranks of a run are compared, one of them says
 
 
 def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:

@@ -31,12 +31,14 @@ class Note:
         state: `started` (no torch yet), `recording`, `finished` or `failed`.
         run: where it records.
         said: sentences for the person who waits.
+        code: the exit status that a comparison asks for; None where none was to.
     """
 
     name: str
     state: str
     run: str = ""
     said: list[str] = field(default_factory=list)
+    code: int | None = None
 
     def leave(self, folder: str) -> None:
         """Write it, in the place of what this process wrote before; a directory that is not there is no mistake."""

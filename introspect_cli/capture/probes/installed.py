@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.ops.arguments import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard, Probe
@@ -68,6 +69,7 @@ class Probes:
         began: dict[str, bytes | None],
         rank: int = 0,
         ranks: int = 1,
+        box: BlackBox | None = None,
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -79,6 +81,7 @@ class Probes:
             began: states of the random generators when the process began.
             rank: of this process in a distributed run.
             ranks: how many processes write the run.
+            box: holds whole tensors of the last steps; None where that was not asked for.
         """
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(
@@ -101,6 +104,7 @@ class Probes:
             why="last" if options.schedule is None else "rule",
             note=guard.note,
         )
+        self.keeping.box = box
         self.recorder = Recorder(
             self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost,
             per_sample=options.per_sample,

@@ -32,6 +32,7 @@ _NUMBER = re.compile(r"\d+")
 _MERSENNE = (5056,)
 """The shape of the state of torch's generator on the CPU."""
 _MOST = 100_000
+_MOST_NAMES = 20
 _UNNAMED = "(memory)"
 _SAFETENSORS = "safetensors.torch"
 
@@ -85,10 +86,13 @@ class ProductProbe:
                 result = original(*args, **kwargs)
             finally:
                 probe._saving = False
-            if probe._guarded.on and probe._recorder.wanted:
+            if probe._guarded.on:
                 with probe._guarded, unobserved():
                     given = dict(zip((held, place), args, strict=False)) | kwargs
-                    probe._saved(given.get(held), given.get(place))
+                    if probe._recorder.wanted:
+                        probe._saved(given.get(held), given.get(place))
+                    elif len(probe._context.saved_unseen) < _MOST_NAMES:
+                        probe._context.saved_unseen[_named(given.get(place))] = None
             return result
 
         return save

@@ -35,36 +35,23 @@ class Nearness(str, Enum):
 
 ORDER = list(Nearness)
 
-_SEEDS = frozenset(
-    {"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "Generator", "default_rng", "RandomState"}
-    | {"set_state", "set_rng_state", "setstate", "fork_rng", "initial_seed"}
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SEEDS = _words(
+    """
+    manual_seed manual_seed_all seed seed_everything set_seed Generator default_rng RandomState set_state
+    set_rng_state setstate fork_rng initial_seed
+    """
 )
-_DRAWS = frozenset(
-    {
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "normal_",
-        "uniform_",
-        "bernoulli",
-        "multinomial",
-    }
-    | {"kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "trunc_normal_", "orthogonal_"}
-    | {
-        "random_",
-        "exponential_",
-        "shuffle",
-        "choice",
-        "random",
-        "normal",
-        "uniform",
-        "dropout",
-        "permutation",
-        "sample",
-    }
+_DRAWS = _words(
+    """
+    rand randn randint randperm rand_like randn_like normal_ uniform_ bernoulli multinomial kaiming_uniform_
+    kaiming_normal_ xavier_uniform_ xavier_normal_ trunc_normal_ orthogonal_ random_ exponential_ shuffle choice
+    random normal uniform dropout permutation sample
+    """
 )
 _INITIALISES = re.compile(
     r"(?<!_)init|_init_|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
@@ -76,25 +63,11 @@ _MODES = frozenset({"train", "eval", "no_grad", "inference_mode", "requires_grad
 _CUTS = frozenset(
     {"detach", "requires_grad_", "no_grad", "checkpoint", "register_hook", "backward", "apply", "retain_grad"}
 )
-_AFTER_BACKWARD = frozenset(
-    {
-        "clip_grad_norm_",
-        "clip_grad_value_",
-        "unscale_",
-        "zero_grad",
-        "no_sync",
-        "all_reduce",
-        "register_hook",
-        "backward",
-    }
-    | {
-        "scale",
-        "register_post_accumulate_grad_hook",
-        "update",
-        "register_comm_hook",
-        "clip_gradients",
-        "manual_backward",
-    }
+_AFTER_BACKWARD = _words(
+    """
+    clip_grad_norm_ clip_grad_value_ unscale_ zero_grad no_sync all_reduce register_hook backward scale
+    register_post_accumulate_grad_hook update register_comm_hook clip_gradients manual_backward
+    """
 )
 _LOADS = frozenset({"load_state_dict", "load", "from_pretrained", "load_checkpoint"})
 _SAVES = frozenset({"state_dict", "save", "save_pretrained", "save_checkpoint"})
@@ -212,17 +185,7 @@ class Version:
         if not known or (clues.reason in {"module", "buffer"} and known != clues.classes[0]):
             return casts  # a module of a library: what builds it is meant, and not what calls it
         places = program.methods(known, "forward", "__call__", "training_step", "backward")
-        return _merged(casts, self._window(program.within(places), places))
-
-    def _window(self, found: dict[int, int], places: set[tuple[str, str]]) -> dict[int, int]:
-        """Of a forward, what does not come after the call of the module that differs first."""
-        program, before = self.program, self.clues.before
-        own = [program.statements[number] for place in places for number in program.by_place[place]]
-        calls = [one for one in own if before and before in one.calls and not one.around]
-        if len(calls) != 1 or len(places) != 1:
-            return found
-        after = {one.number for one in own if one.first > calls[0].last}
-        return {number: depth for number, depth in found.items() if number not in after}
+        return _merged(casts, _up_to(program, clues.before, places))
 
     def backward(self) -> dict[int, int]:
         """What a backward pass runs through, and what cuts it."""
@@ -411,6 +374,17 @@ class Version:
             if clues.reason == "module":
                 break
         return found | (program.calling(_MODES) if clues.words & {"training", "train"} else set())
+
+
+def _up_to(program: Program, before: str, places: set[tuple[str, str]]) -> dict[int, int]:
+    """Of a forward, what does not come after the call of the module that differs first."""
+    found = program.within(places)
+    own = [program.statements[number] for place in places for number in program.by_place[place]]
+    calls = [one for one in own if before and before in one.calls and not one.around]
+    if len(calls) != 1 or len(places) != 1:
+        return found
+    after = {one.number for one in own if one.first > calls[0].last}
+    return {number: depth for number, depth in found.items() if number not in after}
 
 
 def _loop(program: Program) -> set[int]:

@@ -230,12 +230,18 @@ class Program:
                 found = self.definers.get((".", key[1]), ())
             yield from found
             if key in self.parameters:
-                yield from self.callers.get(self.parameters[key][1].rpartition(".")[2], ())
+                yield from self.callers.get(_called_as(self.parameters[key][1]), ())
         for name in statement.calls:
             for place in self.called(name, statement.place):
                 for number in self.by_place[place]:
                     if isinstance(self.statements[number].node, (ast.Return, *FUNCTIONS)):
                         yield number
+
+
+def _called_as(qualified: str) -> str:
+    """By which name code calls a function: a class by its own, not by that of its constructor."""
+    around, _, name = qualified.rpartition(".")
+    return around.rpartition(".")[2] if name == "__init__" else name
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,11 @@ def _with_statement(change: SettingChange, best: Ranked | None, code: CodeChange
 
 
 def statement_words(one: Ranked) -> str:
-    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`."""
+    """`line 41 (Net.forward): return x / 2 -> return x / 3`, or `line 26: added def accuracy()`, moved, or removed."""
     change = one.change
     where = f" ({change.scope})" if change.scope else ""
+    if change.a and change.b and change.a.text == change.b.text:
+        return f"line {change.b.first}{where}: moved {_head(change.b.text)}"
     if change.a and change.b:
         return f"line {change.b.first}{where}: {' -> '.join(_apart(change.a.text, change.b.text))}"
     side, what = (change.b, "added") if change.b else (change.a, "removed")

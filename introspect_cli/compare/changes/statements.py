@@ -44,19 +44,21 @@ class Change:
         scope: qualified name of the function or class it stands in, or of the definition that it is; "" for the file.
         a: what stands in a's version; None where the statement was added.
         b: what stands in b's version; None where it was removed.
-        unit: a `statement`, one that `moved` within its body, or the whole `file`, where a version cannot be parsed or
-            is not there.
+        unit: a `statement`, one that `moved` within its body, a `value` of a configuration file (its keys are the
+            scope), or the whole `file`, where a version cannot be parsed or is not there.
     """
 
     file: str
     scope: str
     a: Side | None
     b: Side | None
-    unit: Literal["statement", "moved", "file"] = "statement"
+    unit: Literal["statement", "moved", "value", "file"] = "statement"
 
     @property
     def place(self) -> str:
-        """`model.py:41`, its line in b's version, or in a's where it was removed; a whole file's name."""
+        """`model.py:41`, its line in b's version, or else in a's; `config.yaml: model.dropout`; a whole file's name."""
+        if self.unit == "value":
+            return f"{self.file}: {self.scope}"
         side = self.b or self.a
         return self.file if self.unit == "file" or side is None else f"{self.file}:{side.first}"
 

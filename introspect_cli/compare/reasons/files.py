@@ -124,7 +124,7 @@ def _changes(
     checkpoint = _ending(name) in _CHECKPOINTS
     if text_a is not None and text_b is not None:
         shown = name if name == other else f"{name} and {other}"
-        values = _parsed(text_a, _ending(name)), _parsed(text_b, _ending(other))
+        values = parsed(text_a, _ending(name)), parsed(text_b, _ending(other))
         if None not in values:
             for count, (value, x, y) in enumerate(nested(*values)):
                 if count < _MOST:
@@ -151,7 +151,7 @@ def _text(run: Run, document: Mapping[str, Any]) -> str | None:
     return None if data is None else data.decode("utf-8", "replace")
 
 
-def _parsed(text: str, ending: str) -> Any:
+def parsed(text: str, ending: str) -> Any:
     """A configuration file as nested plain data; None where it is of no format that is known, or none of it."""
     try:
         if ending == ".json":

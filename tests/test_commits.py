@@ -1,0 +1,367 @@
+"""Two revisions in one command: each runs as it would in the user's work tree, which nothing touches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import PYTHON
+from test_bisect import git, introspect
+
+from introspect_cli.rerun import commits, trees
+from introspect_cli.rerun.worktree import Repository
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+TRAIN = """\
+import os, sys, time
+
+import torch
+
+import model
+
+torch.manual_seed(0)
+scale = float(open("data/scale.txt").read())
+net = model.Net()
+open("data/log.txt", "w").write("written by the script")
+for step in range(int(sys.argv[1])):
+    time.sleep(float(os.environ.get(getattr(model, "PAUSE", "PAUSE"), 0)))
+    loss = net(torch.randn(4, 3) * scale).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+
+MODEL = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.a(x){fault}
+"""
+
+
+def commit(repository: Path, name: str, **files: str) -> None:
+    for file, text in files.items():
+        (repository / file.replace("__", "/")).with_suffix(".py").write_text(text)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", name)
+    git(repository, "tag", name)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("history")
+    git(path, "init", "-q", "-b", "main")
+    (path / ".gitignore").write_text("data\n")
+    (path / "data").mkdir()
+    (path / "data" / "scale.txt").write_text("2")
+    (path / "data" / "log.txt").write_text("the user's")
+    commit(path, "first", train=TRAIN, model=MODEL.replace("{fault}", ""))
+    slow = MODEL.replace("{fault}", " * 1.001") + "\n\nPAUSE = 'SLOW'\n"
+    commit(path, "faulty", model=slow)
+    commit(path, "refactored", model=MODEL.replace("{fault}", " * 1.0"))
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path, history: Path) -> Path:
+    return Path(shutil.copytree(history, tmp_path / "a project"))
+
+
+def everything(repository: Path) -> dict[str, object]:
+    """All that must stay as it is."""
+    files = {
+        str(path): path.read_bytes()
+        for path in repository.rglob("*")
+        if path.is_file() and "introspect-runs" not in path.parts and ".git" not in path.parts
+    }
+    index = (repository / ".git" / "index").read_bytes()
+    asked = (
+        ["--no-optional-locks", "status", "--porcelain"],
+        ["rev-parse", "HEAD"],
+        ["stash", "list"],
+        ["worktree", "list"],
+        ["branch"],
+    )
+    return files | {"index": index} | {str(words): git(repository, *words) for words in asked}
+
+
+def left(repository: Path) -> list[str]:
+    """What is below `introspect-runs/commits` and no run."""
+    return [
+        path.name
+        for path in (repository / "introspect-runs" / "commits").glob("*")
+        if path.suffix != ".log" and not (path / "manifest.yaml").exists()
+    ]
+
+
+def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(repository: Path):
+    before = everything(repository)
+    words = ("diff", "first", "faulty", "--", "train.py", "40")
+    answer = introspect(repository, *words, code=1, SLOW="0.4")
+    assert answer.stdout.startswith("First divergence at step 0: the output of Net ")
+    assert "return self.a(x) * 1.001" in answer.stdout
+    assert "(run b was ended at its first divergence)" in answer.stdout
+    assert "up to its first divergence" in answer.stderr
+    assert everything(repository) == before
+    assert not left(repository)
+
+    again = introspect(repository, *words, code=1, SLOW="0.4")
+    assert again.stdout == answer.stdout
+    assert again.stderr.count("captured before") == 2
+
+    more = introspect(repository, "diff", "first", "refactored", "--", "train.py", "40", code=0, SLOW="0.4")
+    assert more.stdout.startswith("The runs are the same")
+    assert more.stderr.count("captured before") == 1
+
+    # a run that was not ended early is a whole one
+    last = introspect(repository, "diff", "refactored", "first", "--", "train.py", "40", code=0, SLOW="0.4")
+    assert last.stderr.count("captured before") == 2
+
+
+def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, monkeypatch):
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("SLOW", "0.3")
+    monkeypatch.setattr(commits._Captures, "_diverges", lambda *_: False)  # as if it had only looked so
+    told: list[str] = []
+    asked = commits.Question((), ("train.py", "14"))
+    pair = commits.captured("first", "faulty", (None, None), asked, told.append)
+    assert [line for line in told if line.startswith("b: ")][-1].startswith("b: 14 steps")
+    assert "-to-" not in Path(pair.b).name
+
+
+def test_the_work_tree_as_it_is_runs_with_all_that_is_not_committed(repository: Path):
+    (repository / "model.py").write_text(
+        MODEL.replace("{fault}", " * helper.SCALE").replace("torch\n", "torch, helper\n", 1)
+    )
+    (repository / "helper.py").write_text("SCALE = 1.001\n")
+    (repository / "staged.py").write_text("")
+    git(repository, "add", "staged.py")
+    (repository / ".gitattributes").unlink(missing_ok=True)
+    before = everything(repository)
+    answer = introspect(repository, "diff", "HEAD", ".", "--", "train.py", "2", code=1)
+    assert "helper.SCALE" in answer.stdout
+    assert "b is the work tree" in answer.stderr
+    assert "with 3 changed" in answer.stderr
+    assert everything(repository) == before
+
+    # an edit is another state of the work tree, and a is at hand
+    (repository / "helper.py").write_text("SCALE = 1.0\n")
+    answer = introspect(repository, "diff", "HEAD", ".", "--", "train.py", "2", code=0)
+    assert answer.stderr.count("captured before") == 1
+
+
+def test_a_subdirectory_and_what_lies_beside_the_repository(repository: Path):
+    (repository / "sub").mkdir()
+    (repository / "sub" / "model.py").write_text(MODEL.replace("{fault}", ""))
+    commit(repository, "deep", sub__train=TRAIN.replace("data/scale", "../../beside/scale").replace("data/", ""))
+    (repository.parent / "beside").mkdir()
+    (repository.parent / "beside" / "scale.txt").write_text("2")
+    answer = introspect(repository / "sub", "diff", "deep", "HEAD", "--", "train.py", "2", code=0)
+    assert "a and b are the same code" in answer.stderr
+    assert not (repository / "sub" / "log.txt").exists()
+    assert git(repository, "status", "--porcelain") == ""
+    (repository.parent / "beside" / "scale.txt").write_text("3")
+    answer = introspect(repository / "sub", "diff", "deep", "HEAD", "--", "train.py", "2", code=0)
+    assert "scale.txt has changed since a was captured" in answer.stderr
+    assert "captured before" not in answer.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path, number: int):
+    (repository / "model.py").write_text(MODEL.replace("{fault}", " * 1.001"))
+    before = everything(repository)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "introspect_cli", "diff", "first", ".", "--", "train.py", "4000"],
+        cwd=repository,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PAUSE": "0.05"},
+    )
+    kept = repository / "introspect-runs" / "commits"
+    deadline = time.monotonic() + 60
+    while not list(kept.glob("*/manifest.yaml")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(kept.glob("*/manifest.yaml"))
+    os.killpg(running.pid, number) if number != signal.SIGTERM else running.send_signal(number)
+    with running:
+        assert running.wait(30) != 0
+    after = everything(repository)
+    if number == signal.SIGKILL:
+        after[str(["worktree", "list"])] = before[str(["worktree", "list"])]  # the next one removes it
+        answer = introspect(repository, "diff", "first", ".", "--", "train.py", "2", code=1)
+        assert answer.stdout.startswith("First divergence at step 0")
+        assert everything(repository) == before
+    else:
+        assert not list(kept.glob("*")) or not kept.exists()
+    assert after == before
+
+
+def test_a_capture_ends_with_the_one_who_is_killed(tmp_path: Path):
+    code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import logged\n"
+    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'], "
+    running = subprocess.Popen([PYTHON, "-c", f"{code}Path('log'), Path.cwd())"], cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.wait()
+    process = Path("/proc", (tmp_path / "log").read_text().strip())
+    while process.exists() and "State:\tZ" not in (process / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
+    commit(repository, "exits", train="import sys\nsys.exit('no such option')\n")
+    for words, said in (
+        (("first", "nowhere", "--", "train.py"), "no revision 'nowhere'"),
+        (("first", "HEAD", "--", "other.py"), "there is no other.py at first ("),
+        (("first", "HEAD", "--"), "nothing to run"),
+        (("first", "--", "train.py"), "name two revisions before `--`"),
+        (("--map", "--", "x", "y"), "there is no run at x"),
+        (("first", "HEAD"), "first is a git revision: name what to run after `--`"),
+        (("first", "HEAD", "--fresh"), "name what to run after `--`"),
+        (("first", "HEAD", "--", "-o", "x", "train.py"), "leave -o out"),
+        (("first", "HEAD", "--link", "nowhere", "--", "train.py"), "no such path to link: nowhere"),
+        (("exits", "first", "--", "train.py", "2"), "ends by exit code 1 (no such option), before its first step"),
+    ):
+        answer = introspect(repository, "diff", *words, code=2)
+        assert said in answer.stderr, answer.stderr
+        assert "Traceback" not in answer.stderr
+        assert not answer.stdout
+        assert not left(repository)
+    outside = introspect(tmp_path, "diff", "first", "HEAD", "--", "train.py", code=2)
+    assert "is in no git repository that has it as a revision" in outside.stderr
+
+
+def test_a_script_that_fails_at_one_commit_is_told_with_its_exception(repository: Path):
+    counting = "self.n = getattr(self, 'n', 0) + 1\n        if self.n == 3:\n            raise ValueError('bad shape')"
+    commit(repository, "later", model=MODEL.replace("{fault}", "").replace("return", f"{counting}\n        return"))
+    commit(repository, "at_once", model="raise ImportError('no such thing')\n")
+    answer = introspect(repository, "diff", "first", "later", "--", "train.py", "5", code=1)
+    assert "Run b ended by an exception" in answer.stdout
+    assert "ValueError: bad shape, at model.py:" in " ".join(answer.stdout.split())
+    answer = introspect(repository, "diff", "first", "at_once", "--", "train.py", "5")
+    assert answer.returncode != 0
+    assert "ImportError: no such thing" in " ".join((answer.stdout + answer.stderr).split())
+    answer = introspect(repository, "diff", "at_once", "first", "--", "train.py", "5", code=2)
+    assert "nothing to compare: train.py 5 at at_once" in answer.stderr
+    assert "ends by ImportError: no such thing, at model.py:1" in answer.stderr
+
+
+def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path):
+    introspect(repository, "capture", "-q", "--seed", "0", "-o", "first", "train.py", "2", code=0)
+    answer = introspect(repository, "diff", "first", "faulty", "--", "train.py", "2", code=1)
+    assert "first is a run (first) and a revision: the run is taken" in answer.stderr
+    assert "a is " not in answer.stderr
+    introspect(repository, "runs", "label", "first", "faulty", code=0)
+    (repository / "introspect-runs").mkdir(exist_ok=True)
+    (repository / "first").rename(repository / "introspect-runs" / "kept")
+    answer = introspect(repository, "diff", "faulty", "refactored", "--", "train.py", "2", code=0)
+    assert "faulty is a run (introspect-runs/kept) and a revision" in answer.stderr
+
+
+def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
+    user = Repository(repository)
+    monkeypatch.setattr(trees, "_MOST_COPIED", 5)
+    others = trees.others_of(user, [], [])
+    assert others.copied == ("data/scale.txt",)
+    assert others.large == {"data": 10}
+    linked = trees.others_of(user, [repository / "data"], [])
+    assert not linked.copied
+    assert not linked.large
+    introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
+    assert (repository / "data" / "log.txt").read_text() == "written by the script"  # the link was asked for
+
+
+def test_submodules_are_at_the_commit_that_the_revision_has(repository: Path, tmp_path: Path):
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q", "-b", "main")
+    commit(library, "one", scale="SCALE = 1.0\n")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), "lib")
+    text = "from lib.scale import SCALE\n" + MODEL.replace("{fault}", " * SCALE")
+    commit(repository, "with_lib", model=text)
+    (repository / "lib" / "scale.py").write_text("SCALE = 1.001\n")
+    commit(repository / "lib", "two")
+    commit(repository, "other_lib")
+    (repository / "lib" / "scale.py").write_text("SCALE = 1.002\n")
+    before = everything(repository)
+    answer = introspect(repository, "diff", "with_lib", "other_lib", "--", "train.py", "2", code=1)
+    assert "lib/scale.py changed at line 1: SCALE = 1.0 -> SCALE = 1.001" in " ".join(answer.stdout.split())
+    answer = introspect(repository, "diff", "other_lib", ".", "--", "train.py", "2", code=1)
+    assert "SCALE = 1.001 -> SCALE = 1.002" in " ".join(answer.stdout.split())
+    assert everything(repository) == before
+    assert git(repository / "lib", "worktree", "list").count("\n") == 0
+
+
+def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_editable(repository: Path, monkeypatch):
+    (repository / "src").mkdir()
+    git(repository, "mv", "model.py", "src/model.py")
+    commit(repository, "src")
+    commit(repository, "src_faulty", src__model=MODEL.replace("{fault}", " * 1.001"))
+    path = str(repository / "src")
+    answer = introspect(repository, "diff", "src", "src_faulty", "--", "train.py", "2", code=1, PYTHONPATH=path)
+    assert "src/model.py changed" in answer.stdout
+    # one that goes to the user's files by an absolute path is not called the revision's
+    train = f"import sys\nsys.path.insert(0, {path!r})\n{TRAIN}"
+    commit(repository, "absolute", train=train, src__model=MODEL.replace("{fault}", ""))
+    (repository / "src" / "model.py").write_text(MODEL.replace("{fault}", " * 3"))
+    answer = introspect(repository, "diff", "absolute", "HEAD", "--", "train.py", "2", code=2)
+    assert "model.py did not run as it is at absolute" in answer.stderr
+    assert not left(repository)
+
+    # as setuptools installs packages of another layout
+    class Finder:
+        __module__ = "__editable___project_finder"
+
+    monkeypatch.setitem(sys.modules, Finder.__module__, type(sys)(Finder.__module__))
+    sys.modules[Finder.__module__].MAPPING = {"model": str(repository / "src" / "model"), "other": "/elsewhere/other"}
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    monkeypatch.chdir(repository)
+    user = Repository(repository)
+    with trees.planted(trees.source_of(user, "src"), trees.Others((), {}, ()), (), repository.parent / "base") as tree:
+        modules = Path(tree.paths.split(os.pathsep)[0])
+        assert [path.name for path in modules.iterdir()] == ["model.py"]
+        assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
+
+
+def test_whether_a_repeats_itself_is_said_first(repository: Path):
+    answer = introspect(repository, "diff", "first", "refactored", "--repeat", "--", "train.py", "2", code=0)
+    assert "a repeats itself: two captures agree in 2 steps" in answer.stderr
+    drawn = TRAIN.replace("torch.manual_seed(0)", "torch.manual_seed(time.time_ns() % 10**6)")
+    commit(repository, "drawn", train=drawn)
+    answer = introspect(repository, "diff", "drawn", "HEAD", "--repeat", "--", "train.py", "2")
+    assert "a does not repeat itself" in answer.stderr
+    assert "a and b are the same code" in answer.stderr
+
+
+def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch, repository: Path):
+    introspect(repository, "diff", "first", "refactored", "--", "train.py", "1", code=0)
+    base = repository / "introspect-runs" / "commits"
+    runs = sorted(path.parent for path in base.glob("*/manifest.yaml"))
+    os.utime(runs[0], (1, 1))
+    monkeypatch.setattr(commits, "MOST_KEPT", 1)
+    captures = commits._Captures(Repository(repository), base, commits.Question((), ("train.py",)), print)
+    captures._bound({run.name for run in runs})
+    assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
+    captures._bound(set())
+    assert [path.parent for path in base.glob("*/manifest.yaml")] == runs[1:]
+    assert not runs[0].with_name(f"{runs[0].name}.log").exists()
