@@ -45,17 +45,15 @@ _BOTH: Final = (
     "pace",
     "strided",
     "tensor",
-    "shapes",
     "generators",
     "columns",
-    "sums",
     "kernels",
 )
 EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("contents", "gradients", "modules")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
         depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", *_BOTH))],

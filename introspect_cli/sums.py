@@ -7,18 +7,10 @@ checksums of all parts can take that back, add the sums up, and have the checksu
 from __future__ import annotations
 
 import hashlib
-import zlib
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-
-from introspect_cli.machine import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 Number = TypeVar("Number", bound=Any)
 """An integer, or a numpy array of uint64."""
@@ -75,19 +67,3 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
 def source_digest(data: bytes) -> str:
     """16 hex digits of what a source file held, as the settings of a run name it."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def crc32(data: bytes | NDArray[np.uint8]) -> int:
-    """CRC-32 of bytes, as zlib computes it: by the compiled kernels, ten times as fast, where they can be had."""
-    compiled = kernels()
-    if isinstance(data, bytes):
-        return zlib.crc32(data) if compiled is None else cast("int", compiled.crc32(data))
-    if compiled is None:
-        return zlib.crc32(data.data)
-    return cast("int", compiled.crc32(data.__array_interface__["data"][0], data.nbytes))
-
-
-@cache
-def kernels() -> ModuleType | None:
-    """The compiled kernels, where they can be had."""
-    return load("introspect_cli.tensors._kernels")[0]

@@ -14,7 +14,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.verify import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.store.index import StepDigest
+from introspect_cli.store import rank_writer
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -75,12 +75,12 @@ def test_findings_do_not_stop_at_the_first(tmp_path):
 def test_digests_are_computed_again(tmp_path, monkeypatch):
     """A writer that counted wrongly would be found, though every CRC is right."""
 
-    right = StepDigest.__call__
+    right = rank_writer.step_digest
 
-    def wrong(digest, keys, left_out, sites, sums, statuses):
-        return right(digest, keys, left_out, sites, sums + np.uint64(1), statuses)
+    def wrong(keys, sums, statuses, left_out):
+        return right(keys, sums + np.uint64(1), statuses, left_out)
 
-    monkeypatch.setattr(StepDigest, "__call__", wrong)
+    monkeypatch.setattr(rank_writer, "step_digest", wrong)
     path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
     assert "do not add up to the digest" in verify_run(path).findings[0]
 

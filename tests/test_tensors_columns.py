@@ -1,16 +1,14 @@
-"""What the compiled kernels compute of a step at its end, against numpy and zlib."""
+"""What the compiled kernels compute of a step at its end, against numpy."""
 
 from __future__ import annotations
 
 import ctypes
-import zlib
 
 import numpy as np
 import pytest
 from summaries import arrays_of
 
 from introspect_cli.records import STATISTICS, Layout, Status
-from introspect_cli.store.index import StepDigest, step_digest
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import Columns, EndedRows
@@ -180,41 +178,6 @@ def test_facts_are_the_same_object_until_they_change():
     assert found[2].headers.tolist()[0] == 6
     assert found[3].seen.tolist() == [BITS_ALONE] * 2
     assert of([0, 0]).layout_index.tolist() == [0, 0]
-
-
-def test_the_crc_is_that_of_zlib():
-    for size in (*range(150), 1000, 4095, 100_003):
-        data = np.random.default_rng(size).bytes(size)
-        assert kernels.KERNELS.crc32(data) == zlib.crc32(data), size
-
-
-def test_what_is_no_bytes_has_no_crc():
-    with pytest.raises(TypeError):
-        kernels.KERNELS.crc32("text")
-
-
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_a_step_has_the_digest_that_the_store_computes(count):
-    random = np.random.default_rng(count)
-    keys, left_out = random.integers(0, 2**64, 50, np.uint64), random.random(50) < 0.2
-    sites = random.integers(0, 50, count).astype(np.uint32)
-    checksums = random.integers(0, 2**64, count, np.uint64)
-    statuses = random.integers(0, 4, count).astype(np.uint8)
-    records = (keys, left_out, sites, checksums, statuses)
-    digest = StepDigest()
-
-    def right(keys, left_out, sites, checksums, statuses):
-        return step_digest(keys[sites], checksums, statuses, left_out[sites])
-
-    assert digest(*records) == right(*records)
-    checksums += np.uint64(1)  # where they were
-    assert digest(*records) == right(*records)
-    others = (keys.copy(), left_out, sites, checksums[::-1], statuses)
-    keys += np.uint64(1)
-    for _ in range(2):
-        assert digest(*others) == right(*others)
-    others[3][:] = 7  # a view that was copied
-    assert digest(*others) == right(*others)
 
 
 def test_rows_used_in_a_step_are_kept_for_the_next():

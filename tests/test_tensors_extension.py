@@ -198,14 +198,3 @@ def test_a_compiler_that_is_too_old_is_none(backend, monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(backend.sysconfig, "get_config_var", lambda name: "g++ -pthread" if name == "CXX" else None)
     assert backend.installed_compiler() is None
-
-
-def test_lists_become_arrays_as_without_the_extension(monkeypatch):
-    if kernels.KERNELS is None:
-        pytest.skip("no compiled kernels")
-    values = [0, 1, 2**32 - 1, 7]
-    assert kernels.numbers(values).tolist() == values
-    with pytest.raises(TypeError):
-        kernels.numbers([1, "2"])
-    monkeypatch.setattr(kernels, "KERNELS", None)
-    assert kernels.numbers(values).tolist() == values

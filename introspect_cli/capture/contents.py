@@ -1,8 +1,7 @@
 """What a module holds, and what kind of module it is, without asking the module.
 
 `modules()`, `parameters()` and their like may be overridden by the script: they may have effects, count calls, or leave
-things out. What torch itself keeps in each module is walked instead. `contents.cpp` does three of these walks without a
-frame of Python, as far as modules keep what they hold in plain dictionaries.
+things out. What torch itself keeps in each module is walked instead.
 
 Some calls of modules are more than a call, or none: traced for their shapes, compiled, scripted, fused, wrapped. What
 runs inside such a call is not seen, or is recorded elsewhere: who records calls has to know them.
@@ -18,7 +17,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api
 from introspect_cli.records import Kind
-from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     import weakref
@@ -50,41 +48,31 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
         pending.extend(child for child in reversed(list(module._modules.values())) if child is not None)  # noqa: SLF001 - the public view may be the script's
 
 
-def instances_in(root: nn.Module, cls: type) -> list[nn.Module]:
-    """The modules of a class in a module, each once, those that hold others first: quick where there are none."""
-    found: list[nn.Module] | None = None if KERNELS is None else KERNELS.instances(root, cls)
-    return [module for module in modules_in(root) if isinstance(module, cls)] if found is None else found
-
-
 def holders_in(root: nn.Module) -> list[nn.Module]:
     """The modules in a module that hold tensors of their own, each once, those that hold others first."""
-    found: list[nn.Module] | None = None if KERNELS is None else KERNELS.holders(root)
-    if found is not None:
-        return found
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
-Contents = tuple[list[Kind], list[torch.Tensor], "int | None"]
+Contents = tuple[list[Kind], list[torch.Tensor], list[object]]
 """Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
-a number that is another where another module holds one of them, or under another name, None where that is not known."""
+what is another where another module holds one of them, or under another name."""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
     """The parameters and buffers of modules, each once; `kinds` says which of the two."""
-    if KERNELS is not None:
-        parameters = Kind.PARAM if Kind.PARAM in kinds else None
-        buffers = Kind.BUFFER if Kind.BUFFER in kinds else None
-        found: Contents | None = KERNELS.tensors_of(holders, parameters, buffers)
-        if found is not None:
-            return found
-    tensors: dict[int, tuple[Kind, torch.Tensor]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    of: list[Kind] = []
+    places: list[object] = []
     for module in (module for reference in holders if (module := reference()) is not None):
         for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
-            if kind in kinds:
+            if group and kind in kinds:
+                places.append(id(module))
+                places += group
                 for tensor in group.values():
-                    if tensor is not None:
-                        tensors.setdefault(id(tensor), (kind, tensor))
-    return [kind for kind, _ in tensors.values()], [tensor for _, tensor in tensors.values()], None
+                    if tensor is not None and id(tensor) not in tensors:
+                        tensors[id(tensor)] = tensor
+                        of.append(kind)
+    return of, list(tensors.values()), [*places, *tensors]
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:

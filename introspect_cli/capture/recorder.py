@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -83,11 +83,10 @@ class Recorder:
         self._store_lost = store_lost
         self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
-        self._sites = Sites(rank, self._lock, save_tensors, self._samples.known)
+        self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        """The rows of the current step."""
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
         self.intake = None if save_tensors or per_sample or keeping.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
@@ -130,31 +129,24 @@ class Recorder:
 
     def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
         """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
-        if not isinstance(value, Placed):
+        if given is None and not isinstance(value, Placed):
             samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
-            is_short = given is not None or (
-                site in samples.activations if samples.first else site not in samples.batches
-            )
-            if is_short and (slot := self._noted(site, value, given)) >= 0:
+            is_short = site in samples.activations if samples.first else site not in samples.batches
+            slot = self._short(site, value) if is_short else -1
+            if slot >= 0:
                 return slot
         with self._lock:
-            slot = self.summarizer.add(value)
             if given is not None:
-                self.step_rows.given[self.rows] = given
+                row = self.rows
+                # in the first step the short way adds up samples, which are of no operator
+                slot = -1 if self._samples.first or isinstance(value, Placed) else self._short(site, value)
+                self.step_rows.given[row] = given
+                if slot >= 0:
+                    return slot
+            slot = self.summarizer.add(value)
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
             self._samples.note(site, self._sites.of[site].kind, slot, value)
-            return slot
-
-    def _noted(self, site: int, value: torch.Tensor, given: Given | None) -> int:
-        """Record a tensor in the short way, with what its operator was given; -1 if it cannot be."""
-        if given is None:
-            return self._short(site, value)
-        with self._lock:
-            row = len(self.step_rows.sites)
-            slot = self._short(site, value)
-            if slot >= 0:
-                self.step_rows.given[row] = given
             return slot
 
     def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
@@ -182,22 +174,16 @@ class Recorder:
                     self.step_rows.note(site, slot)
 
     def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
-        """Record the leaves of a nested value in their order; tensors that follow each other are summarised together.
-
-        Args:
-            sites: the site of each.
-            values: tensors and plain values.
-        """
+        """Record the leaves of a nested value in their order: tensors and plain values, the site of each."""
         with self._lock:
             for is_tensor, group in groupby(zip(sites, values, strict=True), _is_tensor):
                 places, held = zip(*group, strict=True)
-                if is_tensor and len(held) > 1:
+                if is_tensor and len(held) > 1:  # summarised together
                     self.tensors(places, held)
-                elif is_tensor:
-                    self.tensor(places[0], held[0])
                 else:
                     for site, value in zip(places, held, strict=True):
-                        self.value(site, value)
+                        record: Any = self.tensor if is_tensor else self.value
+                        record(site, value)
 
     def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
         """Copy what is stored whole, or held in case that something happens."""

@@ -130,7 +130,7 @@ class SampleKeeper:
         self.first = True
         self._model = ""
 
-    def known(self, number: int, site: Site) -> None:
+    def met(self, number: int, site: Site) -> None:
         """Hear of a site and its number."""
         if site.kind is Kind.BATCH or self._goes_into_the_model(site):
             self.batches.add(number)

@@ -17,7 +17,6 @@ from introspect_cli.store.batch import given_columns, sample_lists, short_texts
 from introspect_cli.store.columns import Lists, sparse_texts
 from introspect_cli.store.format import SAMPLES, SKETCH
 from introspect_cli.tensors.columns import Columns
-from introspect_cli.tensors.kernels import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +145,7 @@ class StepBlock:
         message, columns, ended = self.message, self.columns, self.ended
         if ended.sites != self._sites:
             self._sites = []
-            message.put("site", numbers(ended.sites))
+            message.put("site", np.array(ended.sites, np.uint32))
             self._sites = ended.sites
         if columns.layout is not self._layout:
             self._layout = None

@@ -27,14 +27,14 @@ class StepRows:
         only: sites that may be recorded; all where None.
     """
 
-    def __init__(self, known: Sites, lock: threading.RLock) -> None:
-        """Start with none; `known` numbers sites, under the recorder's lock."""
+    def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
+        """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites: list[int] = []
         self.slots: list[int] = []
         self.times: dict[int, int] = {}
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
-        self._known = known
+        self._numbering = numbering
         self._lock = lock
 
     def clear(self) -> None:
@@ -45,14 +45,14 @@ class StepRows:
 
     def note(self, site: int, slot: int) -> None:
         """Append a row; the lock is held."""
-        if self.only is not None and self._known.of[site] not in self.only:
+        if self.only is not None and self._numbering.of[site] not in self.only:
             return
         times = self.times.get(site, 0)
         self.times[site] = times + 1
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
-            site = self._known.changed(site, path=f"{self._known.of[site].path}@{times}")
+            site = self._numbering.changed(site, path=f"{self._numbering.of[site].path}@{times}")
             self.times[site] = self.times.get(site, 0) + 1
         self.sites.append(site)
         self.slots.append(slot)
@@ -78,16 +78,16 @@ class StepRows:
         """Put those of the rows that are of a kind into the step again, at another place."""
         with self._lock:
             for site, slot in taken:
-                if self._known.of[site].kind is kind:
-                    self.note(self._known.changed(site, phase=phase, fqn=fqn, call=call), slot)
+                if self._numbering.of[site].kind is kind:
+                    self.note(self._numbering.changed(site, phase=phase, fqn=fqn, call=call), slot)
 
     def rename(self, kind: Kind, names: dict[str, str]) -> None:
         """Give rows of a kind other names: old FQN to new."""
         with self._lock:
             for row, number in enumerate(self.sites):
-                site = self._known.of[number]
+                site = self._numbering.of[number]
                 if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
-                    self.sites[row] = self._known.changed(number, fqn=names[site.fqn])
+                    self.sites[row] = self._numbering.changed(number, fqn=names[site.fqn])
                     self.times[number] -= 1
                     self.times[self.sites[row]] = self.times.get(self.sites[row], 0) + 1
 

@@ -20,7 +20,6 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass, replace
-from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,11 +44,11 @@ from introspect_cli.store.format import (
     parse_columns,
     row_bytes,
 )
-from introspect_cli.sums import kernels, mix
+from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 Entries = NDArray[np.void]
@@ -316,37 +315,6 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     low = int(mixed.sum(dtype=np.uint64))
     high = int(again.sum(dtype=np.uint64))
     return struct.pack("<QQ", low, high)
-
-
-class StepDigest:
-    """`step_digest` of steps that are written one after the other, by the compiled kernels where they can be had.
-
-    A step's columns lie where those of the step before lay, as a rule: arrays that come again are not asked for their
-    addresses again, which takes longer than the digest.
-    """
-
-    def __init__(self) -> None:
-        """Begin with no array known."""
-        self._kernels = kernels()
-        self._digest = np.empty(2, "<u8")
-        self._target = self._digest.ctypes.data
-        self._last: tuple[Sequence[NDArray[Any]], Sequence[int]] = ((), ())
-
-    def __call__(
-        self, keys: Words, setting: NDArray[np.bool_], sites: NDArray[Any], checksums: Words, statuses: NDArray[Any]
-    ) -> bytes:
-        """The 16 bytes, given each site's key and whether digests leave it out, and each record's site."""
-        if self._kernels is None:
-            return step_digest(keys[sites], checksums, statuses, setting[sites])
-        given = (keys, setting, sites, checksums, statuses)
-        last, addresses = self._last
-        if len(last) != len(given) or any(map(is_not, given, last)):
-            arrays = list(map(np.ascontiguousarray, given, ("u8", "?", "u4", "u8", "u1")))
-            addresses = [array.ctypes.data for array in arrays]
-            if not any(map(is_not, given, arrays)):
-                self._last = given, addresses
-        self._kernels.step_digest(*addresses, len(sites), self._target)
-        return self._digest.tobytes()
 
 
 def chained(chain: bytes, step: int, digest: bytes) -> bytes:

@@ -38,7 +38,6 @@ from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modu
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
-from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,10 +279,11 @@ class RankReader(StepReader):
             data = self._read_over(records, entry) if over else records.read(int(entry["offset"]), length)
         except OSError as error:
             raise unreadable(records.path, error) from None
-        if len(data) != length or crc32(data) != entry["batch_crc"]:
+        view = memoryview(data) if isinstance(data, bytes) else data.data
+        if len(data) != length or zlib.crc32(view) != entry["batch_crc"]:
             raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
         try:
-            batch = self._decoder.decode(memoryview(data) if isinstance(data, bytes) else data.data)
+            batch = self._decoder.decode(view)
             out = StepBatch.of(batch.columns, self._schema)
         except Malformed as error:
             raise DamageError(records.path, f"step {step}: {error}") from None

@@ -36,13 +36,12 @@ from introspect_cli.store.format import (
     Columns,
     index_header,
 )
-from introspect_cli.store.index import StepDigest, chained
+from introspect_cli.store.index import chained, step_digest
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import encode as encode_labels
 from introspect_cli.store.names import Encoded, Interner, Stream, encode_layouts, encode_modules, encode_sites
 from introspect_cli.store.rank_files import RankFiles, Written
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, StepTotals
-from introspect_cli.sums import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -74,7 +73,6 @@ class RankWriter:
         self.failure: str | None = None
         self.digest = b""
         self._rank = rank
-        self._digest = StepDigest()
         self._totals = StepTotals() if totals else None
         self._keys = np.zeros(0, np.uint64)
         self._setting = np.zeros(0, np.bool_)
@@ -165,7 +163,8 @@ class RankWriter:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
-        digest = self._digest(self._keys, self._setting, columns["site"], columns["checksum"], columns["status"])
+        site = columns["site"]
+        digest = step_digest(self._keys[site], columns["checksum"], columns["status"], self._setting[site])
         chain = chained(before.chain, step, digest)
         entry, crc = self._entry(STEP_ENTRY, step, streams, data, rows, digest, chain)
         if labels and before.lengths.get(LABELS, 0) < LIMIT_LABELS:
@@ -225,7 +224,7 @@ class RankWriter:
             *(step, self._files.written.lengths[RECORDS], len(data), rows),
             *(sites.rows, layouts.rows, modules.rows),
             *(sites.length, layouts.length, modules.length),
-            *(sites.crc, layouts.crc, modules.crc, crc32(data)),
+            *(sites.crc, layouts.crc, modules.crc, zlib.crc32(data)),
             *(digest, chain, kind, 0),
         )[:-4]
         covered = zlib.crc32(entry, self._files.written.crc)

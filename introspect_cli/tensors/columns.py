@@ -91,7 +91,7 @@ class Columns:
     def _follow(self, facts: Facts, slots: list[int]) -> None:
         """Put down what is the same in every step that has these facts and slots."""
         self._facts = None
-        pick = kernels.numbers(slots)
+        pick = np.array(slots, np.uint32)
         self.layout = facts.layout_index[pick]
         if "status" in self.arrays:
             self.arrays["status"][:] = facts.status[pick]

@@ -12,7 +12,6 @@
 #include "intake.h"
 #include "large.h"
 #include "memory.h"
-#include "shapes.h"
 #include "team.h"
 #include "tensor.h"
 

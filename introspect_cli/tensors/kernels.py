@@ -20,13 +20,10 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
   tensor of `count` elements into a row: so many pieces and their plans, see `strided`; `parts`: address of a row for
   each piece; `blocks`: of memory for CHUNK elements for each thread.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
-- `numbers(values, count, address)`: a list of so many integers as 32 bits each.
 - `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
   address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
   first ones. `headers` and `seen`: of the rows that are taken. `columns`: address of the columns' addresses, in the
   order of `columns.py`, 0 for what is not wanted.
-- `crc32(data)`, `crc32(address, size)`: of bytes, as zlib computes it.
-- `step_digest(keys, left_out, sites, checksums, statuses, count, target)`: 16 bytes, see the store's `index.py`.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
@@ -36,26 +33,12 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import Final
 
 from introspect_cli.machine import load
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 KERNELS, REASON = load("introspect_cli.tensors._kernels")
 """The extension, None if it cannot be had; and why, "" if it can."""
-
-
-def numbers(values: list[int]) -> npt.NDArray[np.uint32]:
-    """Integers below 2**32 as an array: a third of the time that numpy takes for a list."""
-    if KERNELS is None:
-        return np.array(values, dtype=np.uint32)
-    out = np.empty(len(values), dtype=np.uint32)
-    KERNELS.numbers(values, len(values), out.ctypes.data)
-    return out
 
 
 CHUNK: Final = 1 << 16

@@ -7,7 +7,6 @@
 #include "memory.h"
 #include "probes.h"
 #include "strided.h"
-#include "sums.h"
 #include "team.h"
 
 #include <cstring>
@@ -187,29 +186,6 @@ PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
         return i64(0);
     });
 }
-PyObject *py_step_digest(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<7>(a, n, KEPT, [](const u64 *w) {
-        step_digest((const u64 *)w[0], (const u8 *)w[1], (const u32 *)w[2], (const u64 *)w[3], (const u8 *)w[4], i64(w[5]), (u64 *)w[6]);
-        return i64(0);
-    });
-}
-PyObject *py_crc32(PyObject *, Arguments a, Py_ssize_t n) {
-    if (n == 2) return function<2>(a, n, KEPT, [](const u64 *w) { return i64(crc32((const u8 *)w[0], i64(w[1]), 0)); });
-    char *data;
-    Py_ssize_t size;
-    if (n != 1 || PyBytes_AsStringAndSize(a[0], &data, &size)) return PyErr_Format(PyExc_TypeError, "bytes wanted");
-    return PyLong_FromUnsignedLong(crc32((const u8 *)data, size, 0));
-}
-// Puts a list's numbers into 32 bits each, at an address with room for them.
-PyObject *py_numbers(PyObject *, Arguments a, Py_ssize_t n) {
-    if (n != 3 || !PyList_Check(a[0])) return PyErr_Format(PyExc_TypeError, "a list, its length and an address wanted");
-    const Py_ssize_t count = PyLong_AsSsize_t(a[1]);
-    auto *out = (u32 *)PyLong_AsUnsignedLongLongMask(a[2]);
-    if (PyErr_Occurred()) return nullptr;
-    if (PyList_Size(a[0]) != count) return PyErr_Format(PyExc_ValueError, "the list is of another length");
-    for (Py_ssize_t i = 0; i < count; i++) out[i] = u32(PyLong_AsUnsignedLongMask(PyList_GetItem(a[0], i)));
-    return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
-}
 PyObject *py_levels(PyObject *, PyObject *) {
     Level found[3];
     int count = levels(found);
@@ -232,16 +208,13 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 
 PyMethodDef METHODS[] = {
     FAST(summarise), FAST(sum_of_samples), FAST(alike), FAST(again), FAST(summarise_all), FAST(prepare), FAST(take), FAST(finish),
-    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance), FAST(numbers),
-    FAST(columns), FAST(step_digest), FAST(crc32),
+    FAST(pays), FAST(note), FAST(merge), FAST(copy), FAST(summarise_strided), FAST(glance),
+    FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
-    {"holders", holders, METH_O, nullptr}, {"instances", (PyCFunction)(void (*)())instances, METH_FASTCALL, nullptr},
-    {"tensors_of", (PyCFunction)(void (*)())tensors_of, METH_FASTCALL, nullptr},
-    {"unchanged", (PyCFunction)(void (*)())unchanged, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -16,7 +16,6 @@ import numpy as np
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum
-from introspect_cli.tensors.kernels import numbers
 from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.views import strides_kind
 
@@ -103,7 +102,7 @@ class RowNotes:
         return last
 
     def _made(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        count, layout_index = len(layout_of), numbers(layout_of)
+        count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
         headers = layouts.headers()[layout_index]
         for slot, own in self.header_of.items():
             headers[slot] = own

@@ -35,3 +35,12 @@ struct Functions {
 // Fills in what a tensor is; false, without an exception, unless it is contiguous in CPU memory and of a known type.
 HIDDEN bool look_by_handle(const Functions *functions, PyObject *tensor, Look &found);
 HIDDEN void fetch(const Functions *functions, PyObject *tensor);  // into the cache, before it is looked at
+
+// The layouts of tensors met before, by shape and element type.
+struct Shapes {  // a hash table of open places, at most half full
+    Shape *table = nullptr;
+    size_t places = 0, used = 0;
+};
+
+HIDDEN Shape *find(const Shapes &shapes, const Shape &shape);  // where it is or could be; there must be some
+HIDDEN bool put(Shapes &shapes, const Shape &shape);           // false without memory

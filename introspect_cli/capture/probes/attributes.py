@@ -21,7 +21,6 @@ from torch import nn
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Phase
-from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,9 +86,6 @@ class _Watched:
 
     def is_current(self) -> bool:
         """Whether everything is what it was."""
-        if KERNELS is not None:
-            values, sizes = (self.places, self.names, self.values), (self.sized_places, self.sized_names, self.sizes)
-            return bool(KERNELS.unchanged(self.modules, self.lengths, *values, *sizes))
         try:
             held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
             found = map(operator.getitem, map(held.__getitem__, self.places), self.names)

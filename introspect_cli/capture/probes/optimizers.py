@@ -30,6 +30,7 @@ from introspect_cli.tensors import parallel
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
@@ -137,7 +138,7 @@ class OptimizerProbe:
             if self._recorder.wanted:
                 self._record_before(stepping, has_closure=has_closure)
             if has_closure:
-                return self._watched_closure(optimizer, args, kwargs)
+                return _with_closure(args, kwargs, functools.partial(self._evaluated, optimizer))
         return None
 
     def _steps_inside(self, optimizer: Optimizer) -> None:
@@ -152,27 +153,14 @@ class OptimizerProbe:
             name = self._names.name(optimizer, type(optimizer).__name__)
             self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
 
-    def _watched_closure(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a step, with a closure after which the gradients are recorded, each time it is called."""
-        named = kwargs.get("closure") is not None
-        closure = kwargs["closure"] if named else args[1]
-
-        @functools.wraps(closure)
-        def evaluate() -> Any:
-            result = closure()
-            if self._guarded.on and self._recorder.wanted:
-                with self._guarded, unobserved():
-                    self._evaluated(optimizer)
-            return result
-
-        if named:
-            return args, {**kwargs, "closure": evaluate}
-        return (args[0], evaluate, *args[2:]), kwargs
-
     def _evaluated(self, optimizer: Optimizer) -> None:
-        stepping = self._stepping(optimizer)
+        """A closure has computed gradients."""
+        if not (self._guarded.on and self._recorder.wanted):
+            return
+        with self._guarded, unobserved():
+            self._record_evaluated(self._stepping(optimizer))
+
+    def _record_evaluated(self, stepping: Stepping) -> None:
         if stepping.held is None:
             self._note(stepping)
             if not self._closures:
@@ -311,6 +299,22 @@ def _inside_step(frame: FrameType) -> bool:
             return True
         below = below.f_back
     return False
+
+
+def _with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a step, with a closure after which something is done, each time it is called."""
+    named = kwargs.get("closure") is not None
+    closure = kwargs["closure"] if named else args[1]
+
+    @functools.wraps(closure)
+    def evaluate() -> Any:
+        result = closure()
+        then()
+        return result
+
+    return (args, {**kwargs, "closure": evaluate}) if named else ((args[0], evaluate, *args[2:]), kwargs)
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

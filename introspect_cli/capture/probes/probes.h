@@ -10,13 +10,6 @@
 #include <initializer_list>
 
 HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
-// Of contents.cpp: the modules in one that hold tensors of their own, or are of a class, those that hold others first; the
-// tensors that modules given by weak references hold, with the kind of each; and whether all watched attributes are what
-// they were. The first three return None where a module keeps what it holds in anything but dictionaries.
-HIDDEN PyObject *holders(PyObject *, PyObject *root);
-HIDDEN PyObject *instances(PyObject *, PyObject *const *arguments, Py_ssize_t given);
-HIDDEN PyObject *tensors_of(PyObject *, PyObject *const *arguments, Py_ssize_t given);
-HIDDEN PyObject *unchanged(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 
 // Has the gradient of a tensor recorded at a site; false, and nothing is done, where Python has to. Never an exception.

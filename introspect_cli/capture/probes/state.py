@@ -49,7 +49,7 @@ class StateProbe:
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
-        self._buffers: ById[tuple[tuple[int | None, int], list[int]]] = ById()
+        self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
@@ -129,7 +129,7 @@ class StateProbe:
         for root in names.roots():
             found = self._tensors_of(root, _BUFFERS)
             stand, sites = self._buffers.get(root) or (None, [])
-            if found[2] is None or zero.is_loaded() or stand != (found[2], names.parameters.changes):
+            if zero.is_loaded() or self._cutting.get(root) or stand != (found[2], names.parameters.changes):
                 sites = self._record(found, Phase.OPTIMIZER)
                 if len(sites) == len(found[1]):  # else one has no name yet, or is not wanted yet
                     self._buffers.set(root, ((found[2], names.parameters.changes), sites))
@@ -147,7 +147,7 @@ class StateProbe:
         if known is None or known[0] != held:
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
-                self._record(([Kind.PARAM] * len(parameters), parameters, None), Phase.OPTIMIZER)
+                self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
                 return
             known = (held, [site for site in sites if site is not None])
             self._after.set(stepping.optimizer, known)
@@ -174,7 +174,7 @@ class StateProbe:
         cutting = [module for reference in references if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
-        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, None
+        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, stand
 
     def _record(self, found: Contents, phase: Phase, *, again: bool = False) -> list[int]:
         """Record what has a name and is wanted; at which sites."""
@@ -224,7 +224,7 @@ class StateProbe:
 def _those(found: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors of which something is true."""
     at = [position for position, tensor in enumerate(found[1]) if are(tensor)]
-    return [found[0][position] for position in at], [found[1][position] for position in at], None
+    return [found[0][position] for position in at], [found[1][position] for position in at], []
 
 
 class Written:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.contents import instances_in
+from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.named import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.tensors.places import Placed
@@ -203,7 +203,7 @@ class FlatParts:
     def _look(self) -> None:
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
-            for module in instances_in(root, wrapper):
+            for module in (one for one in modules_in(root) if isinstance(one, wrapper)):
                 handle = getattr(module, "_handle", None)
                 flat = getattr(handle, "flat_param", None)
                 pieces = getattr(flat, "_shard_param_infos", None)

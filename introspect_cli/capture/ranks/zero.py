@@ -16,7 +16,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.contents import instances_in
+from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
@@ -100,7 +100,11 @@ def is_stepped(parameter: torch.Tensor) -> bool:
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
     """For each engine in a model that has a ZeRO optimizer, the flat tensors of all its groups."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
-    found = [_flats(vars(module).get("optimizer")) for module in instances_in(root, engine)] if engine else []
+    found = (
+        [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
+        if engine
+        else []
+    )
     return [flats for flats in found if flats]
 
 

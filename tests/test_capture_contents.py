@@ -1,4 +1,4 @@
-"""The compiled walks over what modules hold find what the walks in Python find."""
+"""What modules hold, and whether their attributes are what they were."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.probes import attributes
+from introspect_cli.capture.contents import holders_in, tensors_in
 from introspect_cli.capture.probes.attributes import _Watched
 from introspect_cli.records import Kind
-from introspect_cli.tensors.kernels import KERNELS
 
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="no compiled kernels, so no compiled walks")
+BOTH = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def model():
@@ -29,37 +27,26 @@ def model():
     return root
 
 
-@pytest.mark.skipif(type(nn.Module()._parameters) is not dict, reason="modules of this torch are walked in python")
-def test_the_same_modules_and_tensors_in_the_same_order():
+def test_modules_and_tensors_come_once_and_another_name_is_noticed():
     root = model()
-    holding = [module for module in modules_in(root) if module._parameters or module._buffers]
-    found = KERNELS.holders(root)
-    assert list(map(id, found)) == list(map(id, holding))
-    assert len(found) == 4  # the root, the norm, the shared layer once, the last
+    found = holders_in(root)
+    assert list(map(id, found)) == list(map(id, (root, root[0], root[2], root[3])))
     references = list(map(weakref.ref, found))
-    kinds, tensors, stand = KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER)
+    kinds, tensors, stand = tensors_in(references, BOTH)
     named = {id(tensor) for tensor in [*root[0].parameters(), *root[0].buffers(), *root[2].parameters(), root.own]}
     assert {*map(id, tensors)} == named
     assert len(tensors) == len(named)
     assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(own, nn.Parameter) for own in tensors]
-    assert KERNELS.tensors_of(references, None, Kind.BUFFER)[0] == [Kind.BUFFER] * 3
-    assert KERNELS.tensors_of(references, None, None)[:2] == ([], [])
-    assert KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER) == (kinds, tensors, stand)
+    assert tensors_in(references, frozenset({Kind.BUFFER}))[0] == [Kind.BUFFER] * 3
+    assert tensors_in(references, frozenset()) == ([], [], [])
+    assert tensors_in(references, BOTH)[2] == stand
     root[0]._buffers["renamed"] = root[0]._buffers.pop("num_batches_tracked")  # the last: the same tensors, as many
-    renamed = KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER)
+    renamed = tensors_in(references, BOTH)
     assert list(map(id, renamed[1])) == list(map(id, tensors))
     assert renamed[2] != stand
-    del root, holding, found, tensors, renamed
+    del root, found, tensors, renamed
     gc.collect()
-    assert KERNELS.tensors_of(references, Kind.PARAM, Kind.BUFFER) == ([], [], 0)
-
-
-def test_what_is_kept_in_no_dictionary_is_left_to_python():
-    scripted = torch.jit.script(nn.Linear(2, 2))
-    assert KERNELS.holders(scripted) is None
-    assert KERNELS.tensors_of([weakref.ref(scripted)], Kind.PARAM, None) is None
-    with pytest.raises(TypeError):
-        KERNELS.tensors_of([], Kind.PARAM)
+    assert tensors_in(references, BOTH) == ([], [], [])
 
 
 def change_value(module):
@@ -87,16 +74,14 @@ def add_child(module):
 
 
 @pytest.mark.parametrize("change", [change_value, change_nothing, add_attribute, remove_attribute, add_hook, add_child])
-def test_a_changed_attribute_is_noticed_as_in_python(change, monkeypatch):
+def test_a_changed_attribute_is_noticed(change):
     module, other = nn.LayerNorm(2), nn.LayerNorm(2)
     watched = _Watched()
     for own in (other, module):
         watched.add(own, {"eps": own.eps, "training": own.training}, ["_forward_hooks", "_modules"])
     assert watched.is_current()
     change(module)
-    compiled = watched.is_current()
-    monkeypatch.setattr(attributes, "KERNELS", None)
-    assert compiled is watched.is_current() is (change is change_nothing)
+    assert watched.is_current() is (change is change_nothing)
 
 
 def test_a_module_that_is_gone_is_noticed():
