@@ -379,7 +379,7 @@ def test_names_that_nothing_defines_are_noticed(text, names):
 # The directory of a variant.
 
 
-def test_a_variant_finds_data_and_cannot_write_what_the_run_wrote(tmp_path):
+def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
     root = tmp_path / "above" / "project"
     (root / "configs").mkdir(parents=True)
     (tmp_path / "above" / "data").mkdir()
@@ -394,7 +394,10 @@ def test_a_variant_finds_data_and_cannot_write_what_the_run_wrote(tmp_path):
     ground = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
     planted = plant(ground, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
     assert planted.directory.name == "configs"
-    assert (planted.directory / "c.yaml").resolve() == old
+    copied = planted.directory / "c.yaml"
+    assert copied.read_text() == "x"
+    copied.write_text("overwritten by the variant")
+    assert old.read_text() == "x"
     assert (planted.directory / "../../data").resolve() == tmp_path / "above" / "data"
     assert not (planted.directory / "../net.pt").exists()
     assert planted.modules is not None
@@ -402,3 +405,14 @@ def test_a_variant_finds_data_and_cannot_write_what_the_run_wrote(tmp_path):
     assert (root / "lib" / "__init__.py").read_bytes() == b""
     assert planted.moved_word(f"--out={root}/new") == f"--out={planted.moved(root)}/new"
     assert planted.moved_word("--out=new") == "--out=new"
+
+
+def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("introspect_cli.rerun.ground.MOST_COPIED", 100)
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    for name, size in (("large", 70), ("small", 50)):
+        (tmp_path / "project" / name).write_bytes(bytes(size))
+    ground = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
+    planted = plant(ground, tmp_path / "out", {}, {}, ())
+    assert (planted.directory / "large").is_symlink()
+    assert not (planted.directory / "small").is_symlink()

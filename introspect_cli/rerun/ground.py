@@ -1,9 +1,10 @@
 """A directory in which a variant of somebody's code runs as the code itself ran in the user's.
 
 The variant's sources are files of their own; all else that the script may read by a relative path (data, configuration)
-is linked from where it lies, so nothing is copied. What a script writes must not reach the user's files: directories
-are made and not linked, and files that are younger than the run are left out, since the run may have written them;
-links to those would be written through. A directory of very many files is linked as a whole.
+is copied from where it lies, the smallest files first, and linked where that would be much. What a script writes must
+not reach the user's files: directories are made, copies are written instead of the originals, and files that are
+younger than the run are left out, since the run may have written them. A directory of very many files is linked as a
+whole.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _MANY = 2000
 _MOST_ENTRIES = 20_000
 _LEVELS_ABOVE = 2
 _BESIDE = 500
+MOST_COPIED = 512 << 20
+"""Bytes of files that a script may write to and is therefore given copies of."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Ground:
         directory: where the script ran.
         tops: directories that are rebuilt, none inside another: the project, where the script ran, and where source
             files from elsewhere lie. The first holds the project.
-        files: paths below the tops that are linked, files and whole directories.
+        files: paths below the tops that are copied or linked, files and whole directories.
         made: directories below the tops, which are made.
     """
 
@@ -207,11 +210,7 @@ def plant(
             planted.moved(path).mkdir(parents=True, exist_ok=True)
         linked: dict[Path, Path | None] = {path: path for path in ground.files}
         linked |= {path: target for path, target in files.items() if path not in sources}
-        for path, target in linked.items():
-            if target is not None:
-                link = planted.moved(path)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(os.path.realpath(target))
+        _give({planted.moved(path): Path(os.path.realpath(target)) for path, target in linked.items() if target})
         for source, data in sources.items():
             path = planted.moved(source)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +224,19 @@ def plant(
     except OSError as error:
         raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
     return replace(planted, directory=planted.moved(ground.directory), modules=modules)
+
+
+def _give(files: Mapping[Path, Path]) -> None:
+    """Put files where a script looks for them: copies, and links where the copies would be large."""
+    total = 0
+    sizes = {target: target.stat().st_size if target.is_file() else MOST_COPIED for target in files.values()}
+    for path, target in sorted(files.items(), key=lambda item: sizes[item[1]]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        total += sizes[target]
+        if total < MOST_COPIED:
+            shutil.copy2(target, path)
+        else:
+            path.symlink_to(target)
 
 
 def rebuilt_below(place: Path, top: Path) -> Path:

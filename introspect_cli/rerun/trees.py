@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.ground import LEFT_OUT, Planted, beside, entries_below, is_foreign, rebuilt_below
+from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign, rebuilt_below
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 AS_IT_IS = "."
-_MOST_COPIED = 512 << 20
 _MOST_FILES = 20_000
 _CODE = (".py", ".pyx", ".pyi")
 _SUBMODULE = "160000"
@@ -149,7 +148,7 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
     total = 0
     copied = []
     for number, (size, name, _) in enumerate(sorted(found, key=lambda item: item[:2])):
-        if size < 0 or total + size > _MOST_COPIED or number >= _MOST_FILES:
+        if size < 0 or total + size > MOST_COPIED or number >= _MOST_FILES:
             top = name if size < 0 else Path(name).parts[0]
             large[top] = large.get(top, 0) + max(size, 0)
             continue
