@@ -176,7 +176,7 @@ def warm_up() -> None:
     summarizer = Summarizer()
     for dtype in (torch.float32, torch.uint8, torch.int64):
         summarizer.add(torch.ones(4, 4, dtype=dtype))
-    summarizer.take()
+    summarizer.end_step().finish()
     summarizer.close()
     weight = torch.nn.Parameter(torch.ones(2))
     weight.sum().backward()

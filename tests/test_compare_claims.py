@@ -257,7 +257,7 @@ class TestStart:
             return [[row("start", "param", "Net.a.weight", value)]]
 
         assert (
-            "the model was cast, to float32 in a and to float16 in b"
+            "The model was cast, to float32 in a and to float16 in b"
             in compare(steps(X), steps(X.astype(np.float16))).sentence
         )
 

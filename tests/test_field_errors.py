@@ -45,7 +45,7 @@ def test_each_bug_has_a_report_and_there_are_enough():
     assert len({case.name for case in CASES}) == len(listed) >= 30
     assert all(entry["report"].startswith("https://") and entry["found"] for entry in listed)
     page = (cases.FIXTURES.parent / "docs" / "understanding" / "field-errors.md").read_text(encoding="utf-8")
-    assert f"\n{len(listed)} errors " in page
+    assert f"{len(listed)} such errors " in page
     assert set(re.findall(r"https://[^)]+", page)) <= {entry["report"] for entry in listed}
     for script in ("language.py", "images.py"):
         tree = ast.parse((FIELD / script).read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ COMMANDS = [
     "train_rollback.py --steps 4 --back-at 2 --fault older",
     "train_unseeded.py --steps 2 --seed-all",
     "train_children.py --steps 3",
+    "perturbed.py lstm plain 2",
 ]
 
 MORE = [

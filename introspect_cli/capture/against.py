@@ -10,15 +10,13 @@ import json
 import os
 import shlex
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.beside import PATIENCE, Beside
-from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.errors import UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.records import count
-from introspect_cli.store.files import GOLDEN_RUN
 
 if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
@@ -46,19 +44,6 @@ def located(options: CaptureOptions) -> dict[str, Any]:
         "against": against,
         "noise": tuple(map(_located, options.noise)),
     }
-
-
-def digests_of(reference: str, rank: int) -> dict[int, bytes]:
-    """What each step of a reference digests to; empty where that cannot be read here, which another process says."""
-    from introspect_cli.store.pack import is_remote
-    from introspect_cli.store.reader import open_run
-
-    if is_remote(reference):
-        return {}
-    path = Path(reference)
-    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
-        return run.rank(rank).digests() if rank in run.ranks else {}
-    return {}
 
 
 def _located(run: str) -> str:

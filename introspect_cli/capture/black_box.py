@@ -27,6 +27,7 @@ from introspect_cli.tensors.views import in_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
     from introspect_cli.store.writer import StoreWriter
 
@@ -39,6 +40,14 @@ def default_room(ranks: int) -> int:
     """Bytes that a process may hold unless told otherwise: its share of a quarter of what is free on this machine."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return free_memory() // _SHARE // (int(local) if local.isdecimal() and int(local) else max(ranks, 1))
+
+
+def planned(options: CaptureOptions, ranks: int) -> tuple[int, str]:
+    """Bytes that a process may hold, and what is said of that before training."""
+    room = default_room(ranks) if options.keep_size is None else options.keep_size
+    why = "a quarter of what is free; --keep-size sets it" if options.keep_size is None else "--keep-size"
+    held = f"whole tensors of the last {count(options.keep_around or 0, 'step')} are held"
+    return room, f"{held}, in {human_size(room)} of memory at most ({why})"
 
 
 class Held(NamedTuple):

@@ -67,7 +67,7 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
         for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
             if group and kind in kinds:
                 places.append(id(module))
-                places += group
+                places += group.keys()  # a scripted module's is no mapping, and cannot be walked
                 for tensor in group.values():
                     if tensor is not None and id(tensor) not in tensors:
                         tensors[id(tensor)] = tensor

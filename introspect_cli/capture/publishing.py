@@ -14,8 +14,10 @@ from introspect_cli.capture.beside import PATIENCE, Beside
 from introspect_cli.capture.labels import TRAINERS, running
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from introspect_cli.capture.probes.base import Guard
 
 
 LOGGER = "logger"
@@ -50,6 +52,45 @@ class Publishing:
     def abandon(self) -> None:
         """Forget it, in a forked child."""
         self._beside.abandon()
+
+
+class Publishers:
+    """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
+
+    def __init__(self, path: Path, places: Sequence[str], guard: Guard) -> None:
+        """Start to publish to places that are known before the script runs; `guard` is the session's."""
+        self._path = path
+        self._guard = guard
+        self._waits_for_logger = LOGGER in places
+        self._all: list[Publishing] = []
+        self._start([place for place in places if place != LOGGER])
+
+    def _start(self, places: list[str]) -> None:
+        if places:
+            with self._guard.around("publishing", "the run is"):
+                self._all.append(Publishing(self._path, places))
+
+    def first_step_over(self, say: Callable[[str], None]) -> None:
+        """A framework that logs has its loggers by now."""
+        if not self._waits_for_logger:
+            return
+        with self._guard.around("publishing", "the run is"):
+            places = logger_places()
+            self._start(places)
+            if not places:
+                say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
+
+    def finish(self) -> list[str]:
+        """Wait for their end, for a while; what came of it, in sentences."""
+        said: list[str] = []
+        with self._guard.around("publishing", "the end of the run is"):
+            said += [sentence for publishing in self._all for sentence in publishing.finish()]
+        return said
+
+    def abandon(self) -> None:
+        """Forget them, in a forked child."""
+        for publishing in self._all:
+            publishing.abandon()
 
 
 def logger_places() -> list[str]:

@@ -14,21 +14,20 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import Against, digests_of
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
-from introspect_cli.capture.publishing import LOGGER, Publishing, logger_places
-from introspect_cli.capture.ranks.divergence import Announcement
+from introspect_cli.capture.publishing import Publishers
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
+from introspect_cli.capture.reference import Reference
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.terminal import Terminal, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
-from introspect_cli.exit_codes import DIVERGED, UNDECIDED
+from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.machine import DISABLE_VARIABLE
-from introspect_cli.records import Kind, count, human_size
+from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
@@ -92,15 +91,14 @@ class Session:
         self._terminal = Terminal(self.launch, quiet=options.quiet, progress=options.progress)
         self._guard = Guard(self._terminal.say)
         self._settings = self._guard.around("settings", "settings are")
-        self._comparing = self._guard.around("comparing", "the comparison is")
         self.probes: Probes | None = None
         """What watches; None before torch is there."""
         self._closed = False
         self._store_lost = ""
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
-        self._words: list[str] = []
-        self._stops = False
+        self.words: list[str] = []
+        """What there is to say at the end."""
         self._documents = Documents(target, options, self._store, self._guard, self.launch)
         self._start = Start(
             self._torch_imported,
@@ -113,23 +111,11 @@ class Session:
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
-        self._publishing: list[Publishing] = []
-        self._publish([place for place in options.publish if place != LOGGER])
-        self._against: Against | None = None
-        self._announcement: Announcement | None = None
+        # Of several ranks, the first publishes.
+        self._publishers = Publishers(self.path, () if self.rank else options.publish, self._guard)
         self._followed = False
-        if options.against is not None:
-            with self._comparing:
-                if self.launch is not None and self.launch.world_size > 1 and (options.stop or options.keep_around):
-                    self._announcement = Announcement(self._store.path, self.rank)
-                if not self.rank:  # of several ranks, the first compares all of them
-                    self._against = Against(self.path, options)
-
-    def _publish(self, places: list[str]) -> None:
-        """Begin to publish; of several ranks, the first does."""
-        if places and not self.rank:
-            with self._guard.around("publishing", "the run is"):
-                self._publishing.append(Publishing(self.path, places))
+        comparing = self._guard.around("comparing", "the comparison is")
+        self._reference = Reference(self.path, self._store.path, options, self.launch, comparing)
 
     @property
     def rows(self) -> int:
@@ -138,11 +124,8 @@ class Session:
 
     def start(self) -> None:
         """Be ready for the script's first line."""
-        _forget_in_forks(self)
         self._documents.begin()
-        self._tracebacks.install()
-        self._signals.install()
-        self._watch_files()
+        self._begin()
         self._start.install()
 
     def join(self, began: dict[str, bytes | None]) -> None:
@@ -151,22 +134,17 @@ class Session:
         Args:
             began: states of random generators as the process found them, by library; more may be put in later.
         """
-        _forget_in_forks(self)
         self._followed = True
         self._began = began
-        self._tracebacks.install()
-        self._signals.install()
-        self._watch_files()
+        self._begin()
         self._torch_imported()
 
-    def _watch_files(self) -> None:
+    def _begin(self) -> None:
+        _forget_in_forks(self)
+        self._tracebacks.install()
+        self._signals.install()
         with self._guard.around("files", "files that the script reads are"):
             self._files = self._documents.watch_files()
-
-    @property
-    def words(self) -> list[str]:
-        """What there is to say at the end."""
-        return list(self._words)
 
     def attach(self) -> None:
         """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""
@@ -203,27 +181,20 @@ class Session:
 
     def _black_box(self, ranks: int) -> BlackBox | None:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
-        steps, size, against = self.options.keep_around, self.options.keep_size, self.options.against
-        if steps is None:
+        if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.black_box import BlackBox, default_room
+        from introspect_cli.capture.black_box import BlackBox, planned
 
-        room = default_room(ranks) if size is None else size
-        digests = None
-        if against is not None:
-            digests = {}
-            with self._comparing:
-                digests = digests_of(against, self.rank)
+        room, words = planned(self.options, ranks)
+        digests = self._reference.digests()
         if not self.rank:
-            why = "--keep-size" if size is not None else "a quarter of what is free; --keep-size sets it"
-            held = f"whole tensors of the last {count(steps, 'step')} are held"
-            self._terminal.say(f"{held}, in {human_size(room)} of memory at most ({why})")
-        return BlackBox(steps, room, self._store, digests, self._tell, self._guard.note)
+            self._terminal.say(words)
+        return BlackBox(self.options.keep_around, room, self._store, digests, self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
         """Say something now; with the last words, once the script is over."""
         if self._closed:
-            self._words.append(sentence)
+            self.words.append(sentence)
         else:
             self._terminal.say(sentence)
 
@@ -236,19 +207,18 @@ class Session:
                 self._documents.write(probes)
                 if probes.context.clock.ticks == 1:
                     self._documents.write_all()
-                    self._tell_of_others()
+                    if self.launch is None:
+                        self._manifest |= _alone(self._guard, self.options)
                 self._terminal.progress(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
             except (IntrospectError, OSError) as error:
                 self._store_failed(error)
-        if probes.context.clock.ticks == 1 and LOGGER in self.options.publish:
-            with self._guard.around("publishing", "the run is"):
-                found = logger_places()
-                self._publish(found)
-                if not found:
-                    self._terminal.say(
-                        "--publish logger: neither Lightning nor transformers' Trainer logs to anything known"
-                    )
-        self._look_at_reference(probes)
+        if probes.context.clock.ticks == 1:
+            self._publishers.first_step_over(self._terminal.say)
+        if self._reference.look(probes.recorder, self._terminal.say):
+            self._manifest["stopped"] = True
+            # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
+            # last, or whoever has started the launcher.
+            raise SystemExit(0 if self.rank or self._followed else DIVERGED)
         if probes.keeping.nan_at is not None:
             self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
@@ -257,52 +227,14 @@ class Session:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
-    def _look_at_reference(self, probes: Probes) -> None:
-        """Say what a comparison has found, and end the script where that was asked for."""
-        ended, stops_after = probes.recorder.step - 1, None
-        with self._comparing:
-            first = None
-            if self._against is not None:
-                for sentence in self._against.look(ended):
-                    self._terminal.say(sentence)
-                first = self._against.first
-                stops_after = None if first is None else ended
-            if self._announcement is not None:
-                said = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
-                if said is not None:
-                    first, stops_after = (said.first,), said.after
-            probes.recorder.compared(-1 if self._against is None else self._against.agreed, first)
-        if self.options.stop and stops_after is not None and ended >= stops_after and not self._stops:
-            self._stops = True
-            if not self.rank:
-                self._terminal.say(f"the script is ended after step {ended} (--stop)")
-            self._manifest["stopped"] = True
-            # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
-            # last, or whoever has started the launcher.
-            raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-
     @property
     def status(self) -> int | None:
         """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
-        if self._against is None or not self.options.stop:
-            return None
-        return UNDECIDED if self._against.code is None else self._against.code
+        return self._reference.status
 
     def exit_code(self, ending: Ending) -> int | None:
         """What the process exits with: the script's code; with `--stop`, `diff`'s where the script's is 0."""
         return ending.exit_code if self.status is None or ending.exit_code else self.status
-
-    def _tell_of_others(self) -> None:
-        """Tell of ranks that this run is without: a script that starts them itself, as Lightning does."""
-        found = unlaunched() if self.launch is None else None
-        if found is not None:
-            self._manifest["alone"] = {"rank": found[0], "world_size": found[1]}
-            self._guard.note(
-                f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said "
-                f"so at its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
-            )
-            if Kind.COLLECTIVE in self.options.record:
-                self._guard.note("collectives are not recorded: this was no process of several when the capture began")
 
     def finish(self, ending: Ending) -> None:
         """Take the probes out, write what is left, and close the store."""
@@ -357,52 +289,33 @@ class Session:
                 probes.close()
         with self._store_errors():
             self._store.close()
-        self._words.append(self._summary())
-        with self._guard.around("publishing", "the end of the run is"):
-            self._words += [sentence for publishing in self._publishing for sentence in publishing.finish()]
-        if self._against is not None:
-            with self._comparing:
-                self._words += self._against.finish()
-                self._write_held()
-        if self._announcement is not None and not self.rank:
-            self._announcement.close()
-
-    def _write_held(self) -> None:
-        """Write what is held, where the comparison has said only now that the runs diverge."""
-        box = self.probes.keeping.box if self.probes is not None else None
-        if self.probes is None or self._against is None or box is None:
-            return
-        before = len(box.written)
-        self.probes.recorder.compared(self._against.agreed, self._against.first)
-        if len(box.written) > before:
+        if probes is None:
+            self.words.append(_nothing(self.path, installed="session" not in self._guard.failed))
+        else:
+            lost = bool(self._store_lost)
+            self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
+        self.words += self._publishers.finish()
+        box = probes.keeping.box if probes is not None else None
+        before = len(box.written) if box is not None else 0
+        self.words += self._reference.finish(probes.recorder if probes is not None else None)
+        if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._store_errors():
                 self._store.write_manifest(self._manifest | {"kept_around": box.written})
                 self._store.close()
 
-    def _summary(self) -> str:
-        probes = self.probes
-        if probes is None and "session" in self._guard.failed:
-            return f"the probes could not be installed, so nothing was recorded; {self.path} holds its settings only"
-        if probes is None:
-            return f"the script never imported torch, so nothing was recorded; {self.path} holds its settings only"
-        return summary(self.path, self.options, self.launch, probes, self._manifest, lost=bool(self._store_lost))
-
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""
         if not self.rank or self._store_lost:  # of many ranks, one says where the run is
-            for words in self._words:
-                self._terminal.say(words)
-        self._words = []
+            for sentence in self.words:
+                self._terminal.say(sentence)
+        self.words = []
 
     def forked(self) -> None:
         """In a child that the script forked: record nothing, write nothing, say nothing."""
         self._closed = True
-        self._words = []
-        for publishing in self._publishing:
-            publishing.abandon()
-        if self._against is not None:
-            self._against.abandon()
-            self._against = None
+        self.words = []
+        self._publishers.abandon()
+        self._reference.abandon()
         if self._files is not None:
             self._files.remove()
         if self.probes is not None:
@@ -427,6 +340,26 @@ class Session:
         if self._guard.passes(error):
             raise error
         self._lost(StoreError(str(error)))
+
+
+def _alone(guard: Guard, options: CaptureOptions) -> dict[str, Any]:
+    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
+    found = unlaunched()
+    if found is None:
+        return {}
+    guard.note(
+        f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said so at "
+        f"its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
+    )
+    if Kind.COLLECTIVE in options.record:
+        guard.note("collectives are not recorded: this was no process of several when the capture began")
+    return {"alone": {"rank": found[0], "world_size": found[1]}}
+
+
+def _nothing(path: Path, *, installed: bool) -> str:
+    """What there is to say at the end where nothing was watched."""
+    why = "the script never imported torch" if installed else "the probes could not be installed"
+    return f"{why}, so nothing was recorded; {path} holds its settings only"
 
 
 def _forget_in_forks(session: Session) -> None:

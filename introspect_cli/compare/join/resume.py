@@ -137,12 +137,12 @@ def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
 
 
 def _may_go_on(sides: Sides) -> str:
-    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where both begin alike."""
+    """That one run alone reads a checkpoint, and where it goes on is not seen; "" where some of the start agrees."""
     more = {late: _read_more(sides, late) for late in "ab"}
     late, whole = ("a", "b") if more["a"] else ("b", "a")
     own = Late.of(sides, late)
-    begun = began_with(own.late, own.sites)
-    if bool(more["a"]) is bool(more["b"]) or begun == began_with(own.whole, own.sites_whole):
+    begun, begun_whole = began_with(own.late, own.sites), began_with(own.whole, own.sites_whole)
+    if bool(more["a"]) is bool(more["b"]) or begun.items() & begun_whole.items():
         return ""
     return (
         f"Run {late} alone reads {more[late][-1]}. If it goes on after a step of run {whole}, say which: --offset "
