@@ -133,6 +133,7 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert last.stderr.count("captured before") == 2
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, monkeypatch):
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLOW", "0.3")
@@ -291,6 +292,7 @@ def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Pa
     assert (repository / "data" / "log.txt").read_text() == "written by the script"  # the link was asked for
 
 
+@pytest.mark.sweep
 def test_submodules_are_at_the_commit_that_the_revision_has(repository: Path, tmp_path: Path):
     library = tmp_path / "library"
     library.mkdir()
@@ -312,6 +314,7 @@ def test_submodules_are_at_the_commit_that_the_revision_has(repository: Path, tm
     assert git(repository / "lib", "worktree", "list").count("\n") == 0
 
 
+@pytest.mark.sweep
 def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_editable(repository: Path, monkeypatch):
     (repository / "src").mkdir()
     git(repository, "mv", "model.py", "src/model.py")
@@ -343,6 +346,7 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
 
 
+@pytest.mark.sweep
 def test_whether_a_repeats_itself_is_said_first(repository: Path):
     answer = introspect(repository, "diff", "first", "refactored", "--repeat", "--", "train.py", "2", code=0)
     assert "a repeats itself: two captures agree in 2 steps" in answer.stderr
@@ -353,6 +357,7 @@ def test_whether_a_repeats_itself_is_said_first(repository: Path):
     assert "a and b are the same code" in answer.stderr
 
 
+@pytest.mark.sweep
 def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch, repository: Path):
     introspect(repository, "diff", "first", "refactored", "--", "train.py", "1", code=0)
     base = repository / "introspect-runs" / "commits"
