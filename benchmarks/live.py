@@ -78,11 +78,11 @@ def training(folder: Path) -> list[tuple[str, list[float]]]:
         session = Session(None, options_of({**asked, **more}))
         session.start()
         session.adopt(model)
-        against, comparers = session._against, _comparers(folder / name) if "against" in more else []  # noqa: SLF001 - to stop looking
+        against, comparers = session._reference._against, _comparers(folder / name) if "against" in more else []  # noqa: SLF001 - to stop looking
         for number in range(_BLOCKS * _OF):
             on = bool(number // _OF % 2)
             if not number % _OF:
-                session._against = against if on else None  # noqa: SLF001 - as above
+                session._reference._against = against if on else None  # noqa: SLF001 - as above
                 for pid in comparers:
                     os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
             start = time.process_time(), time.perf_counter()
@@ -94,7 +94,7 @@ def training(folder: Path) -> list[tuple[str, list[float]]]:
                 times[on].append((time.process_time() - start[0], time.perf_counter() - start[1]))
         for pid in comparers:
             os.kill(pid, signal.SIGCONT)
-        session._against = against  # noqa: SLF001 - as above
+        session._reference._against = against  # noqa: SLF001 - as above
         session.finish(Ending(0, "returned"))
 
     steps("ref", {}, {False: [], True: []})

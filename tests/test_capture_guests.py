@@ -114,8 +114,9 @@ class Sent(Exception):
     """What one thread of a script raises in another."""
 
 
-DROPPING = {"forget", "is_alive", "<genexpr>", "parameters_in", "modules_in"}
-"""Python drops what comes in a callback of a weak reference, and where it closes a generator that was not exhausted."""
+DROPPING = {"forget", "is_alive", "<genexpr>", "parameters_in", "modules_in", "find_spec"}
+"""Python drops what comes in a callback of a weak reference, and where it closes a generator that was not exhausted;
+torch drops what comes while it imports what it can do without."""
 
 
 SENDER = """

@@ -281,7 +281,7 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
 
 def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
     user = Repository(repository)
-    monkeypatch.setattr(trees, "_MOST_COPIED", 5)
+    monkeypatch.setattr(trees, "MOST_COPIED", 5)
     others = trees.others_of(user, [], [])
     assert others.copied == ("data/scale.txt",)
     assert others.large == {"data": 10}

@@ -213,3 +213,26 @@ def test_a_thousand_addresses_are_told_apart():
         memory.turn()
     memory.clear()
     assert not any(memory.find(place, kernels.F32, at) for at, place in enumerate(where))
+
+
+def test_an_exception_while_a_layout_is_numbered_gives_no_number_to_two_of_them():
+    """As a signal or another thread may send: the layout that was under way is as if it had never come."""
+
+    class Stops(dict):
+        def __setitem__(self, key, value):
+            raise KeyboardInterrupt
+
+    first, second, third = (Layout((size,), "float32", "cpu", "contiguous") for size in (2, 3, 4))
+    met, undisturbed = LayoutNumbers(), LayoutNumbers()
+    met.number(first)
+    numbers, met._numbers = met._numbers, Stops(met._numbers)
+    with pytest.raises(KeyboardInterrupt):
+        met.number(second)
+    met.headers()
+    met._numbers = numbers
+    assert [met.number(layout) for layout in (third, second, first)] == [1, 2, 0]
+    for layout in (first, third, second):
+        undisturbed.number(layout)
+    assert met.layouts == undisturbed.layouts == [first, third, second]
+    assert met.headers().tolist() == undisturbed.headers().tolist()
+    assert met.sample_headers == undisturbed.sample_headers

@@ -130,8 +130,9 @@ class Backlog:
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock) -> None:
-        layouts = self._summarizer.layouts  # they are only ever added to, so the store gives them the same numbers
-        while self._layouts < len(layouts):
+        # Those that records have are only ever added to, so the store gives them the same numbers.
+        layouts, of = self._summarizer.layouts, block.columns.layout
+        while len(of) and self._layouts <= of.max():
             self._rank.layout(layouts[self._layouts])
             self._layouts += 1
         self._rank.append(block.ended.step, block.complete(), block.ended.labels)

@@ -137,10 +137,11 @@ class LayoutNumbers:
         """The number of a layout, a new one if it has not been met."""
         index = self._numbers.get(layout)
         if index is None:
-            index = len(self.layouts)
+            index = len(self._numbers)
+            self._array = self._array[:0]
             self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
             self.sample_headers[index:] = [checksum.header(layout.dtype, layout.shape[1:])]
-            self.layouts.append(layout)
+            self.layouts[index:] = [layout]  # where an exception left one without its number, that one goes
             self._numbers[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index
 
