@@ -47,13 +47,11 @@ def located(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _located(run: str) -> str:
-    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.pack import from_anywhere, is_remote
 
-    if is_remote(run):
-        return run
-    if not Path(run).exists():
+    if not is_remote(run) and not Path(run).exists():
         raise UsageError(f"there is no run at {run} to compare with")
-    return os.path.abspath(run)  # noqa: PTH100 - a link stays one
+    return from_anywhere(run)
 
 
 class Against:

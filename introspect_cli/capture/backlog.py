@@ -130,9 +130,9 @@ class Backlog:
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock) -> None:
+        message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
-        layouts, of = self._summarizer.layouts, block.columns.layout
-        while len(of) and self._layouts <= of.max():
-            self._rank.layout(layouts[self._layouts])
+        while self._layouts <= message.largest("layout"):
+            self._rank.layout(self._summarizer.layouts[self._layouts])
             self._layouts += 1
-        self._rank.append(block.ended.step, block.complete(), block.ended.labels)
+        self._rank.append(block.ended.step, message, block.ended.labels)

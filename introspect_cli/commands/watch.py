@@ -23,7 +23,7 @@ _PAUSE = 1.0
 _REST = 4
 _PATIENCE = 5
 _SLOW = 1.0
-"""Seconds from which on a look is said to be behind the run."""
+"""Seconds that a look may take before it says how many steps the run went on meanwhile."""
 _LOOKS = 30
 """Looks over which the rate is taken."""
 

@@ -62,19 +62,18 @@ def _origins(
 
 def with_head(answer: DiffResult, resumed: Resumption) -> str:
     """The sentence, and before it what a resumed run did not restore, or that it restored all."""
-    head, whole = head_of(resumed), "ba"["ab".index(resumed.run)]
+    head = head_of(resumed)
     if answer.verdict is Verdict.UNDECIDED:
         return f"{answer.sentence} {head}"
     if answer.verdict is Verdict.SAME and not resumed.lost:
-        right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {whole}"
+        right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {resumed.whole}"
         head = f"Resumed right: {right}{_but(resumed)}{_unseen(resumed)}."
     return f"{head} {answer.sentence}"
 
 
 def head_of(resumed: Resumption) -> str:
     """What a resumed run did not restore, or that it restored all, in one sentence."""
-    whole = "ba"["ab".index(resumed.run)]
-    run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {whole},"
+    run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
     if not resumed.lost:
         return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
     lost = together(resumed.lost)

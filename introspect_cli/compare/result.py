@@ -373,6 +373,11 @@ class Resumption:
     in_time: tuple[str, ...] = ()
 
     @property
+    def whole(self) -> str:
+        """`b` or `a`, the other run."""
+        return "a" if self.run == "b" else "b"
+
+    @property
     def unseen(self) -> tuple[Part, ...]:
         """The parts that were not recorded and on which something may rest."""
         return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)

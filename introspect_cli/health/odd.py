@@ -8,7 +8,6 @@ parameter it is, and since when.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from introspect_cli.health.copies import COPIES_DIFFER
 from introspect_cli.health.findings import CheckResult, Finding
 from introspect_cli.records import KIND_CODES, Kind, count
-from introspect_cli.store.pack import is_remote
+from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.totals import SHARE, place_of
 from introspect_cli.sums import MASK, mix
@@ -97,7 +96,7 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
         StoreError: the run is damaged.
     """
     path, ranks, last = str(run.path), run.recorded, run.last_step
-    place = path if is_remote(path) else str(Path(path).absolute())  # a worker runs elsewhere
+    place = from_anywhere(path)
     groups = [Group(place, ranks[at : at + _GROUP], last or 0) for at in range(0, len(ranks), _GROUP)]
     steps = 0 if last is None else int((run.rank(ranks[0]).entries["step"] <= last).sum())
     held = total(shares_of, groups, together) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.origins import head_of, together
 from introspect_cli.compare.reasons.settings import describe
-from introspect_cli.compare.result import DiffResult, Reach, Restored, SettingChange, StepReach, Verdict
+from introspect_cli.compare.result import DiffResult, Reach, Restored, Resumption, SettingChange, StepReach, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, line, table_of
@@ -57,9 +57,7 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     resumed = result.resumed
     if resumed is None:
         return []
-    whole = "ba"["ab".index(resumed.run)]
-    title = f"What run {resumed.run} begins with, against step {resumed.at} of {whole}:"
-    blocks: list[Block] = [line(), line(title, "heading")]
+    blocks: list[Block] = [line(), line(f"{_resumed_title(resumed)}:", "heading")]
     for state in (Restored.NO, Restored.YES, Restored.UNSEEN):
         parts = together([part for part in resumed.parts if part.state is state])
         if parts:
@@ -67,15 +65,18 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     return blocks
 
 
+def _resumed_title(resumed: Resumption) -> str:
+    return f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}"
+
+
 def _resumed_html(result: DiffResult) -> str:
     """What a resumed run goes on with, a row for each part."""
     found = result.resumed
     if found is None:
         return ""
-    whole = "ba"["ab".index(found.run)]
     rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
     head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
-    return head + table(f"What run {found.run} begins with, against step {found.at} of {whole}", ("part", "", ""), rows)
+    return head + table(_resumed_title(found), ("part", "", ""), rows)
 
 
 # --- what rests on nothing that differs

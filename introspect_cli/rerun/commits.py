@@ -34,6 +34,7 @@ from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
 from introspect_cli.rerun.worktree import Repository
 from introspect_cli.store.files import RUNS
+from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import remove_run
 from introspect_cli.sums import source_digest
@@ -231,8 +232,8 @@ class _Captures:
         if "--seed" not in {word.partition("=")[0] for word in options}:
             options += ["--seed", "0"]
         if against is not None and self.asked.stop:
-            more = [f"--rtol={self.asked.rtol}", *(f"--noise={os.path.abspath(path)}" for path in noise)]  # noqa: PTH100 - a link stays one
-            more = ["--against", against if "://" in against else os.path.abspath(against), "--stop", *more]  # noqa: PTH100
+            more = ["--against", from_anywhere(against), "--stop", f"--rtol={self.asked.rtol}"]
+            more += [f"--noise={from_anywhere(path)}" for path in noise]
             run = whole.with_name(f"{name}-to-{hashlib.blake2b(json.dumps(more).encode(), digest_size=3).hexdigest()}")
             options += more
         kept = None if self.asked.fresh else kept_run(whole) or kept_run(run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from introspect_cli.store.pack import files_of, open_store
 from introspect_cli.store.reader import RunState, open_run, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 
@@ -45,20 +46,31 @@ def merge(sources: Sequence[Path], out: Path, *, texts: bool = True) -> list[int
     for source, job in zip(sources, jobs, strict=True):
         if job != jobs[0]:
             raise StoreError(f"{source} is of another launch than {sources[0]}: only ranks of one launch make a run")
+    with whole_or_nothing(out) as fresh:
+        _copy(sources, fresh, texts=texts)
+        with open_run(fresh) as run:
+            ranks = list(run.ranks)
+    return ranks
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Path]:
+    """A directory to fill that gets the name `out` when it is whole, and is removed where anything fails.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
-            _copy(sources, fresh, texts=texts)
-            with open_run(fresh) as run:
-                ranks = list(run.ranks)
+            yield fresh
             fresh.chmod(0o755)
             fresh.rename(out)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
-    return ranks
 
 
 def _job(source: Path) -> str:

@@ -203,6 +203,11 @@ def is_remote(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def from_anywhere(path: str | Path) -> str:
+    """A run's address, or its path as a process with another working directory finds it; a link stays one."""
+    return str(path) if is_remote(path) else str(Path(path).absolute())
+
+
 def _system(url: str) -> tuple[Any, str]:
     try:
         import fsspec

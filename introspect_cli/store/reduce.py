@@ -7,24 +7,22 @@ one another in nothing, so stretches of them are put together wherever there is 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import STATISTICS, count
-from introspect_cli.store.files import reason
-from introspect_cli.store.pack import is_remote
+from introspect_cli.store.merge import whole_or_nothing
+from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.whole import WholeReader, as_one
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
@@ -107,7 +105,7 @@ def reduce_run(
     """
     if out.exists():
         raise StoreError(f"{out} exists: choose another directory with -o")
-    place = str(source) if is_remote(source) else str(Path(source).absolute())  # a worker runs elsewhere
+    place = from_anywhere(source)
     with open_run(source) as run:
         if run.whole_of:
             raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
@@ -115,18 +113,8 @@ def reduce_run(
             raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
         if run.state is RunState.RUNNING:
             raise StoreError(f"{source} is still being written: wait for its end, then merge")
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-            try:
-                with StoreWriter.create(fresh) as store:
-                    steps = _write(run, place, store, work, texts=texts)
-                fresh.chmod(0o755)
-                fresh.rename(out)
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
-        except OSError as error:
-            raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+        with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
+            steps = _write(run, place, store, work, texts=texts)
     return steps
 
 

@@ -113,21 +113,10 @@ class Readers:
                 self._patches.replace(module, "safe_open", stand_in_for(opened, self._files))
 
 
-class SystemOpen:
-    """Stands in for `os.open`; in a set of functions, as `os.supports_dir_fd` is, it is the original."""
+class _AsTheOriginal:
+    """Answers as what it stands in for, to which it is equal."""
 
-    def __init__(self, files: ReadFiles, original: Callable[..., int]) -> None:
-        """Stand in for a function."""
-        self._files, self._original = files, original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
-        """As the original."""
-        descriptor = self._original(*args, **kwargs)
-        if self._files.is_on and len(args) > 1 and type(args[1]) is int and not args[1] & _NOT_ONLY_READ and not kwargs:
-            with self._files.guarded:
-                path = args[0] if type(args[0]) in {str, bytes} else str(args[0]) if isinstance(args[0], Path) else ""
-                self._files.read(sys._getframe(1), descriptor, os.fsdecode(path))  # noqa: SLF001 - as python documents it
-        return descriptor
+    _original: Any
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self._original
@@ -142,13 +131,29 @@ class SystemOpen:
         return getattr(self._original, name)
 
 
+class SystemOpen(_AsTheOriginal):
+    """Stands in for `os.open`; in a set of functions, as `os.supports_dir_fd` is, it is the original."""
+
+    def __init__(self, files: ReadFiles, original: Callable[..., int]) -> None:
+        """Stand in for a function."""
+        self._files, self._original = files, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """As the original."""
+        descriptor: int = self._original(*args, **kwargs)
+        if self._files.is_on and len(args) > 1 and type(args[1]) is int and not args[1] & _NOT_ONLY_READ and not kwargs:
+            with self._files.guarded:
+                path = args[0] if type(args[0]) in {str, bytes} else str(args[0]) if isinstance(args[0], Path) else ""
+                self._files.read(sys._getframe(1), descriptor, os.fsdecode(path))  # noqa: SLF001 - as python documents it
+        return descriptor
+
+
 _NOT_ONLY_READ = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", 0)
 
 
-class _StandIn(type):
+class _StandIn(_AsTheOriginal, type):
     """A class that makes what another one makes, and counts that as its instances."""
 
-    _original: Any
     reader: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -163,18 +168,6 @@ class _StandIn(type):
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return subclass is cls or issubclass(subclass, cls._original)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls._original
-
-    def __hash__(cls) -> int:
-        return hash(cls._original)
-
-    def __repr__(cls) -> str:
-        return repr(cls._original)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls._original, name)
 
 
 def stand_in_for(original: type, files: ReadFiles) -> type:
