@@ -8,7 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -206,15 +209,29 @@ def test_a_reference_that_cannot_be_read_is_said_in_one_line_and_training_goes_o
     assert said in line
 
 
-def test_a_pack_and_a_golden_run_are_references_too(place, introspect, tmp_path):
+@pytest.fixture
+def url(tmp_path):
+    """The address of a directory on a web server."""
+    pytest.importorskip("aiohttp")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_pack_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, url):
     assert introspect("pack", "ref", "-o", tmp_path / "ref.zip", cwd=place).returncode == 0
     words = ("-o", tmp_path / "golden", "--steps", "6", "train.py", "6", "-1", "0")
     assert introspect("golden", "save", *words, cwd=place).returncode == 0
-    for reference in ("ref.zip", "golden"):
-        options = ("--force", "-o", tmp_path / "run", "--against", tmp_path / reference)
-        done = introspect("capture", "--stop", *options, "train.py", "40", "2", "0", cwd=place)
+    words = ("capture", "--stop", "--force", "-o", tmp_path / "run", "--against")
+    for reference in (tmp_path / "ref.zip", f"{url}/ref.zip", tmp_path / "golden"):
+        done = introspect(*words, reference, "train.py", "40", "2", "0", cwd=place)
         assert done.returncode == 1, done.stderr
         assert "First divergence at step 2" in done.stderr
+    done = introspect(*words, f"{url}/none.zip", "train.py", "4", "2", "0", cwd=place)
+    assert done.returncode == 2, done.stderr
+    assert f"not compared with {url}/none.zip any further: there is no run at {url}/none.zip\n" in done.stderr
 
 
 def test_no_process_stays_when_training_is_killed(place, tmp_path):
@@ -334,8 +351,8 @@ def test_python_takes_a_reference_too(tmp_path, capfd):
 # --- the loop, without processes
 
 
-def written(path, values):
-    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values])
+def written(path, values, **options):
+    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values], **options)
 
 
 def ask(one, two):
@@ -353,6 +370,21 @@ def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
         digests.looked.clear()
         assert digests.differ(two)
         assert not digests.differ(two), "what was looked at once is not looked at again"
+
+
+@pytest.mark.parametrize("before", [[], [1.0, 2.0]])
+def test_a_reference_that_is_rewritten_when_it_is_opened_is_opened_again(tmp_path, before):
+    run, reference, opened = written(tmp_path / "b", [1.0, 2.0]), written(tmp_path / "a", before), []
+
+    def opening():
+        opened.append(open_run(reference))
+        if len(opened) == 1:
+            assert before or opened[0].last_step is None  # its files are opened before they are exchanged
+            written(tmp_path / "a", [1.0, 3.0], force=True)
+        return opened[-1]
+
+    result = alongside(opening, run, ask, print, pause=0.0)
+    assert (result.verdict.value, result.first.step, len(opened)) == ("diverged", 1, 2)
 
 
 def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):
