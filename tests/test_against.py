@@ -48,11 +48,12 @@ print(step, loss.item(), random.random(), torch.rand(1).item())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, forks):
-    """A script and its run of 40 steps."""
+    """A script, its run of 40 steps, and one whose sixth batch is another."""
     folder = tmp_path_factory.mktemp("against")
     (folder / "train.py").write_text(TRAIN)
-    done = forks("capture", "-o", "ref", "train.py", "40", "-1", "0", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    for name, fault in (("ref", "-1"), ("noise", "5")):
+        done = forks("capture", "-o", name, "train.py", "40", fault, "0", cwd=folder)
+        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -163,7 +164,7 @@ def test_tolerance_is_that_of_diff(place, introspect, tmp_path):
     [
         ("--kinds input --steps 6:", 0, "The runs are the same"),
         ("--kinds 'output,loss' --modules Linear", 1, "First divergence at step 5: the output of Linear"),
-        ("--atol 100", 0, "within"),
+        ("--noise noise", 0, "within"),
         ("--steps 300:", 2, "not compared with ref any further: "),
     ],
 )
@@ -172,6 +173,41 @@ def test_it_is_asked_with_the_options_of_diff(place, introspect, tmp_path, asked
     done = introspect("capture", *words, cwd=place)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
+
+
+RESUMED = """\
+import sys, time, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+begin = 0
+if len(sys.argv) > 1:
+    kept = torch.load("kept.pt")
+    net.load_state_dict(kept["net"])
+    begin = 8
+    if sys.argv[1] == "whole":
+        optimizer.load_state_dict(kept["optimizer"])
+for step in range(begin, 20):
+    torch.manual_seed(step)
+    loss = net(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    time.sleep(0.1 if begin else 0)
+    if step == 7:
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, "kept.pt")
+"""
+
+
+def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(RESUMED)
+    assert introspect("capture", "-o", "ref", "train.py").returncode == 0
+    for asked, code in (("whole", 0), ("part", 1)):
+        done = introspect("capture", "--stop", "--against", "ref", "-o", asked, "train.py", asked)
+        assert done.returncode == code, done.stderr
+        answer = introspect("diff", "ref", asked)
+        assert answer.returncode == code
+        assert "(--offset 8)" in answer.stdout
+        assert f"against ref{'' if code else ', at the end'}: {answer.stdout.splitlines()[0]}\n" in done.stderr
+        assert done.stderr.count("against ref") == 1 + code
 
 
 def damaged(run):
