@@ -34,7 +34,8 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
-from introspect_cli.store.pack import is_remote, open_store
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 
@@ -140,6 +141,7 @@ class Run:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
+        self._folder.expect([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
             reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
@@ -267,6 +269,11 @@ class Run:
                 yield place
             finally:
                 place.close()
+
+    @property
+    def size_elsewhere(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.size_elsewhere
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""
