@@ -228,8 +228,9 @@ class Share:
         """What is not there yet: small files first, which are read together."""
         there = [name for name, _ in files_of(self._path, sources=self._sources)]
         whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
-        growing = sorted(look.lengths, key=lambda name: name in look.inline)
-        for name in (*growing, *sorted(whole, key=lambda name: name.endswith(_TENSOR))):
+        for name in sorted(
+            (*look.lengths, *whole), key=lambda name: (name in look.inline) + 2 * name.endswith(_TENSOR)
+        ):
             if name in look.lengths:
                 begin = len(look.inline.get(name, b"")) + self._sent(name)
                 end = look.lengths[name]

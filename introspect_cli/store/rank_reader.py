@@ -34,12 +34,13 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.remote import RemoteFile
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -299,6 +300,13 @@ class RankReader(StepReader):
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def ranges(self, rows: Iterable[int]) -> Iterator[tuple[Any, int, int, int]]:
+        """Where some steps lie in object storage, for `Sent.expect`; nothing where the run is on disk."""
+        records = self._records_open() if len(self) else None
+        for row in rows:
+            if isinstance(records, RemoteFile) and row < len(self):
+                yield from records.ranges(int(self.entries["offset"][row]), int(self.entries["length"][row]))
 
     def _records_open(self) -> Handle:
         """The file of records, for which that of another rank may be closed."""

@@ -34,6 +34,10 @@ _KEPT = 64 << 20
 _SPAN = 256 << 10
 """Bytes that are read around what was asked for, since a request takes longer than they do."""
 
+_TOGETHER = 16 << 20
+"""Bytes that are read at once because they will be asked for, less than what is kept."""
+
+_OF_ALL = re.compile(r"[a-z]+\.arrow|totals\.bin")
 _AHEAD = 8 << 20
 _GRACE = 60.0
 _TORN = 3
@@ -77,56 +81,117 @@ class Sent:
         storage: of the run.
         place: the folder of its pieces, with a slash at its end, or "".
         catalogue: what is where.
+        others: this one and those of other ranks, of which the same is asked for next.
+        named: the file of each extent that has a digest, and its place in it.
     """
 
     def __init__(self, storage: Storage, place: str, catalogue: Catalogue) -> None:
         self.storage = storage
         self.place = place
         self.catalogue = catalogue
+        self.others = [self]
         self._sealed: dict[int, list[Extent]] = {}
-        for extents in catalogue.files.values():
-            for extent in extents:
+        self.named: dict[Extent, tuple[str, int]] = {}
+        for name, extents in catalogue.files.items():
+            for number, extent in enumerate(extents):
                 if extent.piece != INLINE and extent.digest:
                     self._sealed.setdefault(extent.piece, []).append(extent)
+                    self.named[extent] = name, number
         for sealed in self._sealed.values():
             sealed.sort(key=lambda extent: extent.offset)
 
     def url(self, piece: int) -> str:
         """Where a piece is."""
-        return f"{self.storage.url}/{self.place}{self.catalogue.pieces[piece][0] if piece >= 0 else CATALOGUE}"
+        return f"{self.storage.url}/{self.object(piece)}"
+
+    def object(self, piece: int) -> str:
+        """The name of a piece below the run's URL."""
+        return f"{self.place}{self.catalogue.pieces[piece][0] if piece >= 0 else CATALOGUE}"
 
     def whole(self, extent: Extent) -> bytes:
-        """All bytes of an extent that has a digest, and in the same request what lies behind it and is not here yet."""
+        """All bytes of an extent that has a digest.
+
+        At once with it comes what lies behind it, and of names and totals what other ranks have of them.
+        """
         data = KEPT.get(extent.digest)
         if data is not None:
             return data
-        end = extent.offset + extent.length
+        spans = [(self, self.span(extent)), *self._likewise(extent)]
+        wanted = [
+            (sent.object(near[0].piece), near[0].offset, near[-1].offset + near[-1].length) for sent, near in spans
+        ]
+        for (sent, near), read in zip(spans, self.storage.read(wanted), strict=True):
+            for each in near:
+                at = each.offset - near[0].offset
+                part = read[at : at + each.length] if isinstance(read, bytes) else b""
+                if blake2b(part, digest_size=DIGEST).hexdigest() == each.digest:
+                    KEPT.keep(each.digest, part)
+                    data = part if each is extent and sent is self else data
+                elif each is extent and sent is self:
+                    self._checked(extent.piece, read, wanted[0][2] - wanted[0][1])
+                    raise DamageError(self.url(extent.piece), "its bytes are not those that were sent")
+        assert data is not None
+        return data
+
+    def span(self, extent: Extent) -> list[Extent]:
+        """An extent, and those behind it that are worth reading in the same request."""
         near = [extent]
         for other in self._sealed[extent.piece]:
-            other_end = other.offset + other.length
-            if other.offset >= end and other_end - extent.offset <= _SPAN and KEPT.get(other.digest) is None:
+            end = near[-1].offset + near[-1].length
+            close = other.offset + other.length - extent.offset <= _SPAN
+            if other.offset >= end and close and KEPT.get(other.digest) is None:
                 near.append(other)
-                end = other_end
-        read = self.range(extent.piece, extent.offset, end)
-        for each in near:
-            at = each.offset - extent.offset
-            part = read[at : at + each.length]
-            if blake2b(part, digest_size=DIGEST).hexdigest() == each.digest:
-                KEPT.keep(each.digest, part)
-            elif each is extent:
-                raise DamageError(self.url(extent.piece), "its bytes are not those that were sent")
-        return read[: extent.length]
+        return near
+
+    def _likewise(self, extent: Extent) -> Iterator[tuple[Sent, list[Extent]]]:
+        """What other ranks have in the place of an extent, where each has something else."""
+        name, number = self.named[extent]
+        asked, room = {extent.digest}, _TOGETHER
+        for other in self.others if _OF_ALL.fullmatch(name) else ():
+            theirs = other.catalogue.files.get(name, [])[number : number + 1]
+            for each in theirs:
+                if each in other.named and each.digest not in asked and KEPT.get(each.digest) is None:
+                    near = other.span(each)
+                    room -= near[-1].offset + near[-1].length - each.offset
+                    if room < 0:
+                        return
+                    asked.update(more.digest for more in near)
+                    yield other, near
 
     def range(self, piece: int, begin: int, end: int) -> bytes:
         """Some bytes of a piece."""
-        [data] = self.storage.read([(f"{self.place}{self.catalogue.pieces[piece][0]}", begin, end)])
+        data = KEPT.get(self.mark(piece, begin, end))
+        if data is None:
+            [read] = self.storage.read([(self.object(piece), begin, end)])
+            data = self._checked(piece, read, end - begin)
+        return data
+
+    def mark(self, piece: int, begin: int, end: int) -> str:
+        """By what a range is kept."""
+        return f"{self.url(piece)} {begin} {end}"
+
+    def _checked(self, piece: int, data: bytes | StoreError, length: int) -> bytes:
         if isinstance(data, NothingThereError):
             raise DamageError(self.url(piece), "it is missing; publish the run again where it was recorded") from None
         if isinstance(data, StoreError):
             raise data
-        if len(data) != end - begin:
-            raise DamageError(self.url(piece), f"it gave {len(data):,} of {end - begin:,} bytes")
+        if len(data) != length:
+            raise DamageError(self.url(piece), f"it gave {len(data):,} of {length:,} bytes")
         return data
+
+    @staticmethod
+    def expect(ranges: Iterable[tuple[Sent, int, int, int]]) -> None:
+        """Read ranges of pieces at once, up to a limit, so that they are there when they are asked for."""
+        jobs, room = [], _TOGETHER
+        for sent, piece, begin, end in ranges:
+            room -= end - begin
+            if room < 0:
+                break
+            jobs.append((sent, piece, begin, end))
+        wanted = [(sent.object(piece), begin, end) for sent, piece, begin, end in jobs]
+        for (sent, piece, begin, end), data in zip(jobs, jobs[0][0].storage.read(wanted) if jobs else (), strict=True):
+            if isinstance(data, bytes):  # else whoever asks for it hears why
+                KEPT.keep(sent.mark(piece, begin, end), data)
 
 
 class RemoteFile(Handle):
@@ -198,6 +263,13 @@ class RemoteFile(Handle):
         self._window = max(self._window, length)
         return data[:length]
 
+    def ranges(self, offset: int, length: int) -> Iterator[tuple[Sent, int, int, int]]:
+        """Which bytes of which pieces records are; nothing where they are in the catalogue."""
+        for at, extent in self._from(offset):
+            begin, stop = max(offset - at, 0), min(offset + length - at, extent.length)
+            if extent.piece != INLINE and not extent.digest and begin < stop:
+                yield self._sent, extent.piece, extent.offset + begin, extent.offset + stop
+
     def read_into(self, offset: int, memory: NDArray[np.uint8]) -> int:
         """Fill memory with the bytes from `offset` on; how many there were."""
         data = self.read(offset, len(memory))
@@ -206,7 +278,11 @@ class RemoteFile(Handle):
 
 
 class RemoteFolder(Folder):
-    """A directory of a run in object storage."""
+    """A directory of a run in object storage.
+
+    Attributes:
+        sent: where its files are; None where a catalogue of each directory in it says so.
+    """
 
     def __init__(
         self, storage: Storage, place: str, sent: Sent | None, inside: dict[str, Any], waiting: Iterable[str] = ()
@@ -223,7 +299,7 @@ class RemoteFolder(Folder):
         self.path = f"{storage.url}/{place}".rstrip("/")
         self._storage = storage
         self._place = place
-        self._sent = sent
+        self.sent = sent
         self._inside = inside
         self._waiting = set(waiting)
         self._ranks: dict[str, RemoteFolder] = {}
@@ -234,7 +310,7 @@ class RemoteFolder(Folder):
     @property
     def size_elsewhere(self) -> int:
         """Bytes of the files whose catalogue was read."""
-        own = sum(map(self._sent.catalogue.size, self._sent.catalogue.files)) if self._sent else 0
+        own = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
         return own + sum(rank.size_elsewhere for rank in self._ranks.values())
 
     def names(self) -> list[str]:
@@ -251,6 +327,9 @@ class RemoteFolder(Folder):
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
             self._waiting.discard(name)
             self._ranks[name] = _folder(self._storage, place, catalogue)
+        known = [rank.sent for _, rank in sorted(self._ranks.items()) if rank.sent is not None]
+        for sent in known:
+            sent.others = known
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one."""
@@ -264,14 +343,14 @@ class RemoteFolder(Folder):
             raise FileNotFoundError(name)
         if not isinstance(inside, dict):
             raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
-        return RemoteFolder(self._storage, f"{self._place}/{name}".lstrip("/"), self._sent, inside)
+        return RemoteFolder(self._storage, f"{self._place}/{name}".lstrip("/"), self.sent, inside)
 
     def file(self, name: str) -> Handle:
         """The file `name` inside this directory, for reading."""
         extents = self._inside.get(name)
-        if not isinstance(extents, list) or self._sent is None:
+        if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
-        remote = RemoteFile(self._sent, extents, f"{self.path}/{name}")
+        remote = RemoteFile(self.sent, extents, f"{self.path}/{name}")
         return _copied(remote) if self._place.rpartition("/")[2] == TENSORS else remote
 
     def files(self) -> Iterator[tuple[str, Handle]]:
