@@ -235,7 +235,9 @@ def fetched(url: str) -> Path:
             temporary = place.with_name(f".{name}.{os.getpid()}")
             system.get_file(path, str(temporary))
             temporary.replace(place)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if isinstance(error.__cause__, OSError):  # that is how fsspec says that nobody listens there
+            raise StoreError(f"cannot reach {url}: {error.__cause__}") from None
         raise StoreError(f"there is no run at {url}") from None
     except Exception as error:
         raise StoreError(f"cannot fetch {url}: {error or type(error).__name__}") from None
