@@ -386,21 +386,23 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, wo
     assert done.stderr.count("\n") == 1
 
 
-def test_python_takes_a_reference_too(tmp_path, capfd):
+def test_python_takes_a_reference_too(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def train(name, scale, **options):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with recording(net, tmp_path / name, **options):
+        with recording(net, name, **options):
             for step in range(6):
                 loss = net(torch.ones(8, 4) * (scale if step == 3 else 1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
 
-    train("a", 1)
-    train("b", 2, against=str(tmp_path / "a"), quiet=False)
-    assert "a: First divergence at step 3" in capfd.readouterr().err
+    train("introspect-runs/a", 1)
+    train("b", 2, against="@1", noise=["@1"], quiet=False)
+    assert "against introspect-runs/a: First divergence at step 3" in capfd.readouterr().err
 
 
 # --- the loop, without processes
