@@ -164,6 +164,28 @@ class Program:
                 }
         return found
 
+    def gives(self, name: str, qualified: str) -> bool:
+        """Whether every call that these files show of a function or class names a parameter or field."""
+        calls = [
+            (self.statements[number], node)
+            for number in self.callers.get(_called_as(qualified), ())
+            for node in ast.walk(self.statements[number].node)
+            if isinstance(node, ast.Call) and last_name(node.func) == _called_as(qualified)
+        ]
+        return bool(calls) and all(name in self._keywords(*call) for call in calls)
+
+    def _keywords(self, statement: Statement, call: ast.Call) -> set[str]:
+        """What a call names, those of a dictionary `**options` included where all that gives it says which it has."""
+        found = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+        for options in (keyword.value for keyword in call.keywords if keyword.arg is None):
+            keys = {key for key in statement.uses if isinstance(options, ast.Name) and key[1] == options.id}
+            given = [
+                getattr(self.statements[number].node, "value", None) for key in keys for number in self.definers[key]
+            ]
+            if given:
+                found |= set.intersection(*(_entries(value) for value in given))
+        return found
+
     def is_conditional(self, place: tuple[str, str]) -> bool:
         """Whether all calls of a function that these files show depend on a condition, so that it may not have run."""
         name = place[1].rpartition(".")[2]
@@ -236,6 +258,15 @@ class Program:
                 for number in self.by_place[place]:
                     if isinstance(self.statements[number].node, (ast.Return, *FUNCTIONS)):
                         yield number
+
+
+def _entries(value: ast.expr | None) -> set[str]:
+    """Keys of a dictionary that is written down."""
+    if isinstance(value, ast.Dict):
+        return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+    if isinstance(value, ast.Call) and last_name(value.func) == "dict":
+        return {keyword.arg for keyword in value.keywords if keyword.arg is not None}
+    return set()
 
 
 def _called_as(qualified: str) -> str:

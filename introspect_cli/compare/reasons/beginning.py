@@ -126,8 +126,10 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         same = _agreeing(a, b)
+        # the same draw from another state: the one before it took another number
+        longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
         for kept, events in zip(per_run, (a, b), strict=True):
-            kept.extend(events[same : same + 1])
+            kept.extend(events[same - longer : same + 1])
     one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs) if name else ((), ())
     if [(event.by, event.arguments) for event in one] != [(event.by, event.arguments) for event in two]:
         per_run[0].extend(one)
