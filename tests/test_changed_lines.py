@@ -381,3 +381,32 @@ def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given)
         assert sorted(first[1:]) == [(3, False), (5, False)]
     else:
         assert all(hit for _, hit in first)
+
+
+INITIALISED = """
+def start(module):
+    torch.nn.init.normal_(module.weight)
+
+def evaluate():
+    net.eval()
+    return net(batch)
+
+net.apply(start)
+for step in range(3):
+    evaluate()
+    net(batch).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "clues"),
+    [
+        ("net.apply(start)", Clues("rng", lines=((("train.py", 3),), ()))),
+        ("    net.eval()", Clues("rng", at_start=False)),
+    ],
+    ids=["what hands the function of a recorded line on", "the mode in which an evaluation draws"],
+)
+def test_a_removed_statement_leads_to_a_draw(gone, clues):
+    texts = INITIALISED, INITIALISED.replace(f"{gone}\n", "")
+    found = ranked(changed_statements("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]

@@ -132,6 +132,25 @@ class Program:
                 found[name].append(statement.number)
         return found
 
+    def callers_of(self, place: tuple[str, str]) -> Iterator[int]:
+        """Numbers of the statements that call a function by its name, or hand it on: `model.apply(init)`."""
+        name = _called_as(place[1])
+        if name and name not in _OF_EVERY_CLASS:
+            yield from self.callers.get(name, ())
+            yield from (number for key in self._uses_by_name.get(name, ()) for number in self.users[key])
+
+    @cached_property
+    def users(self) -> dict[Key, list[int]]:
+        """Numbers of the statements that take something."""
+        return self._index("uses")
+
+    @cached_property
+    def _uses_by_name(self) -> dict[str, list[Key]]:
+        found: dict[str, list[Key]] = defaultdict(list)
+        for key in self.users:
+            found[key[1]].append(key)
+        return found
+
     def _index(self, what: str) -> dict[Key, list[int]]:
         found: dict[Key, list[int]] = defaultdict(list)
         for statement in self.statements:
