@@ -149,7 +149,8 @@ class Version:
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
         self.computes = _COMPUTES.get(clues.reason, Version.nothing)(self)
         seeds = [*self.recorded, *self.computes]
-        self.builds = program.behind([*seeds, *self._built()], self.models)
+        leading = self._leading() if clues.reason in {"rng", "initial"} else {}
+        self.builds = _merged(program.behind([*seeds, *self._built()], self.models), leading)
         self.between = _loop(self.program) if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *_forwards(self.program)}
@@ -262,7 +263,8 @@ class Version:
         """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
         in_steps = {} if self.clues.at_start else dict.fromkeys(draws & _loop(self.program), 0)
-        called = self._calling(_MODES | self.models, 1) if "train" in self.clues.words else {}
+        modes = {"train", "eval"} if not self.clues.at_start else set()  # an evaluation draws in training mode
+        called = self._calling(_MODES | self.models if "train" in self.clues.words else modes, 1)
         return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps, called)
 
     def initial(self) -> dict[int, int]:
@@ -367,6 +369,16 @@ class Version:
 
     # --- what builds it, and what else runs in a step
 
+    def _leading(self) -> dict[int, int]:
+        """What calls the functions in which the lines on record stand, or hands them on to be called."""
+        program, found = self.program, dict[int, int]()
+        edge = {program.statements[number].place for number in self.recorded}
+        for depth in range(1, _MOST_CALLS):
+            callers = [number for place in edge for number in program.callers_of(place) if number not in found]
+            found |= dict.fromkeys(callers, depth)
+            edge = {program.statements[number].place for number in callers}
+        return found
+
     def _built(self) -> set[int]:
         """Where the modules that it is about are built and set up."""
         program, clues = self.program, self.clues
@@ -426,6 +438,7 @@ def _forwards(program: Program) -> dict[int, int]:
     return program.within(places)
 
 
+_MOST_CALLS = 5
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
 _OF_MODULES = frozenset({"module", "own_code", "op", "buffer", "backward"})
