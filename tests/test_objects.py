@@ -224,6 +224,7 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
     Sender(tmp_path / "run", url, 0).send()  # the machine of rank 1 is gone
     with open_run(url) as run:
         assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
+        assert re.fullmatch(r"What is there was sent by [-\d]+ [:\d]+ UTC, and more was to follow", *run.endings)
     monkeypatch.setattr(remote, "now", lambda: 1e12)
     with open_run(url) as run:
         assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
@@ -385,7 +386,7 @@ def test_a_rank_sends_its_own_and_storage_that_does_not_answer_holds_it_back_in_
     there = None
     while there is None:  # as long as a test may take
         with contextlib.suppress(StoreError), open_run(f"{bucket.url}/slow/run") as run:
-            if run.rank(1).ended and not run.rank(1).unfinished:
+            if run.ranks and run.rank(1).ended and not run.rank(1).unfinished:
                 there = run.endings, run.ranks, run.last_step
         time.sleep(0.2)
     assert there == (["Rank 0 of 2 sent nothing"], (1,), 3)
