@@ -59,9 +59,10 @@ class Writing:
         self.about = {"tool": {"name": "introspect", "version": "0"}, "script": "train.py", "argv": [], **about}
         self.store.write_manifest({**self.about, "status": "running"})
         self.store.write_settings("environment", {"python": "3", "rank": self.rank})
-        self.writer = self.store.rank(self.rank)
+        self.writer = None
 
     def steps(self, *numbers, changed=()):
+        self.writer = self.writer or self.store.rank(self.rank)
         for step in numbers:
             self.writer.append(step, batch(self.writer, rows(step, self.rank, changed=step in changed)))
         return self
@@ -120,6 +121,16 @@ def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp
         code, _, err = ask(verb, f"{bucket.url}/runs/a", *more)
         assert code == 0, err
         assert ask("diff", more[-1], runs / "a")[0] == 0
+
+
+def test_a_run_there_is_published_and_is_not_labelled(runs, bucket, ask, tmp_path):
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", tmp_path / "out")
+    assert code == 0, err
+    assert ask("diff", tmp_path / "out" / "a" / "a.introspect.zip", runs / "a")[0] == 0
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", f"{bucket.url}/copies")
+    assert (code, "s3://bucket/runs/a is no directory of a run" in err) == (2, True)
+    code, _, err = ask("runs", "label", f"{bucket.url}/runs/a", "mine")
+    assert (code, "cannot label s3://bucket/runs/a: label the run where it was recorded" in err) == (2, True)
 
 
 def fetched(asked, kind):
@@ -238,8 +249,12 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
 
 
 def test_a_script_that_was_killed_is_interrupted_there_as_here(bucket, tmp_path):
-    one = Writing(tmp_path / "run").steps(*range(4))
+    one = Writing(tmp_path / "run")
     sender = Sender(tmp_path / "run", f"{bucket.url}/killed")
+    sender.send()  # before there is a step
+    with open_run(f"{bucket.url}/killed") as run:
+        assert (run.state, run.last_step) == (RunState.RUNNING, None)
+    one.steps(*range(4))
     sender.send()
     one.steps(4)
     one.store.abandon()

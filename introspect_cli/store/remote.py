@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.catalogue import CATALOGUE, DIGEST, INLINE, LIMIT, Catalogue, Extent, decode
-from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
+from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
 from introspect_cli.store.objects import NothingThereError, Storage
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class RemoteFolder(Folder):
 
     def file(self, name: str) -> Handle:
         """The file `name` inside this directory, for reading."""
-        extents = self._inside.get(name)
+        extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
         remote = RemoteFile(self.sent, extents, f"{self.path}/{name}")
