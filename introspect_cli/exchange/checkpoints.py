@@ -66,6 +66,8 @@ def open_any(path: str | Path) -> Run:
     try:
         return open_run(path)
     except NoRunError as error:
+        if is_remote(path):  # where no checkpoint is read
+            raise
         raise StoreError(
             f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
         ) from None

@@ -111,7 +111,7 @@ def decode(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalogue:
         said = json.loads(body[:length])
         catalogue = _checked(said, body[length:])
         strange = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
-    except (ValueError, KeyError, TypeError, RecursionError, zlib.error):
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error):
         raise DamageError(path, "what it says cannot be read") from None
     if strange is not None:
         raise DamageError(path, "it names a file that no run has")

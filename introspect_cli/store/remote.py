@@ -72,6 +72,7 @@ class Kept:
 
 
 KEPT = Kept(_KEPT)
+now = time.time
 
 
 class Sent:
@@ -214,7 +215,7 @@ class RemoteFile(Handle):
     def held(self) -> bool:
         """Whether it may still grow: its sender has not said that it is over, and its time is not up."""
         said = self._sent.catalogue
-        return not said.over and time.time() < said.sent + 3 * said.every + _GRACE
+        return not said.over and now() < said.sent + 3 * said.every + _GRACE
 
     def size(self) -> int:
         """Bytes in it."""
