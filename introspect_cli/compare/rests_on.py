@@ -257,7 +257,7 @@ def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
     if updates_by_hand(step) and _may_have_gradients(step, place):  # what it made of them shows in the next step
-        return [Evidence(Thing.TRAINED, Known.UNSEEN, needed=True)]
+        return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
     answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
