@@ -44,7 +44,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
     notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
     notes += perturbed_notes(a.manifest, b.manifest, foreign=any(outcome.foreign for outcome in outcomes))
-    blind = sum(outcome.tally.blind_both for outcome in outcomes)
+    blind = sum(outcome.tally["blind_both"] for outcome in outcomes)
     if blind:
         notes.append(
             f"About {blind:,} of {count(counts.records, 'record')} could not be observed, so nothing is said of them."
@@ -76,7 +76,7 @@ def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
             training=alike,
             evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
         )
-    scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
+    scene = Scene(best, outcomes)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     code = code_changes(a, b, scene)
     changed_settings = setting_changes(

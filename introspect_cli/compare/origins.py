@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
 
 _NAMED = 3
 """Parts that the first sentence names."""
@@ -27,12 +26,10 @@ _NAMED = 3
 _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
-def with_origins(
-    answer: DiffResult, runs: tuple[Run, Run], outcomes: Sequence[RankOutcome], *, narrowed: bool
-) -> DiffResult:
+def with_origins(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
     best = first_of(outcomes) if answer.first is not None else None
-    causes = _origins(best, runs, outcomes, narrowed=narrowed) if best is not None else ()
+    causes = _origins(best, outcomes) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
         return answer.with_findings(Origin, causes)
@@ -43,16 +40,14 @@ def with_origins(
     return answer.with_findings(Origin, origins)
 
 
-def _origins(
-    best: RankOutcome, runs: tuple[Run, Run], outcomes: Sequence[RankOutcome], *, narrowed: bool
-) -> tuple[Origin, ...]:
+def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
     """The first divergence and the other origins of its step; nothing where the first one follows from others."""
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
         return ()
     every = []
     for divergence, cause in ((best.first, best.cause), *best.origins):
-        scene = Scene(replace(best, first=divergence, cause=cause), runs, outcomes, narrowed=narrowed)
+        scene = Scene(replace(best, first=divergence, cause=cause), outcomes)
         every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
     return tuple(every)
 

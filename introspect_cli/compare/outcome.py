@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,28 +22,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Kind
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Counts of one rank; the words are those of `result.Counts`.
-
-    Attributes:
-        blind: records that only one side could see.
-        blind_both: records that run a could not see, by estimate.
-        causes: records of run a that are causes, and were compared with nothing that is equal.
-    """
-
-    records: int = 0
-    diverged_steps: int = 0
-    diverged: int = 0
-    only_a: int = 0
-    only_b: int = 0
-    within: int = 0
-    not_observed: int = 0
-    blind: int = 0
-    blind_both: int = 0
-    causes: int = 0
-
-
 @dataclass
 class RankOutcome:
     """What came out of comparing one rank.
@@ -51,7 +30,8 @@ class RankOutcome:
         rank: process.
         paired: the steps of both.
         offset: step k of b was compared with step k + offset of a.
-        tally: counts.
+        tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
+            `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
@@ -83,7 +63,7 @@ class RankOutcome:
     rank: int
     paired: Paired
     offset: int = 0
-    tally: Tally = field(default_factory=Tally)
+    tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
     shared: Divergence | None = None

@@ -6,6 +6,7 @@ cannot be told.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,23 +48,15 @@ def structure_of(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[Struct
 
 def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
     """How much was compared and what came of it, over all ranks."""
-    tallies = [outcome.tally for outcome in outcomes]
-    records = sum(tally.records for tally in tallies)
-    diverged = sum(tally.diverged for tally in tallies)
-    only_a, only_b = sum(tally.only_a for tally in tallies), sum(tally.only_b for tally in tallies)
-    unseen = sum(tally.not_observed for tally in tallies)
+    total: Counter[str] = sum((outcome.tally for outcome in outcomes), Counter())
+    agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
     return Counts(
         steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
         steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
         steps_compared=sum(len(outcome.paired) for outcome in outcomes),
-        steps_diverged=sum(tally.diverged_steps for tally in tallies),
-        records=records,
-        equal=max(records - (diverged - only_b) - unseen - sum(tally.causes for tally in tallies), 0),
-        diverged=diverged,
-        only_a=only_a,
-        only_b=only_b,
-        within=sum(tally.within for tally in tallies),
-        not_observed=max(unseen, sum(tally.blind_both for tally in tallies)),
+        equal=max(agree, 0),
+        not_observed=max(total["not_observed"], total["blind_both"]),
+        **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
     )
 
 
@@ -98,7 +91,7 @@ def undiverged(
         return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
     if not counts.records or counts.equal + counts.within == 0:
         return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
-    unseen = sum(outcome.tally.blind_both for outcome in outcomes)
+    unseen = sum(outcome.tally["blind_both"] for outcome in outcomes)
     if 2 * unseen > counts.records:
         return (
             Verdict.UNDECIDED,
@@ -107,9 +100,9 @@ def undiverged(
     ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
     last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
     until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
-    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
     if blind is not None and not results:
-        number = sum(outcome.tally.blind for outcome in outcomes)
+        number = sum(outcome.tally["blind"] for outcome in outcomes)
         return (
             Verdict.UNDECIDED,
             (
@@ -163,9 +156,9 @@ def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
     if best is not None and best.first is not None:
         first = best.first
         text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
-    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
     if blind is not None:
-        number = sum(outcome.tally.blind for outcome in outcomes)
+        number = sum(outcome.tally["blind"] for outcome in outcomes)
         unseen = f"{count(number, 'record')} that only one run could see (the first: {blind.blind_site})"
         text += f" Nothing is said of {unseen}."
     return f"{text}{sentence_of(structure_of(outcomes, same=False))}{emptied(outcomes)}"

@@ -57,7 +57,7 @@ def clues_of(scene: Scene) -> Clues:
     if ended is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
-        for found, events in zip(lines, differing_events((scene.run_a, scene.run_b), scene.first.rank), strict=True):
+        for found, events in zip(lines, differing_events(scene.runs, scene.first.rank), strict=True):
             # what a module draws tells nothing of why one run has no such module
             told = [event for event in events if cause.reason != "structure" or event.name == subject]
             found += [event.line for event in told]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.carried import with_starts
-from introspect_cli.compare.join.listed import in_order_of, lists, ordered
 from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.table import (
@@ -21,6 +20,7 @@ from introspect_cli.compare.table import (
     Because,
     Table,
 )
+from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
@@ -52,10 +52,20 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
             batch_a, left = with_starts(alignment, sides.a, step_a, batch_a, None, sites[1])
     table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
     if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
-        table = replace(table, a=in_order_of(alignment, batch_a, batch_b, table.sites_a, table.sites_b))
+        table = replace(table, a=_in_order_of_b(table))
     if goes is not None and read is not None and comparison.goes_on_at(step_a):
         table = without_read_on(table, read, goes.late)
     return replace(table, chosen=comparison.chosen[table.site], left=left)
+
+
+def _in_order_of_b(table: Table) -> StepBatch:
+    """A's records in the order of b's; those that b has not come last."""
+    place = np.full(table.alignment.size, np.iinfo(np.int64).max)
+    place[table.sites_b] = np.asarray(table.b.sequence)
+    order = np.lexsort((np.asarray(table.a.sequence), place[table.sites_a]))
+    sequence = np.empty(len(order), np.uint32)
+    sequence[order] = np.arange(len(order))
+    return replace(table.a, sequence=sequence)
 
 
 def matched(

@@ -66,7 +66,7 @@ def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
+    documents = [run.settings.get("operators") for run in scene.runs]
     a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []

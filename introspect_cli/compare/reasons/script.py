@@ -83,7 +83,7 @@ def _before(scene: Scene) -> str:
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
     known = [fact.known for fact in scene.cause.evidence]
-    environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
+    environments = [run.settings.get("environment") for run in scene.runs]
     if Known.EQUAL not in known or not all(
         isinstance(environment, Mapping) and environment for environment in environments
     ):

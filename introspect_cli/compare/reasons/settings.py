@@ -15,11 +15,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from introspect_cli.compare.command_line import argv_of, command_options
-from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import READ, FileChange, file_changes
 from introspect_cli.compare.reasons.hyperparameters import Label, Told, built_changes, optimizer_changes
 from introspect_cli.compare.result import SettingChange
+from introspect_cli.compare.watched import lists
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:

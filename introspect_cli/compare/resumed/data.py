@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.join.read_on import Batch, State, batches_of, looked_later, random_states
-from introspect_cli.compare.join.sites import kind_code, phase_code
+from introspect_cli.compare.join.sites import picked
 from introspect_cli.compare.result import Part, Restored
 from introspect_cli.records import Kind, Phase, Status, count
 
@@ -47,7 +45,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
     if read is not None and generator in read.generators:
         return Restored.YES, "within the first step"
-    if not looked_later(beside.runs, goes, generator):
+    if not looked_later(goes, generator):
         return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
     return Restored.NO, ""
 
@@ -121,11 +119,8 @@ def _inputs(side: Side) -> dict[tuple[str, int, str], int]:
     reader, step, sites = side
     if step not in reader:
         return {}
-    batch = reader.read(step)
-    numbers, found = np.asarray(batch.site), {}
-    wanted = (sites.kind == kind_code(Kind.INPUT)) & (sites.phase == phase_code(Phase.FORWARD))
-    for row in np.flatnonzero(wanted[numbers] & (np.asarray(batch.status) == int(Status.OBSERVED))).tolist():
-        number = int(numbers[row])
-        if "." not in sites.fqn[number]:
+    batch, found = reader.read(step), {}
+    for row, number in picked(batch, sites, Kind.INPUT, Phase.FORWARD):
+        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED:
             found[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(batch.checksum[row])
     return found
