@@ -161,10 +161,14 @@ PLUGIN = (
 )
 
 
-def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
-    # an optimizer's first step loads a compiler, which ends a process that loads it twice: each run forgets its modules
+@pytest.fixture
+def loaded():
+    """An optimizer's first step loads a compiler, which ends a process that loads it twice: pytester forgets it."""
     importlib.import_module("torch._dynamo")
 
+
+@pytest.mark.usefixtures("loaded")
+def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     def run(lr, *words):
         pytester.makepyfile(test_it=f"LR = {lr}\n{TESTS}")
         done = pytester.runpytest_inprocess("-q", *PLUGIN, *words)
@@ -181,6 +185,48 @@ def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     assert "First divergence at step 0" in said
     assert "lr 0.1 -> 0.2" in said
     assert "pytest_plugin.py" not in said, "the failure is the test's"
+
+
+LONG_TESTS = """\
+import time
+import pytest, torch
+from introspect_cli.rerun import golden
+
+seen = []
+
+def train(fault=None, pause=0.0):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(90):
+        seen.append(step)
+        model(torch.ones(3, 4) * (1.001 if step == fault else 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause)
+
+def test_training(introspect, request, monkeypatch):
+    monkeypatch.setattr(golden, "LONG", 0.0)
+    if request.config.getoption("introspect_update"):
+        introspect.assert_same_training("gold", train)
+        return
+    introspect.assert_same_training("gold", lambda: train(3), rtol=0.01)
+    assert seen[-1] == 89, "what is within tolerance ends nothing"
+    with pytest.raises(AssertionError, match="First divergence at step 3"):
+        introspect.assert_same_training("gold", lambda: train(3, 0.1))
+    assert 3 <= seen[-1] < 89
+    monkeypatch.undo()
+    with pytest.raises(SystemExit):
+        introspect.assert_same_training("gold", lambda: (train(), exit()))
+"""
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_long_training_of_a_test_ends_soon_after_its_first_divergence(pytester):
+    pytester.makepyfile(test_it=LONG_TESTS)
+    assert pytester.runpytest_inprocess("-q", *PLUGIN, "--introspect-update").ret == 0
+    done = pytester.runpytest_inprocess("-q", *PLUGIN)
+    assert done.ret == 0, done.stdout.str()
 
 
 FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "golden"

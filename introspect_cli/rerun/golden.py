@@ -120,6 +120,16 @@ def _kept(path: Path) -> Run:
         raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
 
 
+def took_long(path: Path) -> bool:
+    """Whether a golden run took so long that it pays to compare another with it while that goes on.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    with _kept(path) as run:
+        return took(run) >= LONG
+
+
 def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
     """Run the script of a golden run again and compare.
 
@@ -131,9 +141,8 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
-        with _kept(path) as run:
-            pays = not noise and took(run) >= LONG  # with noise, what may pass is known after both runs
-        stop = ["--against", str(path), "--stop"] if pays else []
+        # with noise, what may pass is known after both runs
+        stop = ["--against", str(path), "--stop"] if not noise and took_long(path) else []
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         if keep_run is not None:
             shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)

@@ -89,7 +89,8 @@ def ranked(
     """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [Version(Program(files), clues, lines) for files, lines in zip(texts, clues.lines, strict=True)]
+    known = zip(texts, clues.lines, clues.spans, strict=True)
+    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in known]
     found = [_nearest(change, sides, clues) for change in changes]
     return tuple(sorted(found, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
