@@ -8,6 +8,7 @@ from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.outcome import same_results
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, leaves_words, measured_by_one, perturbed_notes
@@ -19,7 +20,6 @@ from introspect_cli.compare.reasons.settings import on_some_ranks, setting_chang
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
-from introspect_cli.compare.results import same_results
 from introspect_cli.compare.separate import separate_sentence, separately
 from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes

@@ -20,11 +20,11 @@ from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
+from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank

@@ -94,7 +94,7 @@ class NoiseFloor:
         """Take in one step of a noise run: `table` is run a against it."""
         distance, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
         rel = relative(distance, scale)
-        units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
+        units = layouts_a.unit[table.a.layout[table.rows_a]]
         if self.seed is not None and not _begins_beside(table, rel, units):
             self.seed = None  # it is no run that begins a rounding beside a
         if self.seed is not None:
@@ -114,7 +114,7 @@ class NoiseFloor:
         if self.seed is None:
             return np.asarray(self.floor[union])
         summed = of_kinds(table.alignment.kind[union], _SUMS)
-        units = layouts_a.unit[np.asarray(table.a.layout)[table.rows_a]]
+        units = layouts_a.unit[table.a.layout[table.rows_a]]
         return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:

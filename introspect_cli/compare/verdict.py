@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.outcome import names_of, within
 from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
@@ -23,7 +24,6 @@ from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
 from introspect_cli.compare.result import Counts, StructureChange, Verdict
-from introspect_cli.compare.results import names_of, within
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.watched import failed
 from introspect_cli.labels import step_words
@@ -179,11 +179,11 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
         every += len(batch)
         if "nans" not in batch.counts:
             continue
-        sizes = Layouts(reader.layouts).numel[np.asarray(batch.layout)]
+        sizes = Layouts(reader.layouts).numel[batch.layout]
         rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
         empty += len(rows)
         if len(rows) and not name:
-            first = int(rows[np.argmin(np.asarray(batch.sequence)[rows])])
+            first = int(rows[np.argmin(batch.sequence[rows])])
             name = what(reader.record(batch, first, step).site)
     if not empty:
         return ""

@@ -17,26 +17,26 @@ from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
 from introspect_cli.compare.join.steps import Paired, Sides, differing, open_tails, pair_steps
-from introspect_cli.compare.outcome import RankOutcome
-from introspect_cli.compare.overview import Heat
-from introspect_cli.compare.passes.choose import brings_values, choose
-from introspect_cli.compare.passes.combine import combine
-from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form, forms_of
-from introspect_cli.compare.passes.origins import origins, shown_by
-from introspect_cli.compare.passes.pair import matched, pair
-from introspect_cli.compare.passes.separate import separate
-from introspect_cli.compare.passes.tolerate import tolerate
-from introspect_cli.compare.reasons.base import judge
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Resumption, Role
-from introspect_cli.compare.results import (
+from introspect_cli.compare.origins import origins, shown_by
+from introspect_cli.compare.outcome import (
+    RankOutcome,
     agreed_kinds,
     records_results,
     results_agree,
     results_known,
     watches_results,
 )
+from introspect_cli.compare.overview import Heat
+from introspect_cli.compare.passes.choose import brings_values, choose
+from introspect_cli.compare.passes.combine import combine
+from introspect_cli.compare.passes.cover import cover, evaluates
+from introspect_cli.compare.passes.form import form, forms_of
+from introspect_cli.compare.passes.pair import matched, pair
+from introspect_cli.compare.passes.separate import separate
+from introspect_cli.compare.passes.tolerate import tolerate
+from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Resumption, Role
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of

@@ -148,7 +148,7 @@ def _states(goes: Goes, after: int) -> tuple[States, States]:
 
 def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
     """The records of that step, its last batches under the numbers that they have in the other run."""
-    numbers = np.asarray(batch.site)
+    numbers = batch.site
     own = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
     rows = np.flatnonzero(own[numbers])
     by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(own).tolist()}

@@ -234,7 +234,7 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     for row in range(len(own.whole)):
         batch = own.whole.read_row(row)
         values = np.zeros(len(sites), dtype=np.uint64)
-        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
+        values[batch.site] = batch.checksum
         equal[row] = int((values[numbers] == goal).sum())
         if equal[row] == len(goal):
             break

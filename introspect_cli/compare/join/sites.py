@@ -254,7 +254,7 @@ def picked(batch: StepBatch, sites: Columns, kind: Kind, phase: Phase | None = N
     wanted = sites.kind == kind_code(kind)
     if phase is not None:
         wanted = wanted & (sites.phase == phase_code(phase))
-    numbers = np.asarray(batch.site)
+    numbers = batch.site
     rows = np.flatnonzero(wanted[numbers])
     return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 

@@ -81,9 +81,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
     run recorded of that module has no partner and means nothing.
     """
-    blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
-        alignment.kind[other_sites] == kind_code(Kind.OUTPUT)
-    )
+    blind = (other.status == int(Status.NOT_OBSERVED)) & (alignment.kind[other_sites] == kind_code(Kind.OUTPUT))
     if not blind.any() or not len(sites):
         return np.zeros(len(sites), dtype=np.bool_)
     hidden = {alignment.fqn[site] for site in other_sites[blind]}

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
-
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
@@ -169,7 +167,7 @@ def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
     row = table.rows_of(side)[union]
     if Status(int(batch.status[row])) not in _SEEN:
         return ""
-    return reader.layouts[int(np.asarray(batch.layout)[row])].strides
+    return reader.layouts[int(batch.layout[row])].strides
 
 
 def _name(scene: Scene, union: int) -> str:
