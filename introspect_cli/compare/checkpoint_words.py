@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import amount, listed, some
 from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
 from introspect_cli.records import Kind, count

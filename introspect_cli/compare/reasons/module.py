@@ -60,7 +60,7 @@ class Module(Reason):
         start = _fed_equally(step, site, order)
         if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
             return None
-        return self.cause(*rests_on(step, Place(site, order), RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
 
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""

@@ -10,9 +10,10 @@ from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
-from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
