@@ -126,7 +126,7 @@ def test_calls_stay_compiled_where_no_random_state_is_recorded(tmp_path, monkeyp
 
 
 def train_with_operators(log):
-    """Operators that come again as they were, and others: in place, several results, views, other inputs, none, many."""
+    """Operators that come again as they were, and others: in place, several results, views, other inputs."""
     net, extra = Everything(), nn.GRU(8, 8)
     optimizer = torch.optim.SGD([*net.parameters(), *extra.parameters()], lr=1e-4)
     for step in range(5):
