@@ -1,4 +1,4 @@
-"""How much memory capturing takes beyond the bare run: peak resident memory of training alone and captured, for four models.
+"""How much memory capturing takes beyond the bare run: peak resident memory alone and captured, for four models.
 
 Each run is a process of its own. What the capture holds must not grow with the number of steps.
 """
