@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +124,8 @@ def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
     """A run of one step, opened, which is gone when it is closed."""
+    import tempfile
+
     from introspect_cli.exchange.incoming import Incoming, write_run
 
     place = Path(tempfile.mkdtemp(prefix="introspect-"))

@@ -13,8 +13,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-import zipfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.files import LOCK, MANIFEST, SOURCES, Folder, innocent, reason
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
 
 ENDING = ".introspect.zip"
@@ -72,6 +71,8 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
     """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
+    import zipfile  # most runs are directories, and this brings three ways of compressing
+
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
@@ -131,6 +132,8 @@ def cache() -> Path:
 
 def unpacked(path: str | Path) -> Path:
     """The directory that holds what a packed run holds, unpacked once."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -163,6 +166,9 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    import tempfile
+    import zipfile
+
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
     try:
