@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
