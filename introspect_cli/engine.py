@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+HERE = "here"
 _PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
 _PATIENCE = "10s"
 _TOGETHER = 8
@@ -32,6 +33,10 @@ _TOGETHER = 8
 
 class Engine(Protocol):
     """Runs work; a context manager that gives back what it took."""
+
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
+        """`run`, begun at once; None where work runs in this process, which has read what it works on already."""
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """The result of each task, in order.
@@ -61,7 +66,7 @@ def engine_of(text: str) -> Engine:
         UsageError: none is.
     """
     match = _PROCESSES.fullmatch(text)
-    if text == "here":
+    if text == HERE:
         return Here()
     if match:
         return Processes(int(match[1]))
@@ -72,6 +77,8 @@ def engine_of(text: str) -> Engine:
 
 class Here:
     """This process."""
+
+    elsewhere = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
@@ -95,11 +102,18 @@ class Processes:
     def __init__(self, number: int) -> None:
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]]:
+        """As `Engine.elsewhere`."""
+        return self.run
+
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
+        return self._results(self._pool.map(partial(_attempt, work), tasks))
+
+    def _results(self, done: Iterator[Any]) -> Iterator[Any]:
         try:
-            for done in self._pool.map(partial(_attempt, work), tasks):
-                yield _result(done)
+            yield from map(_result, done)
         except BrokenProcessPool:
             raise StoreError(
                 "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
@@ -125,11 +139,15 @@ class Dask:
         self._address = address
         self._client: Any = None
 
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]]:
+        """As `Engine.elsewhere`."""
+        return self.run
+
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
         futures = self._client.map(partial(_attempt, work), tasks, pure=False)
-        while futures:
-            yield self._gathered(futures.pop(0))
+        return (self._gathered(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
         """As `Engine.total`: a tree, of which no worker holds more than a few results."""

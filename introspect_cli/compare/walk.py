@@ -91,6 +91,8 @@ class Walk:
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         sides = self.comparison.sides
+        for reader, rows in ((sides.a, self.outcome.paired.rows_a), (sides.b, self.outcome.paired.rows_b)):
+            reader.ahead(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
                 self._take(place, table)

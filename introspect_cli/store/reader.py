@@ -135,6 +135,7 @@ class Run:
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        self._every = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
@@ -261,7 +262,7 @@ class Run:
         """The directories that hold whole tensors and source files: each rank's, where each has its own."""
         if not self.manifests:
             yield self._folder
-        for rank in self.manifests:
+        for rank in self._every if self.manifests else ():
             place = self._folder.folder(f"rank{rank}")
             try:
                 yield place
