@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial, reduce
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -184,6 +185,8 @@ class Dask:
     def __exit__(self, *_: object) -> None:
         """Leave the cluster as it was."""
         if self._client is not None:
+            with suppress(Exception):  # workers, or the scheduler, may be gone: then nothing is open
+                self._client.run(_forget)
             self._client.close()
 
 
@@ -199,6 +202,13 @@ def _attempt(work: Callable[[Any], Any], task: Any) -> Any:
         return work(task)
     except StoreError as error:
         return _Failed(str(error))
+
+
+def _forget() -> None:
+    """Close what a worker keeps open from task to task."""
+    from introspect_cli.store.spread import forget
+
+    forget()
 
 
 def _result(done: Any) -> Any:

@@ -21,7 +21,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange import formats
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
-from introspect_cli.store import reduce
+from introspect_cli.store import reduce, spread
 from introspect_cli.store.reader import open_run
 
 CHANGED = {
@@ -34,8 +34,11 @@ CHANGED = {
 
 def afar(work, tasks):
     """An engine that sends tasks and results away."""
-    for task in tasks:
-        yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
+    try:
+        for task in tasks:
+            yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
+    finally:
+        spread.forget()
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,7 @@ def test_a_cluster_puts_ranks_together_as_this_process_does(tmp_path, cluster, i
 
 def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, introspect):
     a, b, other = (str(runs / name) for name in ("whole nothing", "whole copies", "shared copies"))
-    for words in (("diff", a, b), ("diff", a, other), ("diff", a, a, other), ("check", b), ("check", "--copies", b)):
+    for words in (("diff", a, b), ("diff", a, other), ("diff", a, b, other), ("check", b), ("check", "--copies", b)):
         here, there = (introspect(*words, "--format", "json", *more) for more in ((), ("--engine", f"dask:{cluster}")))
         assert (there.returncode, json.loads(there.stdout)) == (here.returncode, json.loads(here.stdout)), words
     for where, more in (("here", ()), ("there", ("--engine", f"dask:{cluster}"))):

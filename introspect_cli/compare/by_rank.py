@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 MANY = 64
 """Of more ranks, all divergences of the first step are listed of the rank that diverges first alone."""
 
+_LEAST = 4_000
+"""Records that are counted in the time that opening a step of both runs takes."""
+
 _GROUPS = 64
 """Into how many tasks ranks are shared out."""
 
@@ -167,7 +170,9 @@ def compare_ranks(
         options: what counts.
         work: runs tasks elsewhere; None to compare here.
     """
-    options = replace(options, later=options.later // max(len(ranks), 1))
+    options = replace(
+        options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
+    )
     if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
         every = [pair.compare_rank(rank, options) for rank in ranks]
         return [outcome for outcome, _ in every], _once(notes for _, notes in every)
@@ -184,6 +189,8 @@ def compare_ranks(
         ]
         briefs = [brief for done in work(compare_group, groups) for brief in done]
     outcomes = [_with_readers(pair, brief) for brief in briefs]
+    for outcome in outcomes if less is not options else ():
+        outcome.listed = []
     best = first_of(outcomes)
     structural = next((at for at, brief in enumerate(briefs) if brief.structural), None)
     for at in {*([] if best is None else [outcomes.index(best)]), *([] if structural is None else [structural])}:

@@ -99,7 +99,8 @@ class Walk:
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                outcome.later += len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                records = len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,17 +45,19 @@ class Stretch(NamedTuple):
 
     Attributes:
         path: the run.
+        mark: what it has, see `mark_of`.
+        fold: as `WholeReader` takes it.
         steps: their numbers.
         which: the slice.
         of: how many slices there are.
-        fold: as `WholeReader` takes it.
     """
 
     path: str
+    mark: bytes
+    fold: Fold
     steps: tuple[int, ...]
     which: int
     of: int
-    fold: Fold
 
 
 class Wholes(NamedTuple):
@@ -73,26 +76,48 @@ Work = Callable[[Callable[[Stretch], Wholes], "Sequence[Stretch]"], "Iterable[Wh
 """Calls a function for each of some tasks, wherever that may be, and gives the results in order."""
 
 
+_OPEN: list[tuple[Stretch, Run, Reader]] = []
+"""The run that the last task read: opening thousands of ranks takes longer than putting one of their steps together."""
+
+
 def put_together(stretch: Stretch) -> Wholes:
-    """Put all ranks of some steps together."""
-    with open_run(stretch.path) as run:
-        reader = as_one(run, stretch.fold)
-        if not isinstance(reader, WholeReader) or not np.isin(stretch.steps, reader.steps_of_all).all():
-            raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
-        rows = np.searchsorted(reader.steps_of_all, stretch.steps).tolist()
-        return Wholes([reader.read_slice(row, stretch.which, stretch.of) for row in rows], list(reader.layouts))
+    """Put all ranks of some steps together; the run stays open for the next task, until `forget`."""
+    if not _OPEN or _OPEN[0][0][:3] != stretch[:3]:
+        forget()
+        run = open_run(stretch.path)
+        _OPEN.append((stretch, run, as_one(run, stretch.fold)))
+    reader = _OPEN[0][2]
+    if not isinstance(reader, WholeReader) or mark_of(reader) != stretch.mark:
+        forget()
+        raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
+    rows = np.searchsorted(reader.steps_of_all, stretch.steps).tolist()
+    return Wholes([reader.read_slice(row, stretch.which, stretch.of) for row in rows], list(reader.layouts))
+
+
+def forget() -> None:
+    """Close the run that a task left open."""
+    while _OPEN:
+        _OPEN.pop()[1].close()
+
+
+def mark_of(reader: WholeReader) -> bytes:
+    """What is equal where all ranks have the same steps with the same records."""
+    digest = blake2b(digest_size=16)
+    for each in reader.readers:
+        digest.update(each.run_id + each.entries["chain"][-1:].tobytes() + len(each).to_bytes(8, "little"))
+    return digest.digest()
 
 
 def stretches(
     reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STRETCH
 ) -> list[tuple[Stretch, ...]]:
     """Steps at some positions as tasks, so many each; those of all slices of the same steps beside one another."""
-    out = []
+    out, mark = [], mark_of(reader)
     for at in range(0, len(rows), each):
         own = rows[at : at + each]
         of = max(map(reader.slices_of, own))
         steps = tuple(reader.steps_of_all[list(own)].tolist())
-        out.append(tuple(Stretch(path, steps, which, of, fold) for which in range(of)))
+        out.append(tuple(Stretch(path, mark, fold, steps, which, of) for which in range(of)))
     return out
 
 
@@ -100,13 +125,16 @@ def carried_out(
     tasks: Sequence[tuple[Stretch, ...]], work: Work, number_of: Callable[[Layout], int]
 ) -> Iterator[StepBatch]:
     """Each step of some stretches, with the numbers that a layout has for who asks."""
-    done = iter(work(put_together, [task for slices in tasks for task in slices]))
-    for slices in tasks:
-        every = []
-        for wholes in [next(done) for _ in slices]:
-            numbers = np.array([number_of(layout) for layout in wholes.layouts] or [0], np.uint32)
-            every.append([replace(batch, layout=numbers[batch.layout]) for batch in wholes.batches])
-        yield from map(joined, zip(*every, strict=True))
+    try:
+        done = iter(work(put_together, [task for slices in tasks for task in slices]))
+        for slices in tasks:
+            every = []
+            for wholes in [next(done) for _ in slices]:
+                numbers = np.array([number_of(layout) for layout in wholes.layouts] or [0], np.uint32)
+                every.append([replace(batch, layout=numbers[batch.layout]) for batch in wholes.batches])
+            yield from map(joined, zip(*every, strict=True))
+    finally:
+        forget()  # where tasks ran in this process
 
 
 def spread(run: Run, fold: Fold, work: Work | None) -> Reader:
