@@ -155,6 +155,7 @@ def compare_group(group: Group) -> list[Brief]:
         runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
         for run, manifest in zip(runs, group.manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
+        runs[0].expect(group.ranks, 0, -1)  # of which is asked what was not seen
         pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
         return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
 

@@ -86,6 +86,8 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
+    if work is None:
+        a.expect(ranks, 0, -1)  # of which is asked what was not seen
     outcomes, notes = compare_ranks(Pair.of(a, b, noise), ranks, options, work)
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:

@@ -90,8 +90,11 @@ def put_together(stretch: Stretch) -> Wholes:
     if not isinstance(reader, WholeReader) or mark_of(reader) != stretch.mark:
         forget()
         raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
-    rows = np.searchsorted(reader.steps_of_all, stretch.steps).tolist()
-    return Wholes([reader.read_slice(row, stretch.which, stretch.of) for row in rows], list(reader.layouts))
+    batches = []
+    for row in np.searchsorted(reader.steps_of_all, stretch.steps).tolist():
+        _OPEN[0][1].expect([each.rank for each in reader.readers], row)
+        batches.append(reader.read_slice(row, stretch.which, stretch.of))
+    return Wholes(batches, list(reader.layouts))
 
 
 def forget() -> None:
