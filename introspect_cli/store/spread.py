@@ -77,30 +77,33 @@ Work = Callable[[Callable[[Stretch], Wholes], "Sequence[Stretch]"], "Iterable[Wh
 
 
 _OPEN: list[tuple[Stretch, Run, Reader]] = []
-"""The run that the last task read: opening thousands of ranks takes longer than putting one of their steps together."""
+"""The runs that the last tasks read: to open thousands of ranks takes longer than to put a step together."""
+
+_MOST_OPEN = 2
 
 
 def put_together(stretch: Stretch) -> Wholes:
     """Put all ranks of some steps together; the run stays open for the next task, until `forget`."""
-    if not _OPEN or _OPEN[0][0][:3] != stretch[:3]:
-        forget()
+    opened = next((opened for opened in _OPEN if opened[0][:3] == stretch[:3]), None)
+    if opened is None:
         run = open_run(stretch.path)
-        _OPEN.append((stretch, run, as_one(run, stretch.fold)))
-    reader = _OPEN[0][2]
+        _OPEN.append(opened := (stretch, run, as_one(run, stretch.fold)))
+        forget(_MOST_OPEN)
+    _, run, reader = opened
     if not isinstance(reader, WholeReader) or mark_of(reader) != stretch.mark:
         forget()
         raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
     batches = []
     for row in np.searchsorted(reader.steps_of_all, stretch.steps).tolist():
-        _OPEN[0][1].expect([each.rank for each in reader.readers], row)
+        run.expect([each.rank for each in reader.readers], row)
         batches.append(reader.read_slice(row, stretch.which, stretch.of))
     return Wholes(batches, list(reader.layouts))
 
 
-def forget() -> None:
-    """Close the run that a task left open."""
-    while _OPEN:
-        _OPEN.pop()[1].close()
+def forget(but: int = 0) -> None:
+    """Close the runs that tasks left open, but the last so many."""
+    while len(_OPEN) > but:
+        _OPEN.pop(0)[1].close()
 
 
 def mark_of(reader: WholeReader) -> bytes:
