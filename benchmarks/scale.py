@@ -102,7 +102,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[str, float]] = {}
-        self._before = _looked_at(os.getpid())
+        self._before = {pid: _looked_at(pid) for pid in _family(os.getpid())}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -115,6 +115,8 @@ class Watch:
         for pid in _family(os.getpid()):
             with suppress(OSError, ValueError, IndexError):
                 now, seen = _looked_at(pid), self._seen.setdefault(pid, {})
+                for name in ("cpu", "read"):
+                    now[name] -= self._before.get(pid, {}).get(name, 0)
                 for name, value in now.items():
                     seen[name] = max(seen.get(name, 0), value)
 
@@ -124,15 +126,15 @@ class Watch:
         self._done.set()
         self._thread.join()
         own = self._seen.pop(os.getpid())
-        workers = [seen for seen in self._seen.values() if seen["read"] > 1 << 20]
+        workers = list(self._seen.values())
         every = [own, *workers]
         return {
-            "cpu": own["cpu"] - self._before["cpu"],
+            "cpu": own["cpu"],
             "busiest": max((each["cpu"] for each in workers), default=0.0),
             "workers": sum(each["cpu"] for each in workers),
             "memory": max(each["memory"] for each in every),
             "files": max(each["files"] for each in every),
-            "read": sum(each["read"] for each in every) - self._before["read"],
+            "read": sum(each["read"] for each in every),
         }
 
 
@@ -170,7 +172,7 @@ def _cluster(engine: str) -> Iterator[str]:
     number = int(engine.removeprefix("dask:"))
     with (
         dask.config.set({"distributed.worker.daemon": False, "distributed.worker.preload": []}),
-        LocalCluster(number, threads_per_worker=1, processes=True, dashboard_address=None) as local,
+        LocalCluster(n_workers=number, threads_per_worker=1, processes=True, dashboard_address=None) as local,
     ):
         yield f"dask:{local.scheduler_address}"
 

@@ -51,7 +51,7 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
     assert verify_run(together).sound
 
 
-@pytest.mark.parametrize("change", ["nothing", "copies", "a sample", "an unseen record"])
+@pytest.mark.parametrize("change", ["copies", "a sample"])
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
     monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"

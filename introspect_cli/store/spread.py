@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
-STRETCH = 16
-"""Steps that are put together by one task, which first opens the run."""
+STRETCH = 4
+"""Steps that are put together by one task: few enough for all workers to have some to the end."""
 
 _FEWEST, _MOST = 4, 64
 """Steps that are put together before they are asked for: a comparison may need no more than a few, or all."""
