@@ -23,6 +23,7 @@ from introspect_cli.compare.verdict import first_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import perturbed_by
 from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
@@ -95,13 +96,14 @@ class Pair:
                 {**self.files[0], **checkpoints_read(a.settings_of(one.rank).get(DOCUMENT))},
                 {**self.files[1], **checkpoints_read(b.settings_of(two.rank).get(DOCUMENT))},
             ),
+            ends=self.ends,
         )
         offset, note = options.offset, ""
         if offset is None:
             offset, note = detected_offset(sides, same_size=self.same_size)
-        outcome = compare_rank(sides, options, offset, self.ends)
+        outcome = compare_rank(sides, options, offset)
         outcome.match = match
-        add_evaluation(outcome, sides, options, self.ends)
+        add_evaluation(outcome, sides, options)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         notes = [text for text in (*match.notes, note, root) if text]
         return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]
@@ -155,7 +157,7 @@ def compare_group(group: Group) -> list[Brief]:
         runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
         for run, manifest in zip(runs, group.manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        runs[0].expect(group.ranks, 0, -1)  # of which is asked what was not seen
+        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)  # which are asked what was not seen
         pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
         return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
 

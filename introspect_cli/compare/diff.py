@@ -17,13 +17,14 @@ from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
+from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
+from introspect_cli.store.rank_reader import expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
     if work is None:
-        a.expect(ranks, 0, -1)  # of which is asked what was not seen
+        expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
     outcomes, notes = compare_ranks(Pair.of(a, b, noise), ranks, options, work)
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
@@ -100,7 +101,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
-    answer = with_origins(answer, (a, b), outcomes, narrowed=options.narrowed)
+    answer = with_origins(answer, outcomes)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""

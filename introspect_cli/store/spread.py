@@ -89,15 +89,12 @@ def put_together(stretch: Stretch) -> Wholes:
         run = open_run(stretch.path)
         _OPEN.append(opened := (stretch, run, as_one(run, stretch.fold)))
         forget(_MOST_OPEN)
-    _, run, reader = opened
+    reader = opened[2]
     if not isinstance(reader, WholeReader) or mark_of(reader) != stretch.mark:
         forget()
         raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
-    batches = []
-    for row in np.searchsorted(reader.steps_of_all, stretch.steps).tolist():
-        run.expect([each.rank for each in reader.readers], row)
-        batches.append(reader.read_slice(row, stretch.which, stretch.of))
-    return Wholes(batches, list(reader.layouts))
+    rows = np.searchsorted(reader.steps_of_all, stretch.steps).tolist()
+    return Wholes([reader.read_slice(row, stretch.which, stretch.of) for row in rows], list(reader.layouts))
 
 
 def forget(but: int = 0) -> None:

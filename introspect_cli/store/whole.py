@@ -23,7 +23,7 @@ from introspect_cli.store.combined import joined
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.names import SiteTable, encode_sites
-from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.rank_reader import RankReader, read_rows
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
@@ -314,8 +314,8 @@ class WholeReader(StepReader):
         _ = self.sites  # which fills in the numbers
         wanted = None if of == 1 else self._slices(of) == which
         batches = []
-        for reader, at, numbers in zip(self.readers, self._rows[:, row].tolist(), self.numbers, strict=True):
-            batch = reader.read_row(at, over=wanted is None)
+        read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
+        for batch, numbers in zip(read, self.numbers, strict=True):
             batches.append(batch if wanted is None else taken(batch, wanted[numbers[np.asarray(batch.site)]]))
         ranks = [reader.rank for reader in self.readers]
         return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together(which, of).rows)
