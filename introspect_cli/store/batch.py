@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Given, Joined
 from introspect_cli.store.arrow import Malformed
-from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, texts
+from introspect_cli.store.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
 from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
@@ -234,6 +234,21 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
         given=None if batch.given is None else _after(batch.given, len(rows)),
         samples={row + len(rows): values for row, values in batch.samples.items()},
+    )
+
+
+def taken(batch: StepBatch, wanted: NDArray[np.bool_]) -> StepBatch:
+    """Some of the records of one rank, copied out of the bytes that were read; without what operators were given."""
+    rows = np.flatnonzero(wanted)
+    place = np.cumsum(wanted) - 1
+    text = {int(place[row]): batch.text[row] for row in filled(batch.text).tolist() if wanted[row]}
+    return StepBatch(
+        **{name: getattr(batch, name)[rows] for name in ("site", "sequence", "layout", "status", "checksum")},
+        counts={name: values[rows] for name, values in batch.counts.items()},
+        floats={name: values[rows] for name, values in batch.floats.items()},
+        sketch=None if batch.sketch is None else batch.sketch[rows],
+        text=sparse_texts(len(rows), text),
+        samples={int(place[row]): total for row, total in batch.samples.items() if wanted[row]},
     )
 
 
