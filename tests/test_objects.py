@@ -16,9 +16,9 @@ from synthetic import batch, row
 
 from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
-from introspect_cli.publish import send
+from introspect_cli.publish import share
 from introspect_cli.publish.send import Sender
-from introspect_cli.store import catalogue, remote
+from introspect_cli.store import catalogue, pieces
 from introspect_cli.store.files import NAMES, DamageError
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.reader import RunState, open_run
@@ -40,7 +40,7 @@ def bucket():
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(remote, "KEPT", remote.Kept(1 << 24))
+    monkeypatch.setattr(pieces, "KEPT", pieces.Kept(1 << 24))
 
 
 def rows(step, rank, *, changed=False):
@@ -236,7 +236,7 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
     with open_run(url) as run:
         assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
         assert re.fullmatch(r"What is there was sent by [-\d]+ [:\d]+ UTC, and more was to follow", *run.endings)
-    monkeypatch.setattr(remote, "now", lambda: 1e12)
+    monkeypatch.setattr(pieces, "now", lambda: 1e12)
     with open_run(url) as run:
         assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
         said = "What rank 1 of 2 sent ends with step 4: its last pieces may be missing, and more may lie where"
@@ -264,7 +264,7 @@ def test_a_script_that_was_killed_is_interrupted_there_as_here(bucket, tmp_path)
 
 
 def test_a_round_that_fails_is_made_up_for_by_the_next(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(send, "PIECE", 4096)  # many pieces
+    monkeypatch.setattr(share, "PIECE", 4096)  # many pieces
     one = Writing(tmp_path / "run").steps(*range(6))
     sender = Sender(tmp_path / "run", f"{bucket.url}/failing")
     calls = itertools.count()
