@@ -16,7 +16,7 @@ from synthetic import batch, row
 
 from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
-from introspect_cli.publish import share
+from introspect_cli.publish import places, share
 from introspect_cli.publish.send import Sender
 from introspect_cli.store import catalogue, pieces
 from introspect_cli.store.files import NAMES, DamageError
@@ -284,6 +284,23 @@ def test_a_round_that_fails_is_made_up_for_by_the_next(bucket, tmp_path, monkeyp
         assert there.state is RunState.COMPLETE
         for step in range(7):
             assert list(there.rank(0).records(step)) == list(here.rank(0).records(step))
+
+
+def test_what_could_not_be_sent_is_said_with_what_to_do(bucket, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(places, "PAUSES", (0.0,))
+    one = Writing(tmp_path / "run").steps(*range(6))
+    Sender(tmp_path / "run", f"{bucket.url}/down/run").send()
+    one.steps(6).end()
+    with bucket.failing(lambda method, path: "500" if method == "PUT" else None):
+        code, _, err = ask("publish", tmp_path / "run", f"{bucket.url}/down")
+    assert code == 2
+    says = (
+        r"run was not published to s3://bucket/down as a whole: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
+    )
+    assert re.search(says, err), err
+    assert re.search(r"; `introspect publish \S+/run s3://bucket/down` sends the rest", err), err
+    assert ask("publish", tmp_path / "run", f"{bucket.url}/down")[0] == 0
+    assert ask("diff", tmp_path / "run", f"{bucket.url}/down/run")[0] == 0
 
 
 def test_a_sender_goes_on_where_another_stopped_and_mends_what_is_missing(bucket, tmp_path):
