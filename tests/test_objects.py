@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 
+import numpy as np
 import pytest
 from storage import only, serving
 from synthetic import batch, row
@@ -51,8 +53,8 @@ def rows(step, rank, *, changed=False):
 class Writing:
     """A run that is written step by step: of one process, or of a rank of a launch."""
 
-    def __init__(self, path, rank=None, ranks=1):
-        launch = None if rank is None else Launch("ab" * 16, "ab" * 16, rank, ranks)
+    def __init__(self, path, rank=None, ranks=1, attempt=0):
+        launch = None if rank is None else Launch(f"a{attempt}" * 16, "ab" * 16, rank, ranks, attempt)
         self.path, self.rank = path, rank or 0
         self.store = StoreWriter.create(path, launch=launch)
         about = {"rank": rank, "world_size": ranks} if rank is not None else {}
@@ -348,10 +350,32 @@ def test_steps_that_were_dropped_or_taken_back_are_dropped_there_as_well(tmp_pat
         assert len(named) == len(run._folder.sent.catalogue.pieces)  # no piece is left that nothing names
 
 
-def test_memory_is_a_place_as_well(tmp_path):
-    Writing(tmp_path / "run").steps(*range(3)).end()
+def test_a_launch_that_was_restarted_is_read_by_its_last_attempt(bucket, tmp_path):
+    for attempt in (0, 2):
+        for rank in (0, 1):
+            one = Writing(tmp_path / "run", rank, 2, attempt).steps(*range(3 + attempt))
+            one.end() if attempt else one.store.abandon()
+            Sender(tmp_path / "run", f"{bucket.url}/again", rank).send()
+    with open_run(f"{bucket.url}/again") as run, open_run(tmp_path / "run") as here:
+        assert (run.state, run.last_step, run.ranks) == (RunState.COMPLETE, 4, (0, 1))
+        assert run.endings == here.endings
+        assert "attempt 2" in run.endings[0]
+
+
+def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_path):
+    one = Writing(tmp_path / "run").steps(*range(3))
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    one.store.save_tensor(0xABC, memoryview(values).cast("B"), "float32", values.shape)
+    digest = blake2b(b"x = 1", digest_size=8).hexdigest()
+    one.store.save_source(digest, b"x = 1")
+    one.end()
     Sender(tmp_path / "run", "memory://there/run").send()
     with open_run("memory://there/run") as run:
+        assert (run.tensor(0xABC) == values).all()
+        assert not run.kept_sources
+    Sender(tmp_path / "run", "memory://there/run", sources=True).send()
+    with open_run("memory://there/run") as run:
+        assert run.source(digest) == b"x = 1"
         assert (run.state, run.last_step, run.settings["environment"]) == (
             RunState.COMPLETE,
             2,
