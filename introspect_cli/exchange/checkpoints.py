@@ -20,7 +20,8 @@ from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import SiteInfo
 from introspect_cli.store.files import MANIFEST
-from introspect_cli.store.pack import is_pack, is_remote
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import is_pack
 from introspect_cli.store.reader import Run, open_run
 from introspect_cli.store.tensorfile import widened
 
@@ -66,6 +67,8 @@ def open_any(path: str | Path) -> Run:
     try:
         return open_run(path)
     except NoRunError as error:
+        if is_remote(path):  # where no checkpoint is read
+            raise
         from introspect_cli.exchange.checkpoint_files import SUFFIXES
 
         raise StoreError(

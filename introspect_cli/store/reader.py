@@ -7,6 +7,7 @@ exist.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
@@ -34,7 +35,8 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
-from introspect_cli.store.pack import is_remote, open_store
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 
@@ -140,6 +142,7 @@ class Run:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
+        self._folder.expect([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
             reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
@@ -195,10 +198,18 @@ class Run:
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
+        """Sentences on an attempt before this one, on what was not sent, and on `lost_ranks`."""
+        unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
+        if self.state is RunState.RUNNING:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
+            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
+        if unfinished and self.world_size < 2:
+            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
+            where = "its last pieces may be missing, and more may lie where it was recorded"
+            return [f"What was sent of the run {ends}: {where}"]
         launch = launch_of(self.manifest)
         attempt = launch.get("attempt") if launch is not None else None
-        if not attempt or self.world_size < 2 or self.state is RunState.RUNNING:
+        if not attempt or self.world_size < 2:
             return self.lost_ranks
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
         return [again, *self.lost_ranks]
@@ -210,7 +221,8 @@ class Run:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        return endings(self.world_size, last, ended, self.left_out)
+        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
+        return endings(self.world_size, last, ended, self.left_out, unfinished if self.size_elsewhere else None)
 
     @cached_property
     def settings(self) -> Settings:
@@ -267,6 +279,11 @@ class Run:
                 yield place
             finally:
                 place.close()
+
+    @property
+    def size_elsewhere(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.size_elsewhere
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""

@@ -196,6 +196,7 @@ class Sides:
         rename: FQNs of a to those of b; None where they are the same.
         splits: how both take the batch of a step, where ranks or calls are put together.
         read: the checkpoints that a and b read: names by what they are.
+        ends: the last step of a, and of b, that counts; None for all.
     """
 
     rank: int
@@ -209,3 +210,4 @@ class Sides:
     rename: Rename | None = None
     splits: Splits | None = None
     read: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
+    ends: tuple[int | None, int | None] = (None, None)

@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
+from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
+from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -52,7 +52,7 @@ class Initial(Reason):
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
         text = f"{what(scene.site)} differs {when}{how_far(scene.first)}"
         text += _others(scene.step)
-        seeds = [perturbed_by(run.manifest) for run in (scene.run_a, scene.run_b)]
+        seeds = [perturbed_by(run.manifest) for run in scene.runs]
         if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
             told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
             return f"{text}: {listed(told)} moved the initial parameters by one rounding."
@@ -90,7 +90,7 @@ class Initial(Reason):
                 f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
                 "initialisation, seed or checkpoint."
             )
-        drawn = filled((scene.run_a, scene.run_b), scene.first.rank, scene.site.fqn)
+        drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
         if drawn:
             return f"{text}: {drawn}."
         return (
@@ -156,7 +156,7 @@ def _exchanged(scene: Scene) -> str:
 
 def _children(scene: Scene) -> str:
     """What either script ran in processes of its own."""
-    told = [run.manifest.get("children") for run in (scene.run_a, scene.run_b)]
+    told = [run.manifest.get("children") for run in scene.runs]
     return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
 
 
@@ -200,7 +200,7 @@ class Outside(Reason):
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
         text += f", although {scene.all_before}."
-        if _by_hand(scene.step):
+        if updates_by_hand(scene.step):
             return (
                 f"{text} No optimizer steps in these runs, so the script updates its parameters by hand after "
                 f"the backward pass of {step}, {_rule(scene)}."
@@ -228,12 +228,6 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
-
-
-def _by_hand(step: Step) -> bool:
-    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
-    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 REASONS = (
