@@ -256,30 +256,52 @@ def url(tmp_path):
         server.shutdown()
 
 
-def test_a_pack_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, url):
+def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, url):
     assert introspect("pack", "ref", "-o", tmp_path / "ref.zip", cwd=place).returncode == 0
     words = ("-o", tmp_path / "golden", "--steps", "6", "train.py", "6", "-1", "0")
     assert introspect("golden", "save", *words, cwd=place).returncode == 0
     words = ("capture", "--stop", "--force", "-o", tmp_path / "run", "--against")
-    for reference in (tmp_path / "ref.zip", f"{url}/ref.zip", tmp_path / "golden"):
+    for reference in (f"{url}/ref.zip", tmp_path / "golden"):
         done = introspect(*words, reference, "train.py", "40", "2", "0", cwd=place)
         assert done.returncode == 1, done.stderr
         assert "First divergence at step 2" in done.stderr
     done = introspect(*words, f"{url}/none.zip", "train.py", "4", "2", "0", cwd=place)
     assert done.returncode == 2, done.stderr
-    assert f"not compared with {url}/none.zip any further: there is no run at {url}/none.zip\n" in done.stderr
+    assert (
+        f"not compared with {url}/none.zip any further: there is no run at {url}/none.zip: check the URL\n"
+        in done.stderr
+    )
 
 
 def test_no_process_stays_when_training_is_killed(place, tmp_path):
-    words = ["capture", "--against", "ref", "-o", str(tmp_path / "run"), "train.py", "4000", "-1", "0.05"]
-    command = [sys.executable, "-m", "introspect_cli", *words]
-    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL)
+    run, sleeping = str(tmp_path / "run"), tmp_path / "sleeping"
+    begun = ("--on-divergence", f"sleep 600 & echo $! > '{sleeping}'; wait")
+    words = ["capture", "--against", "ref", *begun, "-o", run, "train.py", "4000", "0", "0.05"]
+    process = subprocess.Popen([sys.executable, "-m", "introspect_cli", *words], cwd=place, stderr=subprocess.DEVNULL)
     try:
-        started(str(tmp_path))
+        until = time.monotonic() + 60
+        while not (sleeping.exists() and sleeping.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert ended(str(tmp_path))
+    status = Path("/proc", sleeping.read_text().strip(), "status")
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_command_that_takes_long_at_a_divergence_is_ended_and_that_is_said(place, tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        store.write_manifest({"status": "running"})
+        options = CaptureOptions(against=str(place / "ref"), on_divergence="sleep 600")
+        against = Against(tmp_path / "run", options)
+        against.code = 1  # it has answered, and waits for the command
+        [line] = against.finish(0.0)
+        assert line == "the command of --on-divergence takes more than 0 seconds and is ended"
+    assert ended(str(tmp_path / "run"))
 
 
 def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(place, tmp_path):
@@ -367,21 +389,23 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, wo
     assert done.stderr.count("\n") == 1
 
 
-def test_python_takes_a_reference_too(tmp_path, capfd):
+def test_python_takes_a_reference_too(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def train(name, scale, **options):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with recording(net, tmp_path / name, **options):
+        with recording(net, name, **options):
             for step in range(6):
                 loss = net(torch.ones(8, 4) * (scale if step == 3 else 1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
 
-    train("a", 1)
-    train("b", 2, against=str(tmp_path / "a"), quiet=False)
-    assert "a: First divergence at step 3" in capfd.readouterr().err
+    train("introspect-runs/a", 1)
+    train("b", 2, against="@1", noise=["@1"], quiet=False)
+    assert "against introspect-runs/a: First divergence at step 3" in capfd.readouterr().err
 
 
 # --- the loop, without processes

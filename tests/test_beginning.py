@@ -118,6 +118,11 @@ SEEN = {
         "nn.init.xavier_normal_(module.weight)",
         "(train.py:22) initialises it in a, xavier_normal_ of Net.layers.0.weight (train.py:22) in b.",
     ),
+    "tied weights": (
+        "        self.apply(self.start)",
+        "        self.head.weight = self.emb.weight\n        self.apply(self.start)",
+        "(train.py:24) is the last to initialise it in a, normal_ of Net.emb.weight (train.py:23) in b.",
+    ),
     "another draw of the script's": (
         "data = torch.randint",
         "torch.rand(1)\nother = nn.Linear(1, 1)\ndata = torch.randint",

@@ -32,6 +32,7 @@ from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
+from introspect_cli.store.rank_reader import expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    a.expect(ranks, 0, -1)  # of which is asked what was not seen
+    expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
     for rank in ranks:
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
         outcomes.append(outcome)

@@ -138,6 +138,8 @@ def failure(doing: str, url: str, error: BaseException) -> StoreError:
         return RefusedError(
             f"cannot {doing} {url}: access is denied ({text}): check the credentials and what they allow"
         )
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
+        return StoreError(f"cannot reach {url}: {error.__cause__}")  # that is how fsspec says that nobody listens there
     if isinstance(error, FileNotFoundError) and "bucket does not exist" in text.lower():
         return RefusedError(f"cannot {doing} {url}: there is no such bucket: check its name")
     if isinstance(error, FileNotFoundError):

@@ -8,7 +8,6 @@ of code can be held against (names, classes, lines on record) is what the first 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
@@ -151,6 +150,8 @@ class _Texts:
 
 def _content(name: str) -> bytes:
     """A file at a commit, by `commit:path`; nothing where the current directory's clone has it not."""
+    import subprocess
+
     try:
         done = subprocess.run(  # noqa: S603 - no shell; the name was checked
             ["git", "cat-file", "blob", name],  # noqa: S607 - the user's own git

@@ -37,7 +37,7 @@ _DRAWS = _words(
     """
 )
 _INITIALISES = re.compile(
-    r"(?<!_)init|_init_|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
+    r"(?<!_)init|_init_|_init\Z|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
     r"|(normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
 )
 _CASTS = _words("to half bfloat16 float double autocast type set_default_dtype cuda cpu")
@@ -85,10 +85,12 @@ class Version:
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
         self.computes = _COMPUTES[clues.reason](self) if clues.reason in _COMPUTES else {}
         seeds = [*self.recorded, *self.computes]
-        self.builds = program.behind([*seeds, *self._built()], self.models)
+        leading = self._leading() if clues.reason in {"rng", "initial"} else {}
+        self.builds = _merged(program.behind([*seeds, *self._built()], self.models), leading)
         self.between = self.program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *self.program.forwards()}
+            self.between |= program.calling(_MODES)
         self.between |= {n for file, first, last in spans for n in program.at(file, first + 1, last)}
 
     def nearness(self, number: int) -> tuple[int, int]:
@@ -194,7 +196,8 @@ class Version:
         """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
         in_steps = {} if self.clues.at_start else dict.fromkeys(draws & self.program.loop(), 0)
-        called = self._calling(_MODES | self.models, 1) if "train" in self.clues.words else {}
+        modes = {"train", "eval"} if not self.clues.at_start else set()  # an evaluation draws in training mode
+        called = self._calling(_MODES | self.models if "train" in self.clues.words else modes, 1)
         return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps, called)
 
     def initial(self) -> dict[int, int]:
@@ -203,6 +206,7 @@ class Version:
         named = {n for name, numbers in program.callers.items() if _INITIALISES.search(name) for n in numbers}
         initialises = [name for name in program.functions if _INITIALISES.search(name) and not name.startswith("__")]
         functions = [place for name in initialises for place in program.functions[name]]
+        named |= {number for place in functions for number in program.callers_of(place)}
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
         seeds = self._calling(_SEEDS, 2)
@@ -298,6 +302,16 @@ class Version:
 
     # --- what builds it, and what else runs in a step
 
+    def _leading(self) -> dict[int, int]:
+        """What calls the functions in which the lines on record stand, or hands them on to be called."""
+        program, found = self.program, dict[int, int]()
+        edge = {program.statements[number].place for number in self.recorded}
+        for depth in range(1, _MOST_CALLS):
+            callers = [number for place in edge for number in program.callers_of(place) if number not in found]
+            found |= dict.fromkeys(callers, depth)
+            edge = {program.statements[number].place for number in callers}
+        return found
+
     def _built(self) -> set[int]:
         """Where the modules that it is about are built and set up."""
         program, clues = self.program, self.clues
@@ -319,6 +333,7 @@ class Version:
         return found | (program.calling(_MODES) if clues.words & {"training", "train"} else set())
 
 
+_MOST_CALLS = 5
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
 _OF_MODULES = _words("module own_code op buffer backward")

@@ -43,6 +43,18 @@ class Program(Parsed):
         """Numbers of the statements that call something of a name."""
         return self._by(lambda statement: statement.calls)
 
+    @cached_property
+    def takers(self) -> dict[str, list[int]]:
+        """Numbers of the statements that take something of a name."""
+        return self._by(lambda statement: {name for _, name in statement.uses})
+
+    def callers_of(self, place: tuple[str, str]) -> Iterator[int]:
+        """Numbers of the statements that call a function by its name, or hand it on: `model.apply(init)`."""
+        name = _called_as(place[1])
+        if name and name not in _OF_EVERY_CLASS:
+            yield from self.callers.get(name, ())
+            yield from self.takers.get(name, ())
+
     def _by(self, keys: Callable[[Statement], Iterable[T]]) -> dict[T, list[int]]:
         found: dict[T, list[int]] = defaultdict(list)
         for statement in self.statements:
@@ -73,6 +85,28 @@ class Program(Parsed):
                     for method in names
                     if (file, f"{qualified}.{method}") in self.by_place
                 }
+        return found
+
+    def gives(self, name: str, qualified: str) -> bool:
+        """Whether every call that these files show of a function or class names a parameter or field."""
+        calls = [
+            (self.statements[number], node)
+            for number in self.callers.get(_called_as(qualified), ())
+            for node in ast.walk(self.statements[number].node)
+            if isinstance(node, ast.Call) and last_name(node.func) == _called_as(qualified)
+        ]
+        return bool(calls) and all(name in self._keywords(*call) for call in calls)
+
+    def _keywords(self, statement: Statement, call: ast.Call) -> set[str]:
+        """What a call names, those of a dictionary `**options` included where all that gives it says which it has."""
+        found = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+        for options in (keyword.value for keyword in call.keywords if keyword.arg is None):
+            keys = {key for key in statement.uses if isinstance(options, ast.Name) and key[1] == options.id}
+            given = [
+                getattr(self.statements[number].node, "value", None) for key in keys for number in self.definers[key]
+            ]
+            if given:
+                found |= set.intersection(*(_entries(value) for value in given))
         return found
 
     def is_conditional(self, place: tuple[str, str]) -> bool:
@@ -180,6 +214,15 @@ class Program(Parsed):
                     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
                     used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
         return frozenset(used - names)
+
+
+def _entries(value: ast.expr | None) -> set[str]:
+    """Keys of a dictionary that is written down."""
+    if isinstance(value, ast.Dict):
+        return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+    if isinstance(value, ast.Call) and last_name(value.func) == "dict":
+        return {keyword.arg for keyword in value.keywords if keyword.arg is not None}
+    return set()
 
 
 def _called_as(qualified: str) -> str:

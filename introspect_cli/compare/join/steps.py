@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,6 +134,8 @@ def open_tails(
         text = told.get("steps")
         if not tail or not isinstance(text, str):
             return tail
+        from introspect_cli.schedule.rules import Schedule
+
         try:
             wanted = Schedule.parse(text).wants
         except UsageError:  # a store from elsewhere

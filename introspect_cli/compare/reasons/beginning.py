@@ -126,8 +126,10 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         same = _agreeing(a, b)
+        # the same draw from another state: the one before it took another number
+        longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
         for kept, events in zip(per_run, (a, b), strict=True):
-            kept.extend(events[same : same + 1])
+            kept.extend(events[same - longer : same + 1])
     one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs) if name else ((), ())
     if [(event.by, event.arguments) for event in one] != [(event.by, event.arguments) for event in two]:
         per_run[0].extend(one)
@@ -150,14 +152,20 @@ def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, st
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
     """How many events two runs begin with alike."""
     shorter = range(min(len(a), len(b)))
-    return next((place for place in shorter if _sameness(a, place) != _sameness(b, place)), len(shorter))
+    return next((place for place in shorter if not _is_alike(a, b, place)), len(shorter))
 
 
-def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
-    """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
-    event = events[place]
-    unseen = event.is_unseen and [other.state for other in events[place + 1 : place + 2]]
-    return event.what, event.state, unseen
+def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
+    """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
+
+    What one run filled may have no name there: it was exchanged for something else since.
+    """
+    one, two = a[place], b[place]
+    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
+    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
+        return False
+    after = [[other.state for other in own[place + 1 : place + 2]] for own in (a, b)]
+    return not one.is_unseen or after[0] == after[1]
 
 
 def _place(event: Event | None, events: Sequence[Event]) -> int:
@@ -178,6 +186,9 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
     if one[-1].state != two[-1].state:
+        states = [{event.state for event in own} for own in (one, two)]
+        if one[-1].state in states[1] or two[-1].state in states[0]:
+            return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
         return first_draw(runs, rank, "torch")
     if one[-1].by != two[-1].by:
         return f"{one[-1]} initialises it in a, {two[-1]} in b"

@@ -7,7 +7,6 @@ same is none either.
 
 from __future__ import annotations
 
-import configparser
 import difflib
 import json
 import sys
@@ -163,14 +162,23 @@ def parsed(text: str, ending: str) -> Any:
 
             found = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            parser = configparser.RawConfigParser(strict=False)
-            parser.read_string(text)
-            found = {section: dict(parser.items(section)) for section in parser.sections()}
+            found = _sections(text)
         else:
             return None
-    except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
+    except (ValueError, yaml.YAMLError, RecursionError):
         return None
     return found if isinstance(found, (dict, list)) and _few(found) else None
+
+
+def _sections(text: str) -> dict[str, dict[str, str]] | None:
+    import configparser
+
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(text)
+        return {section: dict(parser.items(section)) for section in parser.sections()}
+    except configparser.Error:
+        return None
 
 
 def _few(root: Any) -> bool:

@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
+from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
+from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -200,7 +200,7 @@ class Outside(Reason):
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
         text += f", although {scene.all_before}."
-        if _by_hand(scene.step):
+        if updates_by_hand(scene.step):
             return (
                 f"{text} No optimizer steps in these runs, so the script updates its parameters by hand after "
                 f"the backward pass of {step}, {_rule(scene)}."
@@ -228,12 +228,6 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
-
-
-def _by_hand(step: Step) -> bool:
-    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
-    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 REASONS = (
