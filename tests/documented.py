@@ -90,8 +90,8 @@ introspect merge node0/run node1/run -o run
 introspect pack node0/run -o node0.introspect.zip
 introspect pack node1/run -o node1.introspect.zip
 introspect pack runA -o reference.zip
-mkdir -p .config/fish/completions introspect-runs experiments tests/golden
-cp -r runA introspect-runs/a && cp -r runB introspect-runs/b && cp -r runA experiments/first && cp -r runB runC
+mkdir -p .config/fish/completions experiments tests/golden
+cp -r runA experiments/first && cp -r runB runC
 cp -r golden tests/golden/gpt
 """
 """What makes the runs that the commands name, and the commits."""

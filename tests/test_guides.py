@@ -36,9 +36,9 @@ NOT_HERE = {
     r"pip install": "sets up an environment from an index: .ci/run does, in an empty one",
     r"^(pytest|ruff|mypy|mkdocs|python (-m build|docs|setup.py|benchmarks))": "tests, linters and benchmarks",
     r"s3://|https://": "another machine",
-    r"mlflow|wandb": "a server of theirs; test_publish.py has stand-ins for both",
+    r"mlflow|wandb": "servers of theirs; test_publish.py has stand-ins for both",
     r"accelerate launch": "test_launchers.py starts one",
-    r"torchrun": "the guide many-gpus.md starts one, test_launchers.py too",
+    r"-o run torchrun": "the guide many-gpus.md starts one, test_launchers.py too",
     r"capture -o train.py$": "a mistake that the page on messages explains",
 }
 """Commands that are not run, and why; of these, `test_pages.py` holds the options against those that there are."""
@@ -188,7 +188,10 @@ def ran(line, place, introspect):
 
 def shortened(printed, body):
     """As much of what is printed as the page had before; all of it where it had nothing."""
-    if body.startswith("...\n") or not body.endswith("...\n"):
+    if body.startswith("...\n"):
+        first = body.splitlines(keepends=True)[1]
+        printed = f"...\n{first}{printed.partition(first)[2]}"
+    if not body.endswith("...\n"):
         return printed
     return "".join(printed.splitlines(keepends=True)[: body.count("\n") - 1]) + "...\n"
 

@@ -135,15 +135,15 @@ class Script(Reason):
         if seen.known is not Known.UNSEEN:
             known = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (
-                f"{text} although the batch is {known}: the script changes something between the data loader and "
+                f"{text} although the batch is {known}. The script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
         loaded = "no data loader was recorded"
         if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
             loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
-            "script's own preparation of the batch."
+            f"{text}, before any other record of the step. {scene.the_cause_is} the data pipeline or the script's own "
+            f"preparation of the batch ({loaded})."
         )
 
 
