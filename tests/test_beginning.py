@@ -111,7 +111,7 @@ SEEN = {
     "another deviation": (
         "module.weight, std=0.02",
         "module.weight, std=0.2",
-        "normal_ of Net.layers.0.weight (train.py:22) drew it from one random state in both runs, so",
+        "normal_ of Net.layers.0.weight (train.py:22) drew it from the same random state, so",
     ),
     "another initialiser": (
         "nn.init.normal_(module.weight, std=0.02)",

@@ -103,7 +103,7 @@ FAULTS = {
     "behind all draws": (
         1,
         (Phase.FORWARD, Kind.INPUT, "Net.head"),
-        "The cause is in the forward code of Net itself, between Net.right and Net.head",
+        "the cause is in the forward code of Net itself, between Net.right and Net.head",
     ),
     "before the backward pass": (
         2,
@@ -118,12 +118,12 @@ FAULTS = {
     "other p": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs and the random state are equal. The cause is inside this module: p 0.5 -> 0.4",
+        "although its inputs and the random state are equal; the cause is inside this module: p 0.5 -> 0.4",
     ),
     "eval mode": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs are equal. The cause is inside this module: train mode in a, eval mode in b",
+        "although its inputs are equal; the cause is inside this module: train mode in a, eval mode in b",
     ),
 }
 

@@ -156,12 +156,12 @@ def compare(tmp_path):
 FAULTS = [
     # fault, step, phase, kind, fqn, reason, words of the sentence
     ("seed", 0, "start", "rng", "torch", "rng", ["seed", "first captured step"]),
-    ("draw", 1, "start", "rng", "torch", "rng", ["extra random draw", "step 0"]),
+    ("draw", 1, "start", "rng", "torch", "rng", ["drew random numbers that the other did not", "step 0"]),
     ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "data pipeline"]),
     ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["the same values in another order"]),
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
-    ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "The cause is inside this module"]),
+    ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "the cause is inside this module"]),
     ("rounding", 1, "forward", "output", "Net.a", "module", ["float32 rounding units", "kernel"]),
     ("half", 1, "forward", "output", "Net.a", "module", ["float32 against float16", "precision"]),
     (

@@ -6,7 +6,6 @@ cannot be told.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -211,24 +210,6 @@ def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
     )
 
 
-_LONGEST = 34
-"""Words that one sentence may have; what stands in brackets is not counted."""
-
-_BEGINS = re.compile(r"(?<=[\w)\]'])\. (?=(?:The|It|Its|In|Between|As|No|One) )")
-
-
-def joined(text: str) -> str:
-    """Make one sentence of the first two, so that the first names place and cause; only where that is not too long."""
-    parts = _BEGINS.split(text, maxsplit=1)
-    if len(parts) < 2:
-        return text
-    second, dot, rest = parts[1].partition(". ")
-    words = re.findall(r"[A-Za-z]\S*", re.sub(r"\([^()]*\)", "", f"{parts[0]} {second}"))
-    if len(words) > _LONGEST:
-        return text
-    return f"{parts[0]}; {second[0].lower()}{second[1:]}{dot}{rest}"
-
-
 def sentence(scene: Scene, head: str = "First divergence at") -> str:
     """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
@@ -242,7 +223,7 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
     if cause.grown and not reduced and cause.reason != Split.word:
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    text = joined(f"{head} {where}: {told_by_reason}") + unseeded_sentence(scene)
+    text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
     told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told

@@ -58,8 +58,8 @@ class Gap(Reason):
         changed = attribute_changes(scene) if cause.instead == Module.word else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
-            return f"{text}. {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
-        text = f"{text}. {scene.the_cause_is} {place}, or lies in what {lacks}."
+            return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
+        text = f"{text}; {scene.the_cause_is} {place}, or lies in what {lacks}."
         return text if site.phase is Phase.START else text + scene.rounding_words()
 
 
