@@ -108,12 +108,12 @@ FAULTS = {
     "before the backward pass": (
         2,
         (Phase.START, Kind.RNG, "torch"),
-        "During step 1, random numbers were drawn between Net and the backward pass in b and not in a",
+        "during step 1, random numbers were drawn between Net and the backward pass in b and not in a",
     ),
     "before the step": (
         1,
         (Phase.START, Kind.RNG, "torch"),
-        "Between the backward pass of step 0 and the start of step 1, one run drew random numbers",
+        "one run drew random numbers that the other did not, after the backward pass of step 0",
     ),
     "other p": (
         0,

@@ -179,8 +179,8 @@ FAULTS = [
     ("scaled", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["0.25 times a", "clipping"]),
     ("stale", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["zero_grad is missing", "in b"]),
     ("kernel", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["rounding"]),
-    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["In b, SGD leaves this parameter as it was"]),
-    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started afresh"]),
+    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b, SGD leaves this parameter as it was"]),
+    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started anew"]),
     (
         "buffer",
         1,
@@ -374,7 +374,7 @@ def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
         return [[*rows, row("forward", "output", "Net.bn", output), row("optimizer", "buffer", "Net.bn.mean", mean)]]
 
     result = compare(steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32)))
-    assert "Its buffers do not change in b: it is in eval mode there." in result.sentence
+    assert "its buffers do not change in b: it is in eval mode there." in result.sentence
 
 
 def test_a_lonely_environment_variable_is_suspected(compare):
@@ -443,7 +443,7 @@ SGD = row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']")
 
 @pytest.mark.parametrize(
     ("stepped", "words"),
-    [([SGD], "It was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
+    [([SGD], "it was changed outside of an optimizer step"), ([], "the script updates it by hand")],
     ids=["optimizer", "none"],
 )
 def test_a_tensor_changed_outside_of_the_optimizer(compare, stepped, words):
