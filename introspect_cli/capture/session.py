@@ -111,8 +111,8 @@ class Session:
         self._manifest = opening(target, options, self.launch)
         with self._store_errors():
             self._store.write_manifest(self._manifest)
-        # Of several ranks, the first publishes.
-        self._publishers = Publishers(self.path, () if self.rank else options.publish, self._guard)
+        launched = self.rank if self.launch is not None else None
+        self._publishers = Publishers(self.path, options.publish, self._guard, launched)
         self._followed = False
         comparing = self._guard.around("comparing", "the comparison is")
         self._reference = Reference(self.path, self._store.path, options, self.launch, comparing)

@@ -192,7 +192,7 @@ def _run_of(word: str) -> str | None:
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
     from introspect_cli.store.files import MANIFEST
-    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.objects import is_remote
 
     run = str(chosen(word))
     path = Path(run)

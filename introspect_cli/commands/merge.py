@@ -26,7 +26,7 @@ Examples:
 def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, engine: str) -> int:
     """Put the ranks of one launch, which machines without a common disk recorded in RUNS, into one run.
 
-    RUNS are directories, or packs of them; their files are copied as they are. With --whole, the ranks of one run
+    RUNS are directories, packs of them, or URLs; their files are copied as they are. With --whole, the ranks of one run
     become a run that every verb reads like one of a single process.
     """
     from introspect_cli.errors import UsageError
@@ -46,7 +46,7 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
         return SAME
     if engine != HERE:
         raise UsageError("--engine says where --whole puts ranks together; files are copied here")
-    ranks = put_together([Path(run) for run in runs], Path(output), texts=sources)
+    ranks = put_together(runs, Path(output), texts=sources)
     with open_run(output) as run:
         endings = run.endings
     say(f"wrote {output} ({count(len(ranks), 'rank')})")

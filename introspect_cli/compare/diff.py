@@ -92,6 +92,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
+    a.expect(ranks, 0, -1)  # of which is asked what was not seen
     for rank in ranks:
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
         outcomes.append(outcome)

@@ -15,6 +15,7 @@ class DiffOptions(Selection):
         rename: pairs (pattern, replacement), regular expressions put to the FQNs of run a in turn.
         offset: step k of b is compared with step k + offset of a; None to detect it.
         rtol: tolerated root-mean-square difference, relative to the larger root-mean-square value.
+        rtol_fine: the same, of what was computed before anything in bfloat16 or float16 was; 0 for no difference.
         atol: tolerated root-mean-square difference, in the values' own unit.
         noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
@@ -30,6 +31,7 @@ class DiffOptions(Selection):
     rename: tuple[tuple[str, str], ...] = ()
     offset: int | None = None
     rtol: float = 0.0
+    rtol_fine: float = 0.0
     atol: float = 0.0
     noise_factor: float = 4.0
     limit: int | None = 12

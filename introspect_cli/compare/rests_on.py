@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
-from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.join.sites import KINDS, of_kinds, phase_code
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
-from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
 _START = frozenset({Phase.START})
@@ -256,8 +256,23 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
+    if updates_by_hand(step) and _may_have_gradients(step, place):  # what it made of them shows in the next step
+        return [Evidence(Thing.TRAINED, Known.UNSEEN, needed=True)]
     answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
+
+
+def _may_have_gradients(step: Step, place: Place) -> bool:
+    """Whether a backward pass came before a place of the step, as far as either capture watched for it."""
+    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
+    backward = table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)
+    return not watched or bool((backward & (table.order < place.order)).any())
+
+
+def updates_by_hand(step: Step) -> bool:
+    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
+    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {

@@ -23,7 +23,8 @@ from introspect_cli.exchange.incoming import Incoming, value, write_run
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import Site, SiteInfo, Summary
 from introspect_cli.store.files import MANIFEST
-from introspect_cli.store.pack import is_pack, is_remote
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import is_pack
 from introspect_cli.store.reader import Run, open_run
 from introspect_cli.store.tensorfile import widened
 from introspect_cli.tensors.arrays import Pieces, summary_of

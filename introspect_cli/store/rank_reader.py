@@ -27,7 +27,6 @@ from introspect_cli.store.files import (
     DamageError,
     Folder,
     Handle,
-    lock_held,
     unreadable,
 )
 from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
@@ -35,12 +34,13 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.remote import RemoteFile
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -79,6 +79,7 @@ class RankReader(StepReader):
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
         cut: what is missing of its records although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
+        unfinished: whether it is a copy in object storage that ends before what was recorded may end.
     """
 
     def __init__(self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
@@ -98,14 +99,14 @@ class RankReader(StepReader):
         self._run = run
         self._records: Handle | None = None
         self._memory = np.empty(0, np.uint8)
-        index, self.running = _read_index(run, rank)
+        index, self.running, self.unfinished = _read_index(run, rank)
         while True:
             try:
                 self._take(index)
                 break
             except DamageError:
                 # Where steps were dropped just now, another index names other records.
-                again, self.running = _read_index(run, rank)
+                again, self.running, self.unfinished = _read_index(run, rank)
                 if again.generation == index.generation:
                     raise
                 index = again
@@ -281,7 +282,8 @@ class RankReader(StepReader):
             raise unreadable(records.path, error) from None
         view = memoryview(data) if isinstance(data, bytes) else data.data
         if len(data) != length or zlib.crc32(view) != entry["batch_crc"]:
-            raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
+            where = records.place(int(entry["offset"]))
+            raise DamageError(where, f"the records of step {step} are not those that were indexed")
         try:
             batch = self._decoder.decode(view)
             out = StepBatch.of(batch.columns, self._schema)
@@ -298,6 +300,13 @@ class RankReader(StepReader):
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def ranges(self, rows: Iterable[int]) -> Iterator[tuple[Any, int, int, int]]:
+        """Where some steps lie in object storage, for `Sent.expect`; nothing where the run is on disk."""
+        records = self._records_open() if len(self) else None
+        for row in rows:
+            if isinstance(records, RemoteFile) and row < len(self):
+                yield from records.ranges(int(self.entries["offset"][row]), int(self.entries["length"][row]))
 
     def _records_open(self) -> Handle:
         """The file of records, for which that of another rank may be closed."""
@@ -319,17 +328,17 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def _read_index(run: Folder, rank: int) -> tuple[Index, bool]:
-    """The index of a rank, and whether a process is writing it."""
+def _read_index(run: Folder, rank: int) -> tuple[Index, bool, bool]:
+    """The index of a rank, whether a process is writing it, and whether it is a copy that was not finished."""
     try:
         with run.folder(f"rank{rank}") as folder, folder.file(INDEX) as handle:
             try:
-                running = lock_held(handle.fd)
+                running, unfinished = handle.held(), handle.unfinished
                 if handle.size() > LIMIT_INDEX:
                     raise DamageError(handle.path, "it is larger than any index")
                 data = handle.read(0, LIMIT_INDEX)
             except OSError as error:
                 raise unreadable(handle.path, error) from None
     except FileNotFoundError:
-        return EMPTY, False
-    return parse_index(data, rank, handle.path), running
+        return EMPTY, False, False
+    return parse_index(data, rank, handle.path), running, unfinished

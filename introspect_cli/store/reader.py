@@ -34,8 +34,10 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
-from introspect_cli.store.pack import is_remote, open_store
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
+from introspect_cli.store.remote import Sent
 from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class Run:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
+        self._folder.expect([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
             reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
@@ -198,6 +201,14 @@ class Run:
         """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
         launch = launch_of(self.manifest)
         attempt = launch.get("attempt") if launch is not None else None
+        if (
+            self.state is not RunState.RUNNING
+            and self.world_size < 2
+            and any(r.unfinished for r in self._ranks.values())
+        ):
+            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
+            where = "its last pieces may be missing, and more may lie where it was recorded"
+            return [f"What was sent of the run {ends}: {where}"]
         if not attempt or self.world_size < 2 or self.state is RunState.RUNNING:
             return self.lost_ranks
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
@@ -210,7 +221,8 @@ class Run:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        return endings(self.world_size, last, ended, self.left_out)
+        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
+        return endings(self.world_size, last, ended, self.left_out, unfinished if self.size_elsewhere else None)
 
     @cached_property
     def settings(self) -> Settings:
@@ -267,6 +279,21 @@ class Run:
                 yield place
             finally:
                 place.close()
+
+    @property
+    def size_elsewhere(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.size_elsewhere
+
+    def expect(self, ranks: Iterable[int], *steps: int) -> None:
+        """Hear which steps (0 the first, -1 the last) of ranks are read next: from object storage they come at once."""
+        if self.size_elsewhere:
+            readers = [self._ranks[rank] for rank in ranks]
+            Sent.expect(
+                each
+                for reader in readers
+                for each in reader.ranges(range(len(reader))[step] for step in steps if len(reader))
+            )
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""

@@ -9,7 +9,7 @@ from introspect_cli.compare.changes.nearness import Clues
 from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
-from introspect_cli.compare.reasons.beginning import differing_events
+from introspect_cli.compare.reasons.beginning import MODES, differing_events, unseen_between
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
@@ -52,16 +52,21 @@ def clues_of(scene: Scene) -> Clues:
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     if cause.reason == "gradient":
         words |= _handling(scene)
+    between: tuple[list[tuple[str, str]], ...] = [], []
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
     ended = cut_short(scene)
     if ended is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
-        for found, events in zip(lines, differing_events((scene.run_a, scene.run_b), scene.first.rank), strict=True):
+        filled = site.fqn if cause.reason == "initial" else ""
+        between = unseen_between((scene.run_a, scene.run_b), scene.first.rank)
+        began = differing_events((scene.run_a, scene.run_b), scene.first.rank, filled)
+        for found, events in zip(lines, began, strict=True):
             # what a module draws tells nothing of why one run has no such module
             told = [event for event in events if cause.reason != "structure" or event.name == subject]
             found += [event.line for event in told]
             words |= {word for event in told for word in event.name.split(".")[-2:]}
+            words |= {"train", "eval"} if any(event.by in MODES for event in told) else set()
     return Clues(
         reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",
@@ -73,6 +78,7 @@ def clues_of(scene: Scene) -> Clues:
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
+        spans=(_spans(between[0]), _spans(between[1])),
         kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
@@ -112,6 +118,12 @@ def clues_of_ending(found: Raised) -> Clues:
 
 def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
+
+
+def _spans(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, int, int], ...]:
+    """Files with two lines each; what is in two files is in none."""
+    found = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
+    return tuple((file, first, last) for (file, first), (other, last) in found if file == other)
 
 
 def _last(name: str) -> str:

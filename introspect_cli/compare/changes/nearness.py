@@ -55,6 +55,7 @@ _DRAWS = _words(
 )
 _INITIALISES = re.compile(
     r"(?<!_)init|_init_|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
+    r"|(normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
 )
 _CASTS = frozenset(
     {"to", "half", "bfloat16", "float", "double", "autocast", "type", "set_default_dtype", "cuda", "cpu"}
@@ -96,6 +97,7 @@ class Clues:
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
         lines: file and line of the user's code that the records of a and of b themselves name.
+        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
         kind: what was observed.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
@@ -113,6 +115,7 @@ class Clues:
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
     lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
+    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
     kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()
@@ -132,7 +135,13 @@ def _merged(*found: Mapping[int, int]) -> dict[int, int]:
 class Version:
     """One version, and how near each of its statements is to the divergence."""
 
-    def __init__(self, program: Program, clues: Clues, named: Iterable[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        clues: Clues,
+        named: Iterable[tuple[str, int]],
+        spans: Iterable[tuple[str, int, int]] = (),
+    ) -> None:
         self.program, self.clues = program, clues
         built = [program.statements[number] for number in program.calling(clues.roots)]
         named = [*named]
@@ -140,10 +149,12 @@ class Version:
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
         self.computes = _COMPUTES.get(clues.reason, Version.nothing)(self)
         seeds = [*self.recorded, *self.computes]
-        self.builds = program.behind([*seeds, *self._built()], self.models)
+        leading = self._leading() if clues.reason in {"rng", "initial"} else {}
+        self.builds = _merged(program.behind([*seeds, *self._built()], self.models), leading)
         self.between = _loop(self.program) if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *_forwards(self.program)}
+        self.between |= {n for file, first, last in spans for n in program.at(file, first + 1, last)}
 
     def nearness(self, number: int) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
@@ -252,7 +263,9 @@ class Version:
         """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
         in_steps = {} if self.clues.at_start else dict.fromkeys(draws & _loop(self.program), 0)
-        return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps)
+        modes = {"train", "eval"} if not self.clues.at_start else set()  # an evaluation draws in training mode
+        called = self._calling(_MODES | self.models if "train" in self.clues.words else modes, 1)
+        return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps, called)
 
     def initial(self) -> dict[int, int]:
         """What gives parameters their first values."""
@@ -262,7 +275,8 @@ class Version:
         functions = [place for name in initialises for place in program.functions[name]]
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
-        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts)
+        seeds = self._calling(_SEEDS, 2)
+        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts, seeds)
 
     def _touching(self) -> dict[int, int]:
         """What changes a tensor of its name in place, outside of a forward."""
@@ -355,6 +369,16 @@ class Version:
 
     # --- what builds it, and what else runs in a step
 
+    def _leading(self) -> dict[int, int]:
+        """What calls the functions in which the lines on record stand, or hands them on to be called."""
+        program, found = self.program, dict[int, int]()
+        edge = {program.statements[number].place for number in self.recorded}
+        for depth in range(1, _MOST_CALLS):
+            callers = [number for place in edge for number in program.callers_of(place) if number not in found]
+            found |= dict.fromkeys(callers, depth)
+            edge = {program.statements[number].place for number in callers}
+        return found
+
     def _built(self) -> set[int]:
         """Where the modules that it is about are built and set up."""
         program, clues = self.program, self.clues
@@ -414,6 +438,7 @@ def _forwards(program: Program) -> dict[int, int]:
     return program.within(places)
 
 
+_MOST_CALLS = 5
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
 _OF_MODULES = frozenset({"module", "own_code", "op", "buffer", "backward"})

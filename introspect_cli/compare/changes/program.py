@@ -132,6 +132,25 @@ class Program:
                 found[name].append(statement.number)
         return found
 
+    def callers_of(self, place: tuple[str, str]) -> Iterator[int]:
+        """Numbers of the statements that call a function by its name, or hand it on: `model.apply(init)`."""
+        name = _called_as(place[1])
+        if name and name not in _OF_EVERY_CLASS:
+            yield from self.callers.get(name, ())
+            yield from (number for key in self._uses_by_name.get(name, ()) for number in self.users[key])
+
+    @cached_property
+    def users(self) -> dict[Key, list[int]]:
+        """Numbers of the statements that take something."""
+        return self._index("uses")
+
+    @cached_property
+    def _uses_by_name(self) -> dict[str, list[Key]]:
+        found: dict[str, list[Key]] = defaultdict(list)
+        for key in self.users:
+            found[key[1]].append(key)
+        return found
+
     def _index(self, what: str) -> dict[Key, list[int]]:
         found: dict[Key, list[int]] = defaultdict(list)
         for statement in self.statements:
@@ -162,6 +181,28 @@ class Program:
                     for method in names
                     if (file, f"{qualified}.{method}") in self.by_place
                 }
+        return found
+
+    def gives(self, name: str, qualified: str) -> bool:
+        """Whether every call that these files show of a function or class names a parameter or field."""
+        calls = [
+            (self.statements[number], node)
+            for number in self.callers.get(_called_as(qualified), ())
+            for node in ast.walk(self.statements[number].node)
+            if isinstance(node, ast.Call) and last_name(node.func) == _called_as(qualified)
+        ]
+        return bool(calls) and all(name in self._keywords(*call) for call in calls)
+
+    def _keywords(self, statement: Statement, call: ast.Call) -> set[str]:
+        """What a call names, those of a dictionary `**options` included where all that gives it says which it has."""
+        found = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+        for options in (keyword.value for keyword in call.keywords if keyword.arg is None):
+            keys = {key for key in statement.uses if isinstance(options, ast.Name) and key[1] == options.id}
+            given = [
+                getattr(self.statements[number].node, "value", None) for key in keys for number in self.definers[key]
+            ]
+            if given:
+                found |= set.intersection(*(_entries(value) for value in given))
         return found
 
     def is_conditional(self, place: tuple[str, str]) -> bool:
@@ -236,6 +277,15 @@ class Program:
                 for number in self.by_place[place]:
                     if isinstance(self.statements[number].node, (ast.Return, *FUNCTIONS)):
                         yield number
+
+
+def _entries(value: ast.expr | None) -> set[str]:
+    """Keys of a dictionary that is written down."""
+    if isinstance(value, ast.Dict):
+        return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+    if isinstance(value, ast.Call) and last_name(value.func) == "dict":
+        return {keyword.arg for keyword in value.keywords if keyword.arg is not None}
+    return set()
 
 
 def _called_as(qualified: str) -> str:

@@ -75,7 +75,7 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     if options.tolerant:
         return options
     coarse = all(any(layout.dtype in _COARSE for layout in reader.layouts) for reader in readers)
-    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
+    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
 
 
 def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
@@ -101,10 +101,12 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         if sampled
         else "by its extrema and means alone"
     )
+    coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
+    coarse = coarse if options.rtol_fine else ""
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
         f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
-        f"Sums in another order may differ by {options.rtol:g} of the values."
+        f"Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}."
     )
 
 

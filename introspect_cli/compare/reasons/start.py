@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.join.sites import of_kinds, phase_code
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
+from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Size
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, Summary, perturbed_by
+from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -202,7 +202,7 @@ class Outside(Reason):
             return (
                 f"{text}{do}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
             )
-        if _by_hand(scene.step):
+        if updates_by_hand(scene.step):
             also = f" So {'does' if differ == 2 else 'do'} {more}." if more else ""
             return (
                 f"{text}, although {scene.all_before}; the script updates it by hand after the backward pass of "
@@ -231,12 +231,6 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
-
-
-def _by_hand(step: Step) -> bool:
-    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
-    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
-    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 REASONS = (
