@@ -136,7 +136,7 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
         return lambda: json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
-        return lambda: {"format": json.FORMAT, "settings": settings}, lambda _: show_text.settings_blocks(settings)
+        return lambda: json.settings_document(settings), lambda _: show_text.settings_blocks(settings)
     about = overview.overview(run)
     return lambda: json.overview_document(about), lambda _: show_text.overview_blocks(about)
 
