@@ -6,9 +6,10 @@ beside the lines that the commit itself changed: a person reads it and says whet
 
     python benchmarks/histories.py REPOSITORY RANGE -o DIRECTORY -- train.py --steps 3
 
-`RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`. Words after `--` are those of
-`introspect capture`. Code of other people runs: use a container. Runs are kept in the directory, so that what was
-captured is not captured again.
+`RANGE` is git's, the oldest commit first: `v1..v2`, `HEAD~10..HEAD`; `--only` chooses commits of it, each of which is
+compared with the one before it. `--prove` has `bisect --changes` find the smallest set of changes of each pair that
+diverges, in a second table. Words after `--` are those of `introspect capture`. Code of other people runs: use a
+container. Runs are kept in the directory, so that what was captured is not captured again.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forks import Forks
+
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.changes import prove
+from introspect_cli.rerun.element import place_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 
@@ -32,6 +38,27 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 12
 _WIDTH = 60
+
+
+@dataclass(frozen=True)
+class Proved:
+    """What `bisect --changes` says of two commits.
+
+    Attributes:
+        places: the smallest set of changes; empty where there is none.
+        changes: how many there are between the two.
+        runs: how many runs were made.
+        undecided: those of them that answered nothing.
+        seconds: how long all of it took.
+        sentence: the answer.
+    """
+
+    places: tuple[str, ...]
+    changes: int
+    runs: int
+    undecided: int
+    seconds: float
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +74,7 @@ class Pair:
         named: the statement that is named first, `file:line: a -> b`; "" for none.
         likely: whether it is called likely.
         changed: the lines that the commit changed, as in a diff.
+        proved: which of its changes is the cause; None where that was not asked.
     """
 
     commit: str
@@ -57,6 +85,7 @@ class Pair:
     named: str
     likely: bool
     changed: tuple[str, ...]
+    proved: Proved | None = None
 
 
 def commits_of(repository: Repository, span: str, paths: Sequence[str] = ()) -> list[str]:
@@ -81,7 +110,8 @@ def changed_lines(repository: Repository, one: str, two: str) -> tuple[str, ...]
 def captured(options: argparse.Namespace, repository: Repository, commit: str) -> Rerun:
     """Capture a commit in a work tree of its own, unless its run is there."""
     run = options.output / "runs" / commit
-    with work_tree(repository, options.output / "trees" / commit[:12], commit, keep=options.keep) as tree:
+    keep = options.keep or options.prove
+    with work_tree(repository, options.output / "trees" / commit[:12], commit, keep=keep) as tree:
         place = tree.root / options.directory
         link(Path.cwd(), tree.root, options.link)
         if options.setup:
@@ -108,6 +138,18 @@ def compared(repository: Repository, commits: tuple[str, str], reruns: tuple[Rer
     return Pair(two[:10], subject, verdict.value, place, result.sentence, named, likely, changed)
 
 
+def proved(runs: tuple[Path, Path], output: Path) -> Proved:
+    """Which changes between two runs make them diverge."""
+    began = time.perf_counter()
+    try:
+        proof = prove(*runs, (), output, None, lambda said: print("   ", said, file=sys.stderr))
+    except (UsageError, StoreError) as error:
+        return Proved((), 0, 0, 0, time.perf_counter() - began, str(error))
+    places = tuple(dict.fromkeys(map(place_of, proof.elements))) if proof.proven else ()
+    seconds = time.perf_counter() - began
+    return Proved(places, proof.changes, proof.runs, proof.undecided, seconds, proof.sentence)
+
+
 def _text(side: Side | None) -> str:
     return "nothing" if side is None else " ".join(side.text.split())
 
@@ -126,6 +168,18 @@ def table(pairs: Sequence[Pair]) -> str:
             "<br>".join(lines),
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def table_of_proofs(pairs: Sequence[Pair]) -> str:
+    """The smallest sets of changes as a table of Markdown."""
+    rows = ["| commit | changes | smallest set | runs | seconds |", "| --- | --: | --- | --: | --: |"]
+    for pair in pairs:
+        if pair.proved is not None:
+            one = pair.proved
+            found = ", ".join(map(_cell, one.places)) or _escaped(one.sentence)
+            cells = f"{pair.commit} {_escaped(pair.subject)}", one.changes, found, one.runs, f"{one.seconds:.0f}"
+            rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
 
@@ -154,16 +208,24 @@ def histories(options: argparse.Namespace) -> list[Pair]:
     """Capture each commit once and compare neighbours."""
     repository = Repository(options.repository.resolve())
     commits = commits_of(repository, options.range, options.path)
+    chosen = [at for at, commit in enumerate(commits) if commit.startswith(tuple(options.only or [""]))]
     pairs, last = [], None
-    for commit in commits:
+    for at, commit in enumerate(commits):
+        if not {at, at + 1} & {*chosen}:
+            last = None
+            continue
         print(f"capturing {commit[:10]}", file=sys.stderr)
         try:
             rerun = captured(options, repository, commit)
         except UsageError as error:  # a partial clone lacks files of some commits
             print(f"{commit[:10]} is left out: {error}", file=sys.stderr)
             continue
-        if last is not None:
-            pairs.append(compared(repository, (last[0], commit), (last[1], rerun)))
+        if last is not None and at in chosen:
+            pair = compared(repository, (last[0], commit), (last[1], rerun))
+            if options.prove and pair.verdict == Verdict.DIVERGED.value:
+                place = options.output / "proofs" / commit[:12]
+                pair = replace(pair, proved=proved((last[1].run, rerun.run), place))
+            pairs.append(pair)
         if last is None or rerun.usable:  # one that cannot be captured has no neighbour on either side
             last = commit, rerun
     return pairs
@@ -179,18 +241,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--link", action="append", default=[], help="a path outside of git, such as data, to link")
     parser.add_argument("--setup", default="", help="a shell command to run in each work tree before its capture")
     parser.add_argument("--path", action="append", default=[], help="take only commits that change this path")
+    parser.add_argument("--only", action="append", help="the start of a commit that is compared; may be repeated")
+    parser.add_argument("--prove", action="store_true", help="find the smallest set of changes that makes each diverge")
+    parser.add_argument("--warm", action="store_true", help="fork captures from a process that has torch imported")
     parser.add_argument("--keep", action="store_true", help="keep the work trees, as `bisect --changes` needs them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the pairs there, too")
     parser.add_argument("words", nargs="+", help="capture options, the script and its arguments, after --")
     options = parser.parse_args(argv)
     options.output = options.output.resolve()
+    forks = Forks() if options.warm else None
+    if forks is not None:
+        sys.executable = str(forks.stand_in())
     try:
         pairs = histories(options)
     except (UsageError, StoreError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(table(pairs), summary(pairs), sep="\n\n")
+    finally:
+        if forks is not None:
+            forks.close()
+    print(table(pairs), summary(pairs), *([table_of_proofs(pairs)] if options.prove else []), sep="\n\n")
     if options.json:
         options.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1), encoding="utf-8")
     return int(any(pair.verdict in {"failed", Verdict.UNDECIDED.value} for pair in pairs))

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.changes.values import changed_values, with_values
+from introspect_cli.compare.endings import Raised
 from introspect_cli.compare.reasons.files import parsed
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
@@ -20,7 +22,7 @@ from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, plant, survey
 from introspect_cli.rerun.recipe import Recipe
 from introspect_cli.rerun.texts import undefined
-from introspect_cli.rerun.variant import Rerun
+from introspect_cli.rerun.variant import End, Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -48,7 +50,7 @@ class Asked(Attempts):
 def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
-    sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""), b_failed=False)
+    sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
     ground = Ground(Path(), Path(), (), (), ())
     told = []
     asked = Asked(sides, elements, ground, Rerun(Path(), 0, 1), (), 3, Path("runs"), most, told.append)
@@ -355,6 +357,29 @@ def test_packages_beside_the_directory_of_the_script(first, tmp_path):
     assert "Of 2 changes in 1 file, one makes them diverge: lib/model.py:12; " in answer.stdout
 
 
+def test_the_change_that_makes_a_script_fail_is_proven_by_its_exception_whichever_run_fails(first, tmp_path):
+    b = project(tmp_path / "exp2", *HARMLESS, ("model.py", "nn.Linear(4, 2)", "nn.Linear(4, 2, wide=True)"))
+    call(b, "capture", "-q", "-o", "../b", "train.py", code=1)
+    answer = call(tmp_path, "bisect", "--changes", first / "a", "b", code=1)
+    assert "; they end in different ways\n" in answer.stderr
+    assert "a with model.py:8 alone: ends as b: TypeError: Linear.__init__() got an unexpected" in answer.stderr
+    assert " ".join(answer.stdout.split()).startswith(
+        "Of 6 changes in 2 files, one makes them diverge: model.py:8; proven by 2 runs: without it the runs are the "
+        "same up to step 0, with it alone a ends by b's exception."
+    )
+    answer = call(tmp_path, "bisect", "--changes", "b", first / "a", code=1)
+    assert "without it b ends by a's exception, with it alone a does not end by its exception." in " ".join(
+        answer.stdout.split()
+    )
+    shape, other = (
+        Raised("a", "ValueError: no /tmp/x/1/data.bin", "m.py", 3, "load"),
+        Raised("a", "ValueError: no", "", 3),
+    )
+    assert End(1, shape).is_as(End(1, replace(shape, exception="ValueError: no /home/y/data.bin", line=9)))
+    assert not End(1, shape).is_as(End(1, other))
+    assert not End(1).is_as(End())
+
+
 def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
     assert "nothing to bisect" in call(first, "bisect", "--changes", "a", "a", code=2).stderr
     assert "leave 'train.py' out" in call(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
@@ -370,6 +395,9 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
         ("def f(a, *b, c=1, **d):\n    return [e for e in (a, b, c, d, g)]\nf(h := 1, h)", {"g"}),
         ("try:\n    pass\nexcept E as e:\n    print(e)", {"E"}),
         ("x = (", set()),
+        ("def f(drop):\n    return drop\ndef g():\n    return drop\n", {"drop"}),
+        ("class A:\n    def f(self):\n        self.x = 1\n        return self.x + self.f() + self.y\n", {"self.y"}),
+        ("def f():\n    global x\n    x = 1\nprint([x for y in (1, 2) if (lambda: y)()])\n", set()),
     ],
 )
 def test_names_that_nothing_defines_are_noticed(text, names):

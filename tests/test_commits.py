@@ -124,6 +124,12 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert again.stdout == answer.stdout
     assert again.stderr.count("captured before") == 2
 
+    runs = (repository / "introspect-runs" / "commits").glob("*/manifest.yaml")
+    runs = [run.parent.name for run in sorted(runs, key=lambda run: run.stat().st_mtime)]
+    proof = introspect(repository, "bisect", "--changes", *(f"introspect-runs/commits/{run}" for run in runs), code=1)
+    assert "one makes them diverge: model.py:" in proof.stdout
+    assert everything(repository) == before
+
     more = introspect(repository, "diff", "first", "refactored", "--", "train.py", "40", code=0, SLOW="0.4")
     assert more.stdout.startswith("The runs are the same")
     assert more.stderr.count("captured before") == 1

@@ -57,7 +57,7 @@ LAYERS = {
     "engine": BASE,
     "render": BASE | {"compare", "inspect", "health", "rerun"},
     "notebook": BASE | {"store", "compare", "health", "render", "exchange", "selection"},
-    "api": BASE | {"store", "compare", "capture", "script", "notebook", "exchange", "selection"},
+    "api": BASE | {"store", "compare", "capture", "script", "notebook", "exchange", "inspect", "selection"},
     "integrations": BASE | {"api", "capture", "tensors", "store", "script", "rerun", "compare"},
     "commands": EVERYTHING - {"cli", "__main__", "__init__"},
     "cli": BASE | {"commands", "script", "selection"},

@@ -59,9 +59,10 @@ class Writing:
         self.about = {"tool": {"name": "introspect", "version": "0"}, "script": "train.py", "argv": [], **about}
         self.store.write_manifest({**self.about, "status": "running"})
         self.store.write_settings("environment", {"python": "3", "rank": self.rank})
-        self.writer = self.store.rank(self.rank)
+        self.writer = None
 
     def steps(self, *numbers, changed=()):
+        self.writer = self.writer or self.store.rank(self.rank)
         for step in numbers:
             self.writer.append(step, batch(self.writer, rows(step, self.rank, changed=step in changed)))
         return self
@@ -120,6 +121,16 @@ def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp
         code, _, err = ask(verb, f"{bucket.url}/runs/a", *more)
         assert code == 0, err
         assert ask("diff", more[-1], runs / "a")[0] == 0
+
+
+def test_a_run_there_is_published_and_is_not_labelled(runs, bucket, ask, tmp_path):
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", tmp_path / "out")
+    assert code == 0, err
+    assert ask("diff", tmp_path / "out" / "a" / "a.introspect.zip", runs / "a")[0] == 0
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", f"{bucket.url}/copies")
+    assert (code, "s3://bucket/runs/a is no directory of a run" in err) == (2, True)
+    code, _, err = ask("runs", "label", f"{bucket.url}/runs/a", "mine")
+    assert (code, "cannot label s3://bucket/runs/a: label the run where it was recorded" in err) == (2, True)
 
 
 def fetched(asked, kind):
@@ -224,6 +235,7 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
     Sender(tmp_path / "run", url, 0).send()  # the machine of rank 1 is gone
     with open_run(url) as run:
         assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
+        assert re.fullmatch(r"What is there was sent by [-\d]+ [:\d]+ UTC, and more was to follow", *run.endings)
     monkeypatch.setattr(remote, "now", lambda: 1e12)
     with open_run(url) as run:
         assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
@@ -237,8 +249,12 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
 
 
 def test_a_script_that_was_killed_is_interrupted_there_as_here(bucket, tmp_path):
-    one = Writing(tmp_path / "run").steps(*range(4))
+    one = Writing(tmp_path / "run")
     sender = Sender(tmp_path / "run", f"{bucket.url}/killed")
+    sender.send()  # before there is a step
+    with open_run(f"{bucket.url}/killed") as run:
+        assert (run.state, run.last_step) == (RunState.RUNNING, None)
+    one.steps(*range(4))
     sender.send()
     one.steps(4)
     one.store.abandon()
@@ -385,7 +401,7 @@ def test_a_rank_sends_its_own_and_storage_that_does_not_answer_holds_it_back_in_
     there = None
     while there is None:  # as long as a test may take
         with contextlib.suppress(StoreError), open_run(f"{bucket.url}/slow/run") as run:
-            if run.rank(1).ended and not run.rank(1).unfinished:
+            if run.ranks and run.rank(1).ended and not run.rank(1).unfinished:
                 there = run.endings, run.ranks, run.last_step
         time.sleep(0.2)
     assert there == (["Rank 0 of 2 sent nothing"], (1,), 3)

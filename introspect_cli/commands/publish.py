@@ -63,7 +63,7 @@ def publish(
         name = Path(opened.path).resolve().name
     opened_places = _Places()
     for text in dict.fromkeys(places):
-        opened_places.open(text, Path(run), name, rank, sources=sources)
+        opened_places.open(text, run, name, rank, sources=sources)
 
     def take(reader: Any, step: int) -> None:
         if rank:  # the first of a launch publishes numbers
@@ -92,7 +92,7 @@ class _Places:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def open(self, text: str, run: Path, name: str, rank: int | None, *, sources: bool) -> None:
+    def open(self, text: str, run: str, name: str, rank: int | None, *, sources: bool) -> None:
         """Open a place for a run of a name."""
         from introspect_cli.publish.places import open_place
 
@@ -147,11 +147,11 @@ def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     import tempfile
 
     from introspect_cli.commands.report import page_of
-    from introspect_cli.store.pack import ENDING, pack
+    from introspect_cli.store.pack import ENDING, local, pack
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, local(run) as source:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
-        page.write_text(page_of(Path(run)), encoding="utf-8")
-        pack(Path(run), packed, sources=sources)
+        page.write_text(page_of(run), encoding="utf-8")
+        pack(source, packed, sources=sources)
         for file in (page, packed):
             places.keep(file)

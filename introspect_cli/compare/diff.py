@@ -20,11 +20,11 @@ from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
+from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.results import unchanged
 from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.walk import compare_rank
@@ -32,6 +32,7 @@ from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
+from introspect_cli.store.rank_reader import expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    a.expect(ranks, 0, -1)  # of which is asked what was not seen
+    expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
     for rank in ranks:
         outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
         outcomes.append(outcome)
@@ -109,7 +110,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
-    answer = with_origins(answer, (a, b), outcomes, narrowed=options.narrowed)
+    answer = with_origins(answer, outcomes)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
@@ -178,15 +179,15 @@ def _rank(
         rename=match.rename,
         splits=splits,
         read=(_read(a, one.rank), _read(b, two.rank)),
+        # What ranks that went on alone recorded has no partner: a lost rank takes the others' last step with it.
+        ends=(a.last_step if a.endings else None, b.last_step if b.endings else None),
     )
     offset, note = options.offset, ""
     if offset is None:
         offset, note = detected_offset(sides, same_size=a.world_size == b.world_size)
-    # What ranks that went on alone recorded has no partner: a rank that was lost takes the others' last step with it.
-    ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
-    outcome = compare_rank(sides, options, offset, ends)
+    outcome = compare_rank(sides, options, offset)
     outcome.match = match
-    add_evaluation(outcome, sides, options, ends)
+    add_evaluation(outcome, sides, options)
     root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
     notes = [text for text in (*match.notes, note, root) if text]
     return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]

@@ -7,6 +7,7 @@ consequence, or another fault, and is told as a note.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 _LONGEST = 160
+_DIRECTORIES = re.compile(r"(?:/[^/\s'\"]+)+/")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Raised:
     file: str = ""
     line: int = 0
     function: str = ""
+
+    @property
+    def same_as(self) -> tuple[str, str]:
+        """What it shares with the same exception of another run, whose directory may be another one."""
+        return _DIRECTORIES.sub("/", self.exception), self.function
 
     @property
     def words(self) -> str:
@@ -68,7 +75,7 @@ def raised(run: Run, side: str) -> Raised | None:
 def one_raised(a: Run, b: Run) -> Raised | None:
     """The exception that ended one run and not the other, or not in the same way; b's where both have one."""
     one, two = raised(a, "a"), raised(b, "b")
-    if one is not None and two is not None and (one.exception, one.function) == (two.exception, two.function):
+    if one is not None and two is not None and one.same_as == two.same_as:
         return None
     return two or one
 
@@ -76,7 +83,11 @@ def one_raised(a: Run, b: Run) -> Raised | None:
 def after_the_end(a: Run, b: Run) -> str:
     """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
     found = one_raised(a, b)
-    return "" if found is None else f" After that, run {found.side} ended by an exception: {found.words}."
+    if found is None:
+        return ""
+    other = raised(a, "a") if found.side == "b" else None
+    rest = f", and run a by another one: {other.words}" if other is not None else ""
+    return f" After that, run {found.side} ended by an exception: {found.words}{rest}."
 
 
 def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
@@ -95,7 +106,7 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
         return ""
     last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
     everything = "everything selected" if options.narrowed else "everything that both recorded"
-    within = " within tolerance" if any(outcome.tally.within for outcome in outcomes) else ""
+    within = " within tolerance" if any(outcome.tally["within"] for outcome in outcomes) else ""
     return (
         f"Run {ending.side} ended by an exception where run {other} goes on: {ending.words}. Until then, up to and "
         f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
@@ -104,7 +115,7 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
 
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
-    found = one_raised(scene.run_a, scene.run_b)
+    found = one_raised(*scene.runs)
     if found is None:
         return None
     first, in_b = scene.first, found.side == "b"
@@ -120,7 +131,7 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
     """
-    end = one_raised(scene.run_a, scene.run_b)
+    end = one_raised(*scene.runs)
     if end is None:
         return answer, ""
     if cut_short(scene) is None:

@@ -96,7 +96,7 @@ def _elements(step: Step, kind: Kind, fqn: str) -> int:
 
 def _numel(step: Step, union: int) -> int:
     row = step.table.rows_of("a").get(union)
-    return 0 if row is None else int(step.comparison.layouts[0].numel[int(np.asarray(step.table.a.layout)[row])])
+    return 0 if row is None else int(step.comparison.layouts[0].numel[int(step.table.a.layout[row])])
 
 
 def _fan_in(step: Step, name: str) -> int:
@@ -105,7 +105,7 @@ def _fan_in(step: Step, name: str) -> int:
         for union in step.of(kind, frozenset(Phase), name):
             row = step.table.rows_of("a").get(int(union))
             if row is not None:
-                shape = step.sides.a.layouts[int(np.asarray(step.table.a.layout)[row])].shape
+                shape = step.sides.a.layouts[int(step.table.a.layout[row])].shape
                 return int(np.prod(shape[1:])) if len(shape) > 1 else 0
     return 0
 

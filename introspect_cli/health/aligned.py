@@ -209,7 +209,7 @@ class AlignedStep:
         self.step, self.batches, self.sites, self._readers = step, batches, ranks.sites, ranks.readers
         rows: dict[int, dict[int, int]] = {}
         for (rank, batch), numbers in zip(batches.items(), ranks.whole.numbers, strict=True):
-            for row, number in enumerate(numbers[np.asarray(batch.site)].tolist()):
+            for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows
         self._by_kind: dict[tuple[str, str], list[int]] = {}

@@ -77,7 +77,7 @@ class Directory:
 class Remote:
     """The run itself in object storage, with its numbers and page beside it."""
 
-    def __init__(self, url: str, run: Path, name: str, rank: int | None = None, *, sources: bool = False) -> None:
+    def __init__(self, url: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> None:
         """Find the place.
 
         Args:
@@ -90,10 +90,10 @@ class Remote:
         Raises:
             StoreError: it cannot be reached.
         """
-        if not run.is_dir():
+        if not Path(run).is_dir():
             raise StoreError(f"{run} is no directory of a run: name one that `introspect capture -o` made")
         self._text, self._run = url, run
-        self._sender = Sender(run, f"{url.rstrip('/')}/{name}", rank, sources=sources)
+        self._sender = Sender(Path(run), f"{url.rstrip('/')}/{name}", rank, sources=sources)
         self._local = tempfile.TemporaryDirectory(prefix="introspect-publish-")
         self._directory = Directory(self._local.name, name) if not rank else None
         self._numbers = ""
@@ -166,7 +166,7 @@ LOGGERS: dict[str, Callable[[str, str], Place]] = {
 """Loggers by name, each opened with what follows the colon and the run's name. Anything else is a directory or URL."""
 
 
-def open_place(text: str, run: Path, name: str, rank: int | None = None, *, sources: bool = False) -> Place:
+def open_place(text: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> Place:
     """The place that a text means.
 
     Args:

@@ -169,8 +169,8 @@ class Share:
             inline = {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
             steps = []
-            below = [name for name in folder.names() if RANK_NAME.fullmatch(name)]
-            for name in below or [""]:
+            below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
+            for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
                 with folder.folder(name or ".") as rank:
                     steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words

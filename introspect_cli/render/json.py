@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.records import Record, clean
 from introspect_cli.render.findings import findings_document
 from introspect_cli.render.plain import divergence_document, label_document, plain, summary_document
-from introspect_cli.rerun.element import kind_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -274,6 +273,8 @@ def smallest_document(smallest: Smallest) -> dict[str, Any]:
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
+    from introspect_cli.rerun.element import kind_of, place_of
+
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)
 

@@ -19,13 +19,13 @@ from introspect_cli.compare.changes.statements import Change, apply
 from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
 from introspect_cli.rerun.minimise import applied, command_line
 from introspect_cli.rerun.opened import opened_files
 from introspect_cli.rerun.texts import encoded, search_path, undefined
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
+from introspect_cli.rerun.variant import End, Rerun, Variant, capture, end_of, judge, stopping
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -56,6 +56,8 @@ class Attempts:
         most: how many runs may be made.
         tell: shown a line for each.
         keep: leave each attempt's directory in place.
+        ends: how the scripts of a and b ended.
+        by_end: whether how they ended is all that differs, so that an attempt that ends as b diverges.
         answers: by the places of the elements that were as in b, the verdict on it and the comparison with a.
         runs: how many runs were made.
         made: the run of each.
@@ -71,6 +73,8 @@ class Attempts:
     most: int
     tell: Callable[[str], None]
     keep: bool = False
+    ends: tuple[End, End] = (End(), End())
+    by_end: bool = False
     answers: dict[frozenset[int], tuple[Verdict, DiffResult | None]] = field(default_factory=dict)
     runs: int = 0
     made: dict[frozenset[int], Rerun] = field(default_factory=dict)
@@ -88,7 +92,10 @@ class Attempts:
             if chosen not in self.made:
                 return verdict
             said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
-            if verdict is Verdict.DIVERGED and result is not None and result.first is not None:
+            side = 1 if verdict is Verdict.DIVERGED else 0
+            if verdict is not Verdict.UNDECIDED and self.ends_as(side, chosen):
+                said = f"ends as {'ab'[side]}: {self.ends[side].words}"
+            elif verdict is Verdict.DIVERGED and result is not None and result.first is not None:
                 said += f" at step {result.first.step}"
             elif verdict is Verdict.UNDECIDED:
                 said += f" ({self.why(chosen)})"
@@ -134,9 +141,30 @@ class Attempts:
             raise OutOfRunsError
         self.runs += 1
         self.made[chosen] = self._run(elements, sources)
-        verdict, result = judge(self.reference, self.made[chosen], self.until)
-        failed = self.made[chosen].exit_code != self.reference.exit_code and not self.sides.b_failed
-        return Verdict.UNDECIDED if failed else verdict, result
+        return self._judged(self.made[chosen])
+
+    def _judged(self, done: Rerun) -> tuple[Verdict, DiffResult | None]:
+        """What a run tells: nothing where it fails in another way than a and b do."""
+        end = _end_of(done)
+        as_a, as_b = (end.is_as(other) for other in self.ends)
+        if end.failed and not (as_a or as_b):
+            return Verdict.UNDECIDED, None
+        verdict, result = judge(replace(self.reference, exit_code=done.exit_code), done, self.until)
+        if not self.by_end:
+            return verdict, result
+        if as_a and (verdict is Verdict.SAME or not done.usable):
+            return Verdict.SAME, result
+        return Verdict.DIVERGED if as_b else Verdict.UNDECIDED, result
+
+    def ends_as(self, side: int, chosen: frozenset[int]) -> bool:
+        """Whether an attempt that was made ended by the exception that ended a (0) or b (1), and not both of them."""
+        end, done = self.ends[side], self.made.get(chosen)
+        return (
+            end.error is not None
+            and not end.is_as(self.ends[1 - side])
+            and done is not None
+            and _end_of(done).is_as(end)
+        )
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         recipe, set_as_in_b, python = self._started(elements)
@@ -209,6 +237,15 @@ class Attempts:
                     f"{name} was not read from the directory of the variant, but from where it is installed or an "
                     "absolute path leads: its changes cannot be tried"
                 )
+
+
+def _end_of(done: Rerun) -> End:
+    """How an attempt ended."""
+    try:
+        with open_run(done.run) as run:
+            return replace(end_of(run), exit_code=done.exit_code)
+    except StoreError:  # it did not come to make one
+        return End(done.exit_code)
 
 
 def _line(recipe: Recipe, ground: Ground, planted: Planted) -> tuple[str, ...]:

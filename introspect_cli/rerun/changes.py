@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
@@ -22,7 +24,7 @@ from introspect_cli.rerun.element import Element, counted, place_of
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.ground import Ground, at_commits, in_directories, survey, tracked
 from introspect_cli.rerun.minimise import ddmin
-from introspect_cli.rerun.variant import Rerun, judge
+from introspect_cli.rerun.variant import End, Rerun, end_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
 
@@ -81,13 +83,14 @@ def prove(
         UsageError: the runs do not diverge, nothing differs that could be changed, or a cannot be run again.
         StoreError: a run cannot be read.
     """
-    _, recorded = judge(Rerun(a, 0, 1), Rerun(b, 0, 1))
-    if recorded is None or recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
-        raise UsageError(
-            f"nothing to bisect: {recorded.sentence if recorded is not None else 'the runs cannot be compared'}"
-        )
     directory = (output or Path(RUNS) / f"changes-{a.name}-{b.name}").resolve()
     with open_run(a) as one, open_run(b) as two:
+        recorded = compare_runs(one, two, DiffOptions())
+        ends = end_of(one), end_of(two)
+        by_end = recorded.verdict is not Verdict.DIVERGED or recorded.first is None
+        if by_end and (ends[0].is_as(ends[1]) or not any(end.error for end in ends)):
+            raise UsageError(f"nothing to bisect: {recorded.sentence}")
+        until = _step_after((one, two), ends) if recorded.first is None else recorded.first.step
         sides = sides_of(one, two)
         grounds, files = _grounds(sides, one, two, directory)
     elements, likely = likely_first((*sides.elements, *files), recorded)
@@ -99,20 +102,29 @@ def prove(
     renamed = (
         f" (in {', '.join(sides.as_written)} variables were renamed, which is no change)" if sides.as_written else ""
     )
-    tell(f"{counted(elements)} between the runs{renamed}; they diverge at step {recorded.first.step}")
+    differ = "they end in different ways" if by_end else f"they diverge at step {until}"
+    tell(f"{counted(elements)} between the runs{renamed}; {differ}")
     attempts = Attempts(
         sides=sides,
         elements=elements,
         ground=grounds[0],
         reference=Rerun(a, 0, 1),
         options=options,
-        until=recorded.first.step if until_step is None else until_step,
+        until=until if until_step is None else until_step,
         output=directory,
         most=most_runs,
         tell=tell,
         keep=keep,
+        ends=ends,
+        by_end=by_end,
     )
     return _Search(attempts, grounds, recorded, likely).run()
+
+
+def _step_after(runs: tuple[Run, Run], ends: tuple[End, End]) -> int:
+    """The step in which a run that ended by an exception did so, at the latest."""
+    last = [run.last_step for run, end in zip(runs, ends, strict=True) if end.error is not None]
+    return 1 + max((step for step in last if step is not None), default=-1)
 
 
 def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, ...], tuple[Element, ...]]:
@@ -242,22 +254,31 @@ class _Search:
         make = "one makes" if not several else f"{len(both)} make" if each else f"{len(both)} together make"
         them = "them" if several else "it"
         without = them if core == both else self._names(core)
-        recorded = " in what a recorded" if self.attempts.narrowed else ""
         return (
             f"of {counted(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
-            f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.attempts.until}{recorded}, with {them} alone they diverge{self._where(both)}"
-            + ("; each of them does by itself" if each else "")
+            f"{count(self.attempts.runs, 'run')}: without {without} {self._same(self.everything - core)}, with {them} "
+            f"alone {self._diverges(both)}" + ("; each of them does by itself" if each else "")
         )
 
-    def _where(self, chosen: frozenset[int]) -> str:
-        """Whether they diverge where b does."""
-        result, recorded = self.attempts.result(chosen), self.recorded.first
+    def _same(self, rest: frozenset[int]) -> str:
+        """How b without the cause is as a."""
+        if self.attempts.ends_as(0, rest):
+            return "b ends by a's exception"
+        narrowed = " in what a recorded" if self.attempts.narrowed else ""
+        return f"the runs are the same up to step {self.attempts.until}{narrowed}"
+
+    def _diverges(self, chosen: frozenset[int]) -> str:
+        """How a with the cause alone differs from a: whether in the same place as b."""
+        result, recorded, by_end = self.attempts.result(chosen), self.recorded.first, self.attempts.by_end
+        if self.attempts.ends_as(1, chosen):
+            return "a ends by b's exception"
+        if by_end:
+            return "a does not end by its exception"
         if result is None or result.first is None or recorded is None:
-            return ""
+            return "they diverge"
         if (result.first.step, result.first.site) == (recorded.step, recorded.site):
-            return " where b does"
-        return f", but first elsewhere than b (at step {result.first.step}: {result.first.site.fqn})"
+            return "they diverge where b does"
+        return f"they diverge, but first elsewhere than b (at step {result.first.step}: {result.first.site.fqn})"
 
     def _out_of_runs(self) -> Proof:
         attempts = self.attempts

@@ -29,7 +29,7 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.ground import path_of_the_users
+from introspect_cli.rerun.ground import COMMITS, PLACE, path_of_the_users
 from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
 from introspect_cli.rerun.worktree import Repository
@@ -113,7 +113,7 @@ def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: 
     for word, run in zip((a, b), runs, strict=True):
         if run is not None and word != AS_IT_IS and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
-    base = here / RUNS / "commits"
+    base = here / RUNS / COMMITS
     with _ended_in_order(), _alone(base, tell):
         return _Captures(user, base, asked, tell).pair((a, b), runs)
 
@@ -271,7 +271,7 @@ class _Captures:
 
     def _changed_since(self, kept: Path) -> str:
         """A file beside the revision that a run read and that is another one now; "" where none is known of."""
-        here, place = Path(os.path.realpath(Path.cwd())), self.base / "tree"
+        here, place = Path(os.path.realpath(Path.cwd())), self.base / PLACE
         links = [here / path for path in self.asked.links]
         with open_run(kept) as run:
             files, started = run.settings.get("files"), run.manifest.get("started")

@@ -48,7 +48,6 @@ class Sides:
         directory_b: where b ran.
         commits: the commits that the runs come from, "" where that was not recorded.
         opened: names of those among the texts that are no source, but opened by the script.
-        b_failed: whether b's script failed, so that one that fails may do as b does.
     """
 
     recipe: Recipe
@@ -63,7 +62,6 @@ class Sides:
     places_b: Collection[Path]
     directory_b: Path
     commits: tuple[str, str]
-    b_failed: bool
     opened: frozenset[str] = frozenset()
 
     @property
@@ -131,7 +129,6 @@ def sides_of(a: Run, b: Run) -> Sides:
         places_b=(*two.places.values(), *(text.places[1] for text in opened.texts)),
         directory_b=recipe_b.directory,
         commits=(recipe.commit, recipe_b.commit),
-        b_failed=b.manifest.get("exit_code") != 0,
         opened=frozenset(text.name for text in opened.texts),
     )
 
@@ -200,11 +197,13 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     def order(element: Element) -> tuple[int, int]:
         if isinstance(element, Change) and element.unit != "value":
             place, likely = statements.get(_lines(element), (_LAST, False))
-            return (settings.get(element.file, _LAST) if likely else _LAST, place)
+            before = place if recorded.first is None else settings.get(element.file, _LAST)
+            return (before if likely else _LAST, place)
         return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
 
     ordered = tuple(sorted(elements, key=order))
     explaining = {change.name for change in recorded.settings if change.explains}
+    explaining |= set() if recorded.first is not None else {one.change.file for one in code if one.likely}
     likely = [order(element)[0] < _LAST and _name(element) in explaining for element in ordered]
     return ordered, [*likely, False].index(False)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind

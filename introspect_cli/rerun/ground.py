@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
+COMMITS = "commits"
+"""The directory below introspect's that keeps runs of revisions (see `commits`)."""
+PLACE = "tree"
+"""That of it in which they run, one after the other."""
 _MANY = 2000
 _MOST_ENTRIES = 20_000
 _LEVELS_ABOVE = 2

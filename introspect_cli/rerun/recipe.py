@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.records import clean, count
+from introspect_cli.rerun.ground import COMMITS, PLACE, path_of_the_users
 from introspect_cli.rerun.worktree import Repository, link, work_tree
-from introspect_cli.store.files import REDACTED
+from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from introspect_cli.store.reader import Run
 
@@ -77,12 +78,14 @@ class Place:
         directory: the directory to run it in.
         words: the recipe's words, the script found there.
         note: where that is and what of the files is not as it was, as a clause.
+        is_tree: whether it is a work tree, which holds what git keeps.
     """
 
     root: Path
     directory: Path
     words: tuple[str, ...]
     note: str
+    is_tree: bool = False
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -110,9 +113,11 @@ def recipe_of(run: Run) -> Recipe:
         directory = str(launcher.get("directory"))
     if any(REDACTED in word for word in words):
         raise UnrepeatableError("its command line holds values that were redacted")
+    moved = _from_revisions(directory)
+    started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
         raise UnrepeatableError(f"its directory {directory} is not there")
-    environment, notes = _variables(run)
+    environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
     if python == sys.executable or not python:
         python = ""
@@ -127,7 +132,7 @@ def recipe_of(run: Run) -> Recipe:
         directory=Path(directory),
         environment=environment,
         python=python,
-        script=str(script or ""),
+        script=moved(str(script or "")),
         sources={name: text for name, text in sources.items() if isinstance(name, str) and isinstance(text, str)},
         commit=str(git.get("commit") or ""),
         notes=tuple(notes),
@@ -156,7 +161,17 @@ def _options(run: Run) -> list[str]:
     return words
 
 
-def _variables(run: Run) -> tuple[dict[str, str | None], list[str]]:
+def _from_revisions(directory: str) -> Callable[[str], str]:
+    """What leads from the place in which revisions ran (`diff REV REV`), and which is gone, to the user's project."""
+    place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, PLACE)), None)
+    repository = None if place is None else _repository(place.parents[2])
+    if place is None or repository is None or Path(directory).is_dir():
+        return str
+    users = str(path_of_the_users(place, place, repository.root)).rstrip(os.sep)
+    return lambda text: text.replace(str(place), users)
+
+
+def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:
     """Variables that have another value now than they had, and what cannot be as it was."""
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
@@ -169,8 +184,8 @@ def _variables(run: Run) -> tuple[dict[str, str | None], list[str]]:
         if REDACTED in value:
             if name not in os.environ:
                 secret.append(name)
-        elif clean(os.environ.get(name, "\0")) != value:
-            changed[name] = value
+        elif clean(os.environ.get(name, "\0")) != moved(value):
+            changed[name] = moved(value)
     changed |= {name: None for name in os.environ if name not in recorded and not ENV_NOISE.match(name)}
     notes = [f"{', '.join(secret)} was not recorded, being secret, and is not set now"] if secret else []
     return changed, notes
@@ -231,7 +246,7 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
             return
         note = f"in a work tree of its commit {recipe.commit[:10]}"
         note += f", although {_changed_words(left)}: that was not committed" if left else ""
-        yield Place(checked_out.root, directory, _moved(recipe, root, checked_out.root), note)
+        yield Place(checked_out.root, directory, _moved(recipe, root, checked_out.root), note, is_tree=True)
 
 
 def _repository(directory: Path) -> Repository | None:

@@ -11,6 +11,7 @@ import builtins
 import functools
 import io
 import os
+import symtable
 import tokenize
 from dataclasses import dataclass, field
 from importlib.util import decode_source, find_spec
@@ -23,7 +24,7 @@ from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from introspect_cli.rerun.recipe import Recipe
     from introspect_cli.store.reader import Run
@@ -165,28 +166,45 @@ _OF_MODULES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__packa
 
 @functools.lru_cache(maxsize=256)
 def undefined(text: str | None) -> frozenset[str]:
-    """Names that are read in a file and bound nowhere in it, in whatever scope; none where that cannot be known."""
+    """Names that a file reads where nothing in it binds them, and `self.x` of classes that bind no x.
+
+    None where that cannot be known. Another file may bind an attribute, in a base class: what a version of somebody's
+    file reads so is no fault.
+    """
     try:
-        tree = ast.parse(text or "")
+        top, tree = symtable.symtable(text or "", "", "exec"), ast.parse(text or "")
     except _UNREADABLE:
         return frozenset()
-    read: set[str] = set()
-    bound = {*dir(builtins), *_OF_MODULES}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.alias):
-            if node.name == "*":
-                return frozenset()
-            bound.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            bound.add(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            bound.add(node.rest)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            bound.update(node.names)
-    return frozenset(read - bound)
+    read, bound = set(), {*dir(builtins), *_OF_MODULES}
+    for table in _scopes(top):
+        for symbol in table.get_symbols():
+            outside = table is top or symbol.is_declared_global()
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                bound |= {symbol.get_name()} if outside else set()
+            if symbol.is_referenced() and (outside or symbol.is_global()):
+                read.add(symbol.get_name())
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+        read = set()
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return frozenset(read - bound).union(*map(_attributes, classes))
+
+
+def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for inner in table.get_children():
+        yield from _scopes(inner)
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """`self.x` for each attribute that a class reads of itself, and that nothing in it binds or names."""
+    read, bound = set(), set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
+            (read if isinstance(inner.ctx, ast.Load) else bound).add(inner.attr)
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(inner.name)
+        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            bound.add(inner.id)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            bound.add(inner.value)
+    return {f"self.{name}" for name in read - bound}

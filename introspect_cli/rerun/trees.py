@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign, rebuilt_below
+from introspect_cli.rerun.ground import (
+    LEFT_OUT,
+    MOST_COPIED,
+    PLACE,
+    Planted,
+    beside,
+    entries_below,
+    is_foreign,
+    rebuilt_below,
+)
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
@@ -212,7 +221,7 @@ def planted(source: Source, others: Others, links: Sequence[str], base: Path) ->
         StoreError: it cannot be written.
     """
     user, here = source.user, Path(os.path.realpath(Path.cwd()))
-    place = base / "tree"
+    place = base / PLACE
     root = rebuilt_below(place, user.root)
     directory = root / here.relative_to(user.root)
     with contextlib.ExitStack() as stack:

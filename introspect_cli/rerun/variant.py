@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.endings import Raised, raised
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import Schedule
+from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
@@ -90,6 +92,40 @@ class Rerun:
         return self.steps > 0
 
 
+@dataclass(frozen=True)
+class End:
+    """How a script ended.
+
+    Attributes:
+        exit_code: its exit code; 0 where it was ended on request.
+        error: the exception that ended it.
+    """
+
+    exit_code: int = 0
+    error: Raised | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it did not come to its end."""
+        return self.exit_code != 0 or self.error is not None
+
+    def is_as(self, other: End) -> bool:
+        """Whether another script ended in the same way: by the same exception in the same function, if by one."""
+        one, two = (None if end.error is None else end.error.same_as for end in (self, other))
+        return self.exit_code == other.exit_code and one == two
+
+    @property
+    def words(self) -> str:
+        """`ValueError: bad shape at model.py:41 in forward`."""
+        return f"exit code {self.exit_code}" if self.error is None else self.error.words
+
+
+def end_of(run: Run) -> End:
+    """How the script of a run ended."""
+    code = 0 if run.manifest.get("stopped") else run.manifest.get("exit_code")
+    return End(code if isinstance(code, int) else 1, raised(run, ""))
+
+
 def log_of(run: Path) -> Path:
     """Where the output of a run's script is kept."""
     return run.with_name(f"{run.name}.log")
@@ -124,7 +160,7 @@ def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
     with open_run(reference) as run:
         steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
         pays = took(run) * min((until_step + 1) / max(steps, 1), 1.0) >= LONG
-    return ("--against", str(reference), "--stop") if pays else ()
+    return ("--against", from_anywhere(reference), "--stop") if pays else ()
 
 
 def took(run: Run) -> float:
@@ -179,10 +215,10 @@ def kept_run(run: Path) -> Rerun | None:
         with open_run(run) as opened:
             if opened.state is not RunState.COMPLETE:
                 return None
-            code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
+            code = end_of(opened).exit_code
     except StoreError:
         return None
-    return Rerun(run, code if isinstance(code, int) else 1, _steps(run))
+    return Rerun(run, code, _steps(run))
 
 
 def _steps(run: Path) -> int:

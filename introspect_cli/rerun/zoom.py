@@ -200,6 +200,7 @@ class _Rerun:
         note = "; ".join([f"Run {name} was run again {place.note}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
+            why += " (what git does not keep has to be named: --link PATH)" if place.is_tree else ""
             return Side(name, None, f"{note}, but {why}", repeats=False)
         difference = _not_repeated(run, path, steps)
         if difference:

@@ -36,6 +36,7 @@ _HEADER = struct.Struct("<8sIII")
 _MAGIC = b"INTROSPC"
 _ID = re.compile(r"[0-9a-f]{0,32}")
 _MOST = 1 << 62
+_LATEST = 1e11
 
 
 class Extent(NamedTuple):
@@ -129,11 +130,10 @@ def _checked(said: Any, inline: bytes) -> Catalogue:
             room = len(inline) if extent.piece == INLINE else pieces[_number(extent.piece)][1]
             if extent.offset + extent.length > room:
                 raise ValueError
-    if not _ID.fullmatch(said["run_id"]):
+    sent, every = float(said["sent"]), float(said["every"])
+    if not _ID.fullmatch(said["run_id"]) or not 0 <= sent < _LATEST or not 0 <= every < _LATEST:
         raise ValueError
-    return Catalogue(
-        said["run_id"], said["over"] is True, float(said["sent"]), float(said["every"]), pieces, files, inline
-    )
+    return Catalogue(said["run_id"], said["over"] is True, sent, every, pieces, files, inline)
 
 
 def _number(value: Any) -> int:

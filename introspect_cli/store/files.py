@@ -169,9 +169,9 @@ class Handle:
             self.close()
 
     @property
-    def unfinished(self) -> bool:
-        """Whether it is a copy that was not made to the end."""
-        return False
+    def unfinished(self) -> float:
+        """When it was sent to object storage, in seconds since 1970, if more was to follow; else 0."""
+        return 0.0
 
     def held(self) -> bool:
         """Whether a process is writing it, as far as its lock tells."""

@@ -14,8 +14,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-import zipfile
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from introspect_cli.store.objects import NothingThereError, Storage, failure, is
 from introspect_cli.store.remote import RemoteFolder, copy_of, open_remote
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
 
 ENDING = ".introspect.zip"
@@ -80,6 +79,8 @@ def local(path: str | Path) -> Iterator[Path]:
         if not isinstance(folder, RemoteFolder):
             yield Path(folder.path)
             return
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as place:
             copy_of(folder, Path(place))
             yield Path(place)
@@ -89,6 +90,8 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
     """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
+    import zipfile  # most runs are directories, and this brings three ways of compressing
+
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
@@ -148,6 +151,8 @@ def cache() -> Path:
 
 def unpacked(path: str | Path) -> Path:
     """The directory that holds what a packed run holds, unpacked once."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -180,6 +185,9 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    import tempfile
+    import zipfile
+
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
     try:

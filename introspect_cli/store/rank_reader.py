@@ -34,18 +34,19 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
-from introspect_cli.store.remote import RemoteFile
+from introspect_cli.store.remote import RemoteFile, RemoteFolder, fetch
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
+    from introspect_cli.store.remote import Range
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
@@ -79,7 +80,7 @@ class RankReader(StepReader):
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
         cut: what is missing of its records although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
-        unfinished: whether it is a copy in object storage that ends before what was recorded may end.
+        unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
     def __init__(self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
@@ -301,12 +302,14 @@ class RankReader(StepReader):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
 
-    def ranges(self, rows: Iterable[int]) -> Iterator[tuple[Any, int, int, int]]:
-        """Where some steps lie in object storage, for `Sent.expect`; nothing where the run is on disk."""
-        records = self._records_open() if len(self) else None
-        for row in rows:
-            if isinstance(records, RemoteFile) and row < len(self):
-                yield from records.ranges(int(self.entries["offset"][row]), int(self.entries["length"][row]))
+    def ranges(self, rows: Iterable[int]) -> list[Range]:
+        """Where some steps lie in object storage; nothing where the run is on disk."""
+        if not isinstance(self._run, RemoteFolder) or not len(self):
+            return []
+        records = self._records_open()
+        assert isinstance(records, RemoteFile)
+        places = [(int(self.entries["offset"][row]), int(self.entries["length"][row])) for row in rows]
+        return [each for offset, length in places for each in records.ranges(offset, length)]
 
     def _records_open(self) -> Handle:
         """The file of records, for which that of another rank may be closed."""
@@ -328,8 +331,24 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def _read_index(run: Folder, rank: int) -> tuple[Index, bool, bool]:
-    """The index of a rank, whether a process is writing it, and whether it is a copy that was not finished."""
+def expect(readers: Iterable[RankReader], *rows: int) -> None:
+    """Hear which steps (positions among the entries) of ranks are read next: from object storage they come at once."""
+    fetch(reader.ranges(rows) for reader in readers)
+
+
+def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> list[StepBatch]:
+    """A step of each rank, over what was read so before; from object storage many at once."""
+    out: list[StepBatch] = []
+    there = 0
+    for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
+        if number == there:
+            there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
+        out.append(reader.read_row(row, over=True))
+    return out
+
+
+def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
+    """The index of a rank, whether a process is writing it, and when what is there was sent, if more was to follow."""
     try:
         with run.folder(f"rank{rank}") as folder, folder.file(INDEX) as handle:
             try:
@@ -340,5 +359,5 @@ def _read_index(run: Folder, rank: int) -> tuple[Index, bool, bool]:
             except OSError as error:
                 raise unreadable(handle.path, error) from None
     except FileNotFoundError:
-        return EMPTY, False, False
+        return EMPTY, False, 0.0
     return parse_index(data, rank, handle.path), running, unfinished

@@ -7,6 +7,7 @@ exist.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
@@ -37,7 +38,6 @@ from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
-from introspect_cli.store.remote import Sent
 from introspect_cli.store.source_files import kept_in, read_from
 
 if TYPE_CHECKING:
@@ -198,18 +198,18 @@ class Run:
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
-        launch = launch_of(self.manifest)
-        attempt = launch.get("attempt") if launch is not None else None
-        if (
-            self.state is not RunState.RUNNING
-            and self.world_size < 2
-            and any(r.unfinished for r in self._ranks.values())
-        ):
+        """Sentences on an attempt before this one, on what was not sent, and on `lost_ranks`."""
+        unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
+        if self.state is RunState.RUNNING:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
+            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
+        if unfinished and self.world_size < 2:
             ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
             where = "its last pieces may be missing, and more may lie where it was recorded"
             return [f"What was sent of the run {ends}: {where}"]
-        if not attempt or self.world_size < 2 or self.state is RunState.RUNNING:
+        launch = launch_of(self.manifest)
+        attempt = launch.get("attempt") if launch is not None else None
+        if not attempt or self.world_size < 2:
             return self.lost_ranks
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
         return [again, *self.lost_ranks]
@@ -284,16 +284,6 @@ class Run:
     def size_elsewhere(self) -> int:
         """Bytes of its files in object storage; 0 where it is on disk."""
         return self._folder.size_elsewhere
-
-    def expect(self, ranks: Iterable[int], *steps: int) -> None:
-        """Hear which steps (0 the first, -1 the last) of ranks are read next: from object storage they come at once."""
-        if self.size_elsewhere:
-            readers = [self._ranks[rank] for rank in ranks]
-            Sent.expect(
-                each
-                for reader in readers
-                for each in reader.ranges(range(len(reader))[step] for step in steps if len(reader))
-            )
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.catalogue import CATALOGUE, DIGEST, INLINE, LIMIT, Catalogue, Extent, decode
-from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
+from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
 from introspect_cli.store.objects import NothingThereError, Storage
 
 if TYPE_CHECKING:
@@ -180,19 +180,26 @@ class Sent:
             raise DamageError(self.url(piece), f"it gave {len(data):,} of {length:,} bytes")
         return data
 
-    @staticmethod
-    def expect(ranges: Iterable[tuple[Sent, int, int, int]]) -> None:
-        """Read ranges of pieces at once, up to a limit, so that they are there when they are asked for."""
-        jobs, room = [], _TOGETHER
-        for sent, piece, begin, end in ranges:
-            room -= end - begin
-            if room < 0:
-                break
-            jobs.append((sent, piece, begin, end))
-        wanted = [(sent.object(piece), begin, end) for sent, piece, begin, end in jobs]
-        for (sent, piece, begin, end), data in zip(jobs, jobs[0][0].storage.read(wanted) if jobs else (), strict=True):
+
+Range = tuple[Sent, int, int, int]
+"""A piece of what was sent, the first byte, and the byte after the last."""
+
+
+def fetch(wanted: Iterable[list[Range]]) -> int:
+    """Read ranges of one run at once, so that they are there when they are asked for; how many, before a limit."""
+    jobs, room, taken = [], _TOGETHER, 0
+    for ranges in wanted:
+        room -= sum(end - begin for _, _, begin, end in ranges)
+        if room < 0 and taken:
+            break
+        taken += 1
+        jobs += [each for each in ranges if KEPT.get(each[0].mark(*each[1:])) is None]
+    if jobs:
+        read = jobs[0][0].storage.read([(sent.object(piece), begin, end) for sent, piece, begin, end in jobs])
+        for (sent, *where), data in zip(jobs, read, strict=True):
             if isinstance(data, bytes):  # else whoever asks for it hears why
-                KEPT.keep(sent.mark(piece, begin, end), data)
+                KEPT.keep(sent.mark(*where), data)
+    return taken
 
 
 class RemoteFile(Handle):
@@ -208,9 +215,9 @@ class RemoteFile(Handle):
         self._ahead: tuple[int, bytes] = 0, b""
 
     @property
-    def unfinished(self) -> bool:
-        """Whether more was to be sent."""
-        return not self._sent.catalogue.over
+    def unfinished(self) -> float:
+        """When it was sent, in seconds since 1970, if more was to follow; else 0."""
+        return 0.0 if self._sent.catalogue.over else self._sent.catalogue.sent
 
     def held(self) -> bool:
         """Whether it may still grow: its sender has not said that it is over, and its time is not up."""
@@ -264,7 +271,7 @@ class RemoteFile(Handle):
         self._window = max(self._window, length)
         return data[:length]
 
-    def ranges(self, offset: int, length: int) -> Iterator[tuple[Sent, int, int, int]]:
+    def ranges(self, offset: int, length: int) -> Iterator[Range]:
         """Which bytes of which pieces records are; nothing where they are in the catalogue."""
         for at, extent in self._from(offset):
             begin, stop = max(offset - at, 0), min(offset + length - at, extent.length)
@@ -348,7 +355,7 @@ class RemoteFolder(Folder):
 
     def file(self, name: str) -> Handle:
         """The file `name` inside this directory, for reading."""
-        extents = self._inside.get(name)
+        extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
         remote = RemoteFile(self.sent, extents, f"{self.path}/{name}")

@@ -21,7 +21,7 @@ from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, Module
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.names import SiteTable, encode_sites
-from introspect_cli.store.rank_reader import RankReader
+from introspect_cli.store.rank_reader import RankReader, read_rows
 from introspect_cli.store.ranked import Places, RankedStep, whole_layout
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
@@ -283,7 +283,7 @@ class WholeReader(StepReader):
         """The records of the `row`-th step of all ranks."""
         _ = self.sites  # which fills in the numbers
         rows = self._rows[:, row].tolist()
-        batches = [reader.read_row(at, over=True) for reader, at in zip(self.readers, rows, strict=True)]
+        batches = read_rows(self.readers, rows)
         ranks = [reader.rank for reader in self.readers]
         return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together.rows)
 

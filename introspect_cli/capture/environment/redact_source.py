@@ -13,11 +13,12 @@ import re
 from bisect import bisect_left
 
 from introspect_cli.capture.environment.redact import (
+    formed_at,
     is_secret_name,
     is_strict_name,
     long_words,
     looks,
-    may_be_formed,
+    places,
     prose,
 )
 from introspect_cli.store.files import REDACTED
@@ -80,17 +81,19 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         patterns: further globs over names whose values are secret.
     """
     small, words = text.lower(), long_words(text)
-    formed = may_be_formed(text, small, words) and prose(text) != text
+    forms = formed_at(text, small, words)
     drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
     marks = _marks(small)
-    if not (formed or patterns or drawn or any(_MAY_NAME.match(small, at) for at in marks)):
+    if not (forms or patterns or drawn or any(_MAY_NAME.match(small, at) for at in marks)):
         return text
-    # else a string can only be secret behind one of these words, or with one of them in it
-    every = bool(patterns or drawn or len(small) != len(text))
+    # else a string can only be secret behind one of these words, or with one of them or a form in it
+    elsewhere = len(small) != len(text)  # a letter has become two
+    every = bool(patterns or drawn or elsewhere)
     pieces = []
     done = 0
     for found in _TEXTS.finditer(text):
         near = every or bisect_left(marks, found.start() - _FAR) != bisect_left(marks, found.end())
+        formed = bool(forms) and (elsewhere or bisect_left(forms, found.start()) != bisect_left(forms, found.end()))
         if not near and not formed:
             continue
         group = next(name for name in _GROUPS if found[name] is not None)
@@ -106,13 +109,7 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
 
 def _marks(small: str) -> list[int]:
     """Where, in a text in small letters, the words begin that make a name secret."""
-    marks = []
-    for word in _BEGINS:
-        at = small.find(word)
-        while at >= 0:
-            marks.append(at)
-            at = small.find(word, at + 1)
-    return sorted(marks)
+    return sorted(at for word in _BEGINS for at in places(word, small))
 
 
 def _clean(body: str, group: str, *, formed: bool) -> str:
@@ -120,7 +117,7 @@ def _clean(body: str, group: str, *, formed: bool) -> str:
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
         return looks(body)
-    return prose(body) if formed and may_be_formed(body, body.lower(), long_words(body)) else body
+    return prose(body) if formed else body
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:

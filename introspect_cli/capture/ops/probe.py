@@ -115,7 +115,7 @@ class OpProbe:
         self._handles: list[Any] = []
         self._guarded = context.guard.around(self.name, "operators are", self._stop)
         self.results: Callable[..., None] = self.record_results
-        """Records what an operator gave: `record_results`, or what is compiled and takes operators that did the same before."""
+        """Records what an operator gave: `record_results`, or what is compiled for those that did the same before."""
         if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
             self.results = self._compiled(KERNELS, modules)
 

@@ -54,7 +54,7 @@ _DRAWS = _words(
     """
 )
 _INITIALISES = re.compile(
-    r"(?<!_)init|_init_|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
+    r"(?<!_)init|_init_|_init\Z|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
     r"|(normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
 )
 _CASTS = frozenset(
@@ -154,6 +154,7 @@ class Version:
         self.between = _loop(self.program) if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *_forwards(self.program)}
+            self.between |= program.calling(_MODES)
         self.between |= {n for file, first, last in spans for n in program.at(file, first + 1, last)}
 
     def nearness(self, number: int) -> tuple[int, int]:
@@ -273,6 +274,7 @@ class Version:
         named = {n for name, numbers in program.callers.items() if _INITIALISES.search(name) for n in numbers}
         initialises = [name for name in program.functions if _INITIALISES.search(name) and not name.startswith("__")]
         functions = [place for name in initialises for place in program.functions[name]]
+        named |= {number for place in functions for number in program.callers_of(place)}
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
         seeds = self._calling(_SEEDS, 2)

@@ -99,7 +99,7 @@ class Gathered:
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
         pairs = zip(self._layouts, table.pairs, strict=True)
-        one, two = (Layouts(own).dtype[np.asarray(batch.layout)[rows]] for own, (batch, rows) in pairs)
+        one, two = (Layouts(own).dtype[batch.layout[rows]] for own, (batch, rows) in pairs)
         return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
 
     def agree(self, table: Table, rtol: Floats) -> Mask:
@@ -256,7 +256,7 @@ def _added_up(table: Table, layouts: Both) -> Mask:
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
     for own, (batch, rows) in zip(layouts, table.pairs, strict=True):
-        numbers = np.asarray(batch.layout)[rows]
+        numbers = batch.layout[rows]
         floating = np.array([layout.dtype.startswith(WHOLE) for layout in own], np.bool_)
         out &= floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
         shapes.append([own[number].shape for number in numbers.tolist()])
@@ -269,7 +269,7 @@ def _equal_parts(table: Table, layouts: Both) -> Mask:
     out = np.zeros(len(table.rows_a), np.bool_)
     if table.a.how is None and table.b.how is None:
         return out
-    numbers = [np.asarray(batch.layout)[rows] for batch, rows in table.pairs]
+    numbers = [batch.layout[rows] for batch, rows in table.pairs]
     for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
         pair = layouts[0][one], layouts[1][two]
         if pair[0].shape != pair[1].shape:
@@ -289,7 +289,7 @@ def _single(table: Table, layouts: Both) -> Mask:
 def _scalar(table: Table, layouts: Both) -> Mask:
     """Rows that are a single number in both runs."""
     one, two = (
-        np.array([not own[number].shape for number in np.asarray(batch.layout)[rows].tolist()], np.bool_)
+        np.array([not own[number].shape for number in batch.layout[rows].tolist()], np.bool_)
         for own, (batch, rows) in zip(layouts, table.pairs, strict=True)
     )
     return np.asarray(one & two)

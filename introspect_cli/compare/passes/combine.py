@@ -27,7 +27,7 @@ def combine(table: Table, comparison: Comparison) -> Table:
     same = gathered.same_samples(table)
     if same.any():
         checksums = np.array(table.b.checksum)  # whoever looks at checksums sees them equal too
-        checksums[table.rows_b[same]] = np.asarray(table.a.checksum)[table.rows_a[same]]
+        checksums[table.rows_b[same]] = table.a.checksum[table.rows_a[same]]
         table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
         table = replace(table, b=replace(table.b, checksum=checksums))
     if len(table.differing):

@@ -77,7 +77,7 @@ def relative_tolerance(table: Table, comparison: Comparison) -> Floats:
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
     for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
-        half &= layouts.unit[np.asarray(batch.layout)[rows[both]]] >= ROUNDING["float16"]
+        half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
     first = table.order[both[half]].min(initial=np.inf)
     out[table.order[table.differing] < first] = options.rtol_fine
     return out
@@ -88,14 +88,14 @@ def _within_tolerance(table: Table, comparison: Comparison) -> Mask:
     options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
     apart, scale = distances(table.a, table.b, rows_a, rows_b, layouts_a, layouts_b)
-    layout_a, layout_b = np.asarray(table.a.layout)[rows_a], np.asarray(table.b.layout)[rows_b]
+    layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
     root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
     with np.errstate(invalid="ignore"):
         passes = apart / root <= options.atol + relative_tolerance(table, comparison) * scale / root
     passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
     passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
     passes &= table.alignment.kind[table.sites_a[rows_a]] != kind_code(Kind.RNG)
-    status_a, status_b = np.asarray(table.a.status)[rows_a], np.asarray(table.b.status)[rows_b]
+    status_a, status_b = table.a.status[rows_a], table.b.status[rows_b]
     plain = (status_a == _VALUE) | (status_b == _VALUE)
     passes &= ~plain
     both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))

@@ -98,7 +98,7 @@ def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
     if number is None or not (reader.entries["step"] == step).any():
         return None
     batch = reader.read(step)
-    rows = np.flatnonzero(np.asarray(batch.site) == number)
+    rows = np.flatnonzero(batch.site == number)
     if not len(rows) or batch.status[rows[0]] != Status.OBSERVED:
         return None
     row = int(rows[0])

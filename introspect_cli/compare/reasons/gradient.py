@@ -25,7 +25,7 @@ from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.scene import Scene, losses_of
 from introspect_cli.compare.reasons.words import although, how_far, named, scaled, what
-from introspect_cli.compare.rests_on import PASSES, RESTS_ON, Place, rests_on
+from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
 
@@ -201,7 +201,7 @@ class Gradient(Reason):
         )
         if upstream or not site.fqn:
             return None
-        passes = rests_on(step, Place(site, order), RESTS_ON[self.word])
+        passes = self.rests_on(step, position)
         if those(passes, Known.UNSEEN) and stale_side(step, position):
             passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
         return self.cause(*passes)

@@ -60,7 +60,7 @@ class Module(Reason):
         start = _fed_equally(step, site, order)
         if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
             return None
-        return self.cause(*rests_on(step, Place(site, order), RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
 
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""
@@ -160,7 +160,7 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
     alignment = step.alignment
-    sequence = np.asarray(step.table.a.sequence)
+    sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
     prefix = fqn + "."
     for row in rows[np.argsort(sequence[rows])[::-1]]:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
-
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
@@ -64,7 +62,7 @@ def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
+    documents = [run.settings.get("operators") for run in scene.runs]
     a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
@@ -167,7 +165,7 @@ def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
     row = table.rows_of(side)[union]
     if Status(int(batch.status[row])) not in _SEEN:
         return ""
-    return reader.layouts[int(np.asarray(batch.layout)[row])].strides
+    return reader.layouts[int(batch.layout[row])].strides
 
 
 def _name(scene: Scene, union: int) -> str:

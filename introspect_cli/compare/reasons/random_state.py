@@ -62,7 +62,7 @@ class RandomState(Reason):
             )
         if scene.is_first_step:
             text = f"{what(site)} differs already when the first captured step begins"
-            drawn = first_draw((scene.run_a, scene.run_b), scene.first.rank, site.fqn)
+            drawn = first_draw(scene.runs, scene.first.rank, site.fqn)
             if drawn:
                 return f"{text}: {drawn}."
             return (

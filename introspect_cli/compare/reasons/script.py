@@ -15,7 +15,6 @@ from introspect_cli.compare.reasons.ranks import uneven_ranks
 from introspect_cli.compare.reasons.words import although, both_values, how_far, often, same_values, scaled, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
-    RESTS_ON,
     Place,
     batches,
     calls_left_out,
@@ -81,7 +80,7 @@ def _before(scene: Scene) -> str:
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
     known = [fact.known for fact in scene.cause.evidence]
-    environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
+    environments = [run.settings.get("environment") for run in scene.runs]
     if Known.EQUAL not in known or not all(
         isinstance(environment, Mapping) and environment for environment in environments
     ):
@@ -110,12 +109,12 @@ class Script(Reason):
         site, order = step.sites[position], step.order_at(position)
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
-        place = Place(site, order)
-        found = rests_on(step, place, RESTS_ON[self.word])
+        found = self.rests_on(step, position)
         if calls_left_out(step, site.fqn):
             return self.cause(*found, LEFT_OUT)
         return self.cause(
-            *found, *(output for output in outputs(step, place) if output.known in {Known.EQUAL, Known.WITHIN})
+            *found,
+            *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
         )
 
     def sentence(self, scene: Scene) -> str:
@@ -254,8 +253,7 @@ class Product(Reason):
         """It is made of what is trained, and nothing but what is saved differs."""
         if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
             return None
-        place = Place(step.sites[position], step.order_at(position))
-        return self.cause(*rests_on(step, place, RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
 
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""

@@ -224,7 +224,7 @@ def _norm(step: Step, side: str) -> float:
     layouts = step.comparison.layouts[side == "b"]
     rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
-    elements = layouts.numel[np.asarray(batch.layout)[rows]]
+    elements = layouts.numel[batch.layout[rows]]
     return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 

@@ -55,7 +55,7 @@ class Initial(Reason):
 
 def _why(scene: Scene, text: str, *, late: bool) -> str:
     """What made the tensor differ, as far as the records tell; `text` says that it does."""
-    seeds = [perturbed_by(run.manifest) for run in (scene.run_a, scene.run_b)]
+    seeds = [perturbed_by(run.manifest) for run in scene.runs]
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
         told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
         return f"{text}: {listed(told)} moved the initial parameters by one rounding."
@@ -91,7 +91,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
             f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
             "initialisation, seed or checkpoint."
         )
-    drawn = filled((scene.run_a, scene.run_b), scene.first.rank, scene.site.fqn)
+    drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."
     return (
@@ -157,7 +157,7 @@ def _exchanged(scene: Scene) -> str:
 
 def _children(scene: Scene) -> str:
     """What either script ran in processes of its own."""
-    told = [run.manifest.get("children") for run in (scene.run_a, scene.run_b)]
+    told = [run.manifest.get("children") for run in scene.runs]
     return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
 
 

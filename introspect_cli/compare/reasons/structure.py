@@ -251,7 +251,7 @@ def _stepping(scene: Scene) -> tuple[list[str], list[str]]:
 
 def _exchange_steps(scene: Scene, a: set[str], b: set[str]) -> bool:
     """Whether each run has the optimizers that step in either here, and none of them steps in both."""
-    every = (names_in(run.settings.get("optimizers")) for run in (scene.run_a, scene.run_b))
+    every = (names_in(run.settings.get("optimizers")) for run in scene.runs)
     return bool(a and b) and not a & b and all(a | b <= names for names in every)
 
 

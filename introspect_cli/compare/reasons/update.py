@@ -24,11 +24,9 @@ from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.compare.rests_on import (
     PASSES,
-    RESTS_ON,
     Place,
     gradients_in_step,
     owing_side,
-    rests_on,
     state_before,
     value_before,
 )
@@ -73,7 +71,7 @@ class Optimizer(Reason):
             before = [*value_before(step, place), *those(before, Known.WITHIN)]
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
-        found = rests_on(step, place, RESTS_ON[self.word])
+        found = self.rests_on(step, position)
         if those(found, Known.UNSEEN) and hyperparameter_changes(step.table):
             found = [replace(own, needed=False) for own in found]  # a cause is on record all the same
         return self.cause(*found, *before)
@@ -216,7 +214,7 @@ class Buffer(Reason):
             return None
         needed = seen or Kind.INPUT not in step.comparison.kinds
         inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
-        return self.cause(*inputs, *rests_on(step, Place(site, order), RESTS_ON[self.word]), module=owner)
+        return self.cause(*inputs, *self.rests_on(step, position), module=owner)
 
     def sentence(self, scene: Scene) -> str:
         """Whether it is updated in both runs."""
