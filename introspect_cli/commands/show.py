@@ -48,9 +48,9 @@ Examples:
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show this rank [default: the first].")
 @formats()
 def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
-    """Show what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B.
+    """Show what ran, on what, how it ended, and what was recorded.
 
-    Without RUN, it is the last one below introspect-runs/.
+    Without RUN, the last one below introspect-runs/ is shown. With --history, RUN_B is shown beside RUN.
     """
     from contextlib import ExitStack
 
