@@ -27,7 +27,7 @@ def test_a_warm_up_that_begins_with_zero_is_named_by_its_learning_rates(tmp_path
     runs = [train(tmp_path / "a", rates=(0.0, 0.05)), train(tmp_path / "b", rates=(0.05, 0.1))]
     sentence = introspect_cli.diff(*(reversed(runs) if backwards else runs)).sentence
     change, side = ("lr 0.05 -> 0", "b") if backwards else ("lr 0 -> 0.05", "a")
-    assert f"The cause is {change}: with lr 0, AdamW leaves it as it was in {side}." in sentence
+    assert f"the cause is {change}: with lr 0, AdamW leaves it as it was in {side}." in sentence
     assert "not among its parameters" not in sentence
 
 
@@ -132,6 +132,6 @@ optimizer.step()
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         introspect("capture", "-q", "-o", name, "--record", record, "train.py", rate)
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
-    certain = "The cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
+    certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
     assert certain is (record == "default"), answer
     assert ("or its hyper-parameters, or lies in what was not recorded" in answer) is (record != "default"), answer

@@ -119,12 +119,12 @@ class Backward(Reason):
     def sentence(self, scene: Scene) -> str:
         """Through which module, or of which output."""
         first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
-        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}. "
+        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}; "
         text += f"{scene.the_cause_is} in the backward pass "
         module = named(first.site, first.module_class)
         if _recomputed(scene):
             return (
-                f"{text}through {module}, which was recomputed under activation checkpointing: look at what that draws "
+                f"{text}through {module}, which was recomputed under activation checkpointing. Look at what that draws "
                 "or computes differently (preserve_rng_state)."
             )
         if first.site.kind is Kind.GRAD_INPUT:
@@ -225,12 +225,11 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
-        text += although([fact for fact in scene.cause.evidence if fact.thing not in RANDOM])
         side = stale_side(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
             return (
-                f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
+                f"{text}; in {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
         own = _use_in_module(scene)
@@ -238,7 +237,7 @@ class Gradient(Reason):
             words = reduction_words(scene)
             if words:
                 factor = f"b is {first.scale:.6g} x a: {words}"
-                return f"{text}; {factor}. {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
+                return f"{text}; {factor}; {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
             text += scaled(first)
             alone = no_multiples(scene)
             if alone:
@@ -249,13 +248,13 @@ class Gradient(Reason):
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
                 )
             last = own or ", or their order"
-            return f"{text}. {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
+            return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
-            return f"{text}. {_rounded(scene)}"
+            return f"{text}; {_rounded(scene)}"
         place = self.where(scene=scene, last=not own)
         if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
             place = f"its reduction over the ranks, {place}"
-        return f"{text}. {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
+        return f"{text}; {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
@@ -272,7 +271,7 @@ def _rounded(scene: Scene) -> str:
     place = f"{fqn} ({owners[0]})" if owners else fqn
     changed = attribute_changes(scene, fqn)
     how = f" ({'; '.join(changed[:3])})" if changed else ""
-    return f"As its size tells, that is rounding in the backward pass of {place}{how}."
+    return f"as its size tells, that is rounding in the backward pass of {place}{how}."
 
 
 def no_multiples(scene: Scene) -> list[str]:
