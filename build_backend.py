@@ -37,6 +37,7 @@ get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 
 FOLDER: Final = "introspect_cli/tensors"
 PROBES: Final = "introspect_cli/capture/probes"
+OPERATORS: Final = "introspect_cli/capture/ops/operators.cpp"
 _BOTH: Final = (
     "intake",
     "memory",
@@ -54,6 +55,7 @@ EXTENSIONS: Final = [
         "introspect_cli.tensors._kernels",
         [
             *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
+            OPERATORS,
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
         depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", *_BOTH))],

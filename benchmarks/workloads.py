@@ -123,6 +123,7 @@ WORKLOADS: dict[str, Callable[[], Callable[[], None]]] = {
     "gpt d=512": lambda: _gpt(512),
     "cnn": lambda: _step(_convolutions(), torch.randn(32, 3, 32, 32), torch.randint(10, (32,))),
     "lstm": lambda: _step(Recurrent(), torch.randint(1000, (16, 64)), torch.randint(10, (16,))),
+    "200 layers of 8": lambda: _step(Tower(200, 8), torch.randn(16, 8), torch.randn(16, 8)),
     "200 small layers": lambda: _step(Tower(200, 32), torch.randn(16, 32), torch.randn(16, 32)),
 }
 """Name to a function that builds the workload and returns one training step of it."""

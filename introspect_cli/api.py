@@ -80,7 +80,8 @@ def capturing(
     for name in ("output", "compile", "deterministic", "seed", "children"):
         if name in given:
             raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
-    session = Session(target, options_of({"quiet": True, **given, "output": Path(path)}), launch)
+    runs = {name: _runs(given[name]) for name in ("against", "noise") if given.get(name)}
+    session = Session(target, options_of({"quiet": True, **given, **runs, "output": Path(path)}), launch)
     _active.append(session.path)
     ending = Ending(0, "returned")
     try:
@@ -94,6 +95,13 @@ def capturing(
         _active.clear()
         session.finish(ending)
         session.last_word()
+
+
+def _runs(named: Any) -> Any:
+    """The paths of runs that were named by path, number or label."""
+    from introspect_cli.inspect.runs import chosen
+
+    return [chosen(run) for run in named] if isinstance(named, (list, tuple)) else chosen(named)
 
 
 recording = capture

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.labels import LABELS_HELP, Labelled, shown
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Schedule
 from introspect_cli.schedule.spans import STEPS_HELP, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from introspect_cli.labels import Labels
+    from introspect_cli.schedule.rules import Schedule
     from introspect_cli.store.reader import Run
 
-_RANKS_HELP = "give numbers with commas between, such as 0,3, or one-per-replica, or all"
+_RANKS_HELP = "give numbers separated by commas, such as 0,3, or one-per-replica, or all"
 
 
 def words(texts: Iterable[str]) -> tuple[str, ...]:
@@ -123,7 +123,11 @@ def near_module(glob: str, names: Iterable[str]) -> str:
 
 def parse_steps(text: str) -> Schedule | Labelled:
     """Steps by number or by label."""
-    return Labelled.parse(text) if "=" in text else Schedule.parse(text)
+    if "=" in text:
+        return Labelled.parse(text)
+    from introspect_cli.schedule.rules import Schedule
+
+    return Schedule.parse(text)
 
 
 def one_step(text: str, run: Run, rank: int | None = None) -> int:
@@ -254,12 +258,15 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             raise UsageError(f"no rank {rank} is in {where}: {_counted(ranks, 'rank')}")
     readers = [(run, run.rank(rank)) for run in runs for rank in run.ranks if selection.wants_rank(rank)]
     steps = sorted({int(step) for _, reader in readers for step in reader.entries["step"]})
-    if isinstance(selection.steps, Labelled):
-        wanted = [rank for rank in ranks if selection.wants_rank(rank)]
-        selection = replace(selection, steps=Schedule.of(_labelled(selection.steps, runs, wanted)))
+    chosen = selection.steps
+    if isinstance(chosen, Labelled):
+        from introspect_cli.schedule.rules import Schedule
+
+        chosen = Schedule.of(_labelled(chosen, runs, [rank for rank in ranks if selection.wants_rank(rank)]))
+        selection = replace(selection, steps=chosen)
     if not steps:
         return selection  # an empty run has nothing to select whatever is asked; the verb says that better
-    for span in selection.steps.spans if isinstance(selection.steps, Schedule) else ():
+    for span in () if chosen is None else chosen.spans:
         if not any(span.wants(step) for step in steps):
             raise UsageError(f"no step of {span} is in {where}: {has} {_counted(steps, 'step')}")
     if selection.kinds:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from introspect_cli.capture.environment import settings
-from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.result import SettingChange
 
 

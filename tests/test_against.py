@@ -8,7 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -45,11 +48,12 @@ print(step, loss.item(), random.random(), torch.rand(1).item())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, forks):
-    """A script and its run of 40 steps."""
+    """A script, its run of 40 steps, and one whose sixth batch is another."""
     folder = tmp_path_factory.mktemp("against")
     (folder / "train.py").write_text(TRAIN)
-    done = forks("capture", "-o", "ref", "train.py", "40", "-1", "0", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    for name, fault in (("ref", "-1"), ("noise", "5")):
+        done = forks("capture", "-o", name, "train.py", "40", fault, "0", cwd=folder)
+        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -160,7 +164,7 @@ def test_tolerance_is_that_of_diff(place, introspect, tmp_path):
     [
         ("--kinds input --steps 6:", 0, "The runs are the same"),
         ("--kinds 'output,loss' --modules Linear", 1, "First divergence at step 5: the output of Linear"),
-        ("--atol 100", 0, "within"),
+        ("--noise noise", 0, "within"),
         ("--steps 300:", 2, "not compared with ref any further: "),
     ],
 )
@@ -169,6 +173,41 @@ def test_it_is_asked_with_the_options_of_diff(place, introspect, tmp_path, asked
     done = introspect("capture", *words, cwd=place)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
+
+
+RESUMED = """\
+import sys, time, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+begin = 0
+if len(sys.argv) > 1:
+    kept = torch.load("kept.pt")
+    net.load_state_dict(kept["net"])
+    begin = 8
+    if sys.argv[1] == "whole":
+        optimizer.load_state_dict(kept["optimizer"])
+for step in range(begin, 20):
+    torch.manual_seed(step)
+    loss = net(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    time.sleep(0.1 if begin else 0)
+    if step == 7:
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, "kept.pt")
+"""
+
+
+def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(RESUMED)
+    assert introspect("capture", "-o", "ref", "train.py").returncode == 0
+    for asked, code in (("whole", 0), ("part", 1)):
+        done = introspect("capture", "--stop", "--against", "ref", "-o", asked, "train.py", asked)
+        assert done.returncode == code, done.stderr
+        answer = introspect("diff", "ref", asked)
+        assert answer.returncode == code
+        assert "(--offset 8)" in answer.stdout
+        assert f"against ref{'' if code else ', at the end'}: {answer.stdout.splitlines()[0]}\n" in done.stderr
+        assert done.stderr.count("against ref") == 1 + code
 
 
 def damaged(run):
@@ -206,27 +245,63 @@ def test_a_reference_that_cannot_be_read_is_said_in_one_line_and_training_goes_o
     assert said in line
 
 
-def test_a_pack_and_a_golden_run_are_references_too(place, introspect, tmp_path):
+@pytest.fixture
+def url(tmp_path):
+    """The address of a directory on a web server."""
+    pytest.importorskip("aiohttp")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, url):
     assert introspect("pack", "ref", "-o", tmp_path / "ref.zip", cwd=place).returncode == 0
     words = ("-o", tmp_path / "golden", "--steps", "6", "train.py", "6", "-1", "0")
     assert introspect("golden", "save", *words, cwd=place).returncode == 0
-    for reference in ("ref.zip", "golden"):
-        options = ("--force", "-o", tmp_path / "run", "--against", tmp_path / reference)
-        done = introspect("capture", "--stop", *options, "train.py", "40", "2", "0", cwd=place)
+    words = ("capture", "--stop", "--force", "-o", tmp_path / "run", "--against")
+    for reference in (f"{url}/ref.zip", tmp_path / "golden"):
+        done = introspect(*words, reference, "train.py", "40", "2", "0", cwd=place)
         assert done.returncode == 1, done.stderr
         assert "First divergence at step 2" in done.stderr
+    done = introspect(*words, f"{url}/none.zip", "train.py", "4", "2", "0", cwd=place)
+    assert done.returncode == 2, done.stderr
+    assert (
+        f"not compared with {url}/none.zip any further: there is no run at {url}/none.zip: check the URL\n"
+        in done.stderr
+    )
 
 
 def test_no_process_stays_when_training_is_killed(place, tmp_path):
-    words = ["capture", "--against", "ref", "-o", str(tmp_path / "run"), "train.py", "4000", "-1", "0.05"]
-    command = [sys.executable, "-m", "introspect_cli", *words]
-    process = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL)
+    run, sleeping = str(tmp_path / "run"), tmp_path / "sleeping"
+    begun = ("--on-divergence", f"sleep 600 & echo $! > '{sleeping}'; wait")
+    words = ["capture", "--against", "ref", *begun, "-o", run, "train.py", "4000", "0", "0.05"]
+    process = subprocess.Popen([sys.executable, "-m", "introspect_cli", *words], cwd=place, stderr=subprocess.DEVNULL)
     try:
-        started(str(tmp_path))
+        until = time.monotonic() + 60
+        while not (sleeping.exists() and sleeping.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert ended(str(tmp_path))
+    status = Path("/proc", sleeping.read_text().strip(), "status")
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_command_that_takes_long_at_a_divergence_is_ended_and_that_is_said(place, tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        store.write_manifest({"status": "running"})
+        options = CaptureOptions(against=str(place / "ref"), on_divergence="sleep 600")
+        against = Against(tmp_path / "run", options)
+        against.code = 1  # it has answered, and waits for the command
+        [line] = against.finish(0.0)
+        assert line == "the command of --on-divergence takes more than 0 seconds and is ended"
+    assert ended(str(tmp_path / "run"))
 
 
 def test_a_comparison_that_is_killed_is_said_and_one_that_takes_long_is_left(place, tmp_path):
@@ -314,28 +389,30 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(place, introspect, wo
     assert done.stderr.count("\n") == 1
 
 
-def test_python_takes_a_reference_too(tmp_path, capfd):
+def test_python_takes_a_reference_too(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def train(name, scale, **options):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with recording(net, tmp_path / name, **options):
+        with recording(net, name, **options):
             for step in range(6):
                 loss = net(torch.ones(8, 4) * (scale if step == 3 else 1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
 
-    train("a", 1)
-    train("b", 2, against=str(tmp_path / "a"), quiet=False)
-    assert "a: First divergence at step 3" in capfd.readouterr().err
+    train("introspect-runs/a", 1)
+    train("b", 2, against="@1", noise=["@1"], quiet=False)
+    assert "against introspect-runs/a: First divergence at step 3" in capfd.readouterr().err
 
 
 # --- the loop, without processes
 
 
-def written(path, values):
-    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values])
+def written(path, values, **options):
+    return write_run(path, [[row("backward", "grad", "Net", value)] for value in values], **options)
 
 
 def ask(one, two):
@@ -353,6 +430,21 @@ def test_steps_whose_digests_agree_are_not_asked_about(tmp_path):
         digests.looked.clear()
         assert digests.differ(two)
         assert not digests.differ(two), "what was looked at once is not looked at again"
+
+
+@pytest.mark.parametrize("before", [[], [1.0, 2.0]])
+def test_a_reference_that_is_rewritten_when_it_is_opened_is_opened_again(tmp_path, before):
+    run, reference, opened = written(tmp_path / "b", [1.0, 2.0]), written(tmp_path / "a", before), []
+
+    def opening():
+        opened.append(open_run(reference))
+        if len(opened) == 1:
+            assert before or opened[0].last_step is None  # its files are opened before they are exchanged
+            written(tmp_path / "a", [1.0, 3.0], force=True)
+        return opened[-1]
+
+    result = alongside(opening, run, ask, print, pause=0.0)
+    assert (result.verdict.value, result.first.step, len(opened)) == ("diverged", 1, 2)
 
 
 def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):

@@ -13,7 +13,7 @@ from synthetic import row, write_run
 from torch import nn
 from torch.nn import functional as F
 
-from introspect_cli.compare.match.score import in_one_order
+from introspect_cli.compare.match.candidates import in_one_order
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule

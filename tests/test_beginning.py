@@ -111,12 +111,17 @@ SEEN = {
     "another deviation": (
         "module.weight, std=0.02",
         "module.weight, std=0.2",
-        "normal_ of Net.layers.0.weight (train.py:22) drew it from one random state in both runs, so",
+        "normal_ of Net.layers.0.weight (train.py:22) initialises it with std=0.02 in a, std=0.2 in b.",
     ),
     "another initialiser": (
         "nn.init.normal_(module.weight, std=0.02)",
         "nn.init.xavier_normal_(module.weight)",
         "(train.py:22) initialises it in a, xavier_normal_ of Net.layers.0.weight (train.py:22) in b.",
+    ),
+    "tied weights": (
+        "        self.apply(self.start)",
+        "        self.head.weight = self.emb.weight\n        self.apply(self.start)",
+        "(train.py:24) is the last to initialise it in a, normal_ of Net.emb.weight (train.py:23) in b.",
     ),
     "another draw of the script's": (
         "data = torch.randint",
@@ -133,6 +138,13 @@ def test_the_first_draw_that_differs_is_named(base, capture, changed):
     assert SCRIPT.count(old) == 1
     sentence = introspect_cli.diff(base, capture(SCRIPT.replace(old, new))).sentence
     assert sentence.startswith("First divergence at step 0: ")
+    assert said in sentence
+
+
+def test_a_parameter_that_was_drawn_alike_was_changed_afterwards(base, capture):
+    text = SCRIPT.replace("net = Net()", "net = Net()\nwith torch.no_grad():\n    net.head.weight.mul_(2)")
+    sentence = introspect_cli.diff(base, capture(text)).sentence
+    said = "drew it from one random state and with the same arguments in both runs, so the script changed it before"
     assert said in sentence
 
 
@@ -165,7 +177,7 @@ def test_a_deep_model_is_folded(tmp_path, monkeypatch):
     assert len(document["last"]) == 3
     assert document["left_out"] == 13
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
-    assert document["last"][-1].split(" ")[3:5] == ["uniform_", "Sequential.9.bias"]
+    assert re.fullmatch(r"draw torch \w+ uniform_\(.*\) Sequential.9.bias \S+", document["last"][-1])
 
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
@@ -225,21 +237,42 @@ for batch in DataLoader(torch.ones(4, 4), batch_size=int(sys.argv[1])):
     assert "DataLoader" not in answer
 
 
-def test_an_evaluation_that_draws_before_the_first_step_is_told_by_the_lines_around_it(tmp_path, introspect):
-    script = """
+EVALUATED = """
 import sys, torch
+from torch.nn.functional import dropout
+
+class Attention(torch.nn.Linear):
+    def forward(self, x):
+        return dropout(super().forward(x), 0.5, training=self.training or "always" in sys.argv)
+
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), Attention(4, 4))
+if "early" in sys.argv:
+    with torch.no_grad():
+        net(torch.ones(2, 4))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-net.train(sys.argv[1] == "draws")
+net.train("training" in sys.argv)
 with torch.no_grad():
     net(torch.ones(2, 4))
 net.train()
 net(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 """
-    (tmp_path / "train.py").write_text(script)
-    for name in ("silent", "draws"):
-        introspect("capture", "-q", "-o", name, "train.py", name)
-    answer = introspect("diff", "silent", "draws").stdout.split("\n\n")[0]
-    assert "one between train.py:4 and train.py:10, in b only" in answer, answer
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("training", "one in Sequential.1, called in train mode before the first step (train.py:17), in b only; 4"),
+        ("always", "one in Sequential.1, called in eval mode before the first step (train.py:17), in b only; 4"),
+        ("early", "one between train.py:10 and train.py:14, in b only; 4"),
+    ],
+)
+def test_an_evaluation_that_draws_before_the_first_step_is_named_by_module_mode_and_line(
+    tmp_path, introspect, how, said
+):
+    (tmp_path / "train.py").write_text(EVALUATED)
+    for name in ("silent", how):
+        assert introspect("capture", "-q", "-o", name, "train.py", name).returncode == 0
+    sentence = introspect_cli.diff(tmp_path / "silent", tmp_path / how).sentence
+    assert f"the first draw that differs is {said} draws before it agree." in sentence

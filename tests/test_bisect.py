@@ -249,8 +249,9 @@ def test_settings_that_make_runs_diverge(repository: Path):
         repository, "capture", "-q", "-o", "../b", "--seed", "3", "train.py", "--lr", "0.1", "--name", "second",
         "--scale", "2", code=0,
     )  # fmt: skip
-    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "train.py", code=1)
+    answer = introspect(repository, "bisect", "--settings", "../a", "../b", "-o", "../kept", "train.py", code=1)
     assert answer.stdout.startswith("1 of 3 differing settings makes the runs diverge")
+    assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
     assert "--scale" in answer.stdout
     assert "--name" not in answer.stdout.partition("captures")[0].splitlines()[2]
 

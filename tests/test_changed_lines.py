@@ -5,6 +5,10 @@ import json
 import pytest
 from test_source_texts import MODEL, TRAIN, project  # noqa: F401 - a fixture
 
+from introspect_cli.compare.changes.nearness import Clues
+from introspect_cli.compare.changes.ranking import ranked
+from introspect_cli.compare.changes.statements import changed_statements
+
 PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
 
 
@@ -347,3 +351,62 @@ def test_a_statement_that_moved_is_said_to_have_moved(two):
     lines = "        x = x + 1\n        x = torch.relu(x)\n"
     document = two(TRAIN, TRAIN, (model, model.replace(lines, "".join(reversed(lines.splitlines(keepends=True))))))
     assert "(Net.forward): moved x = " in document["sentence"]
+
+
+DEFAULTS = """
+class Config:
+    width: int = {field}
+
+def build(width={head}):
+    return torch.nn.Linear(width, 1)
+
+width = {value}
+options = dict(width=width)
+config = Config({given})
+net = build({given})
+"""
+
+
+@pytest.mark.parametrize("given", ["width=width", "**options", ""])
+def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given):
+    texts = [DEFAULTS.format(field=n, head=n, value=n, given=given) for n in (4, 8)]
+    found = ranked(
+        changed_statements("train.py", *texts),
+        ({"train.py": texts[0]}, {"train.py": texts[1]}),
+        Clues("module", classes=("Linear",), words=frozenset({"width"})),
+    )
+    first = [(one.change.b.first, one.hits > 0) for one in found]
+    if given:
+        assert first[0] == (8, True)
+        assert sorted(first[1:]) == [(3, False), (5, False)]
+    else:
+        assert all(hit for _, hit in first)
+
+
+INITIALISED = """
+def start(module):
+    torch.nn.init.normal_(module.weight)
+
+def evaluate():
+    net.eval()
+    return net(batch)
+
+net.apply(start)
+for step in range(3):
+    evaluate()
+    net(batch).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "clues"),
+    [
+        ("net.apply(start)", Clues("rng", lines=((("train.py", 3),), ()))),
+        ("    net.eval()", Clues("rng", at_start=False)),
+    ],
+    ids=["what hands the function of a recorded line on", "the mode in which an evaluation draws"],
+)
+def test_a_removed_statement_leads_to_a_draw(gone, clues):
+    texts = INITIALISED, INITIALISED.replace(f"{gone}\n", "")
+    found = ranked(changed_statements("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]

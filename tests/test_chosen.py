@@ -60,6 +60,9 @@ def test_diff_alone_compares_the_last_two_and_says_which(home, introspect):
     document = json.loads(done.stdout)
     assert (document["a"], document["b"]) == ("introspect-runs/a", "introspect-runs/b")
     assert introspect("diff", "@3", "@1").returncode == 0
+    done = introspect("zoom")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == "introspect: a is introspect-runs/a, b is introspect-runs/b\n"
 
 
 def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_path):
@@ -72,7 +75,7 @@ def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_pa
     )
 
 
-@pytest.mark.parametrize("words", [["show"], ["check"], ["show", "--tree"], ["report", "-o", "page.html"]])
+@pytest.mark.parametrize("words", [["show"], ["check"], ["show", "--tree"], ["watch"], ["report", "-o", "page.html"]])
 def test_what_looks_at_one_run_takes_the_last(home, introspect, words):
     done = introspect(*words)
     assert "introspect: the last run is introspect-runs/b\n" in done.stderr

@@ -155,7 +155,7 @@ def test_the_same_script_in_another_folder_explains_nothing():
             SimpleNamespace(settings={"command": {"argv": [path, "--lr", "1e-3"]}, **more}, manifest={})
             for path in (path_a, path_b)
         )
-        return [change.name for change in setting_changes(a, b, None, {})]
+        return [change.name for change in setting_changes(a, b)]
 
     assert told("/projects/one/train.py", "/projects/two/train.py", sources={}) == []
     assert told("/projects/one/train.py", "/projects/two/train.py") == ["argument 0"]  # what they hold is not on record

@@ -9,8 +9,9 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
-from introspect_cli.compare.reasons.settings import describe, setting_changes
+from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.words import amount
 from introspect_cli.compare.size import proportion
 from introspect_cli.store.reader import open_run
@@ -116,7 +117,7 @@ def test_settings_that_are_noise_are_left_out_and_numeric_packages_lead(tmp_path
     }
     write_run(tmp_path / "b", [], settings=changed)
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        found = setting_changes(a, b, reason_named("module"), {}, rounding=True)
+        found = setting_changes(a, b, Blame(reason_named("module"), rounding=True))
     assert [change.name for change in found][:2] == ["torch", "OMP_NUM_THREADS"]
     assert {change.name for change in found} == {"torch", "rich", "new", "OMP_NUM_THREADS"}
     assert describe(found[0]) == "torch 2.13 -> 2.15"
@@ -167,7 +168,7 @@ def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason,
         write_run(tmp_path / path, [], settings={**own, **shared})
     told = {Label("lr", "lr"): ("0.1", "0.2")} if reason == "optimizer" else {}
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        found = setting_changes(one, two, reason_named(reason), told, rounding=rounding)
+        found = setting_changes(one, two, Blame(reason_named(reason), told, rounding=rounding))
     assert found[0].name == strongest
     assert found[0].explains
     assert found[0].weight > max(change.weight for change in found if change.name in {"rich", "FOO", "--name"})
@@ -178,7 +179,7 @@ def test_nested_settings_are_compared_by_deepdiff(tmp_path):
     write_run(tmp_path / "a", [], settings={"hardware": {"gpus": ["A", "B"], "nested": {"x": {"y": 1}}}})
     write_run(tmp_path / "b", [], settings={"hardware": {"gpus": ["A", "C"], "nested": {"x": {"y": 2}}}})
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        found = {change.name: (change.a, change.b) for change in setting_changes(a, b, None, {})}
+        found = {change.name: (change.a, change.b) for change in setting_changes(a, b)}
     assert found == {"gpus[1]": ("B", "C"), "nested.x.y": ("1", "2")}
 
 

@@ -12,6 +12,7 @@ import torch
 from neutrality import Seen, assert_same, trajectory, watched
 from torch import nn
 
+from introspect_cli.capture.ops import probe as operators
 from introspect_cli.capture.probes import gradients, modules
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.module_values import ModuleValues
@@ -122,6 +123,48 @@ def test_calls_stay_compiled_where_no_random_state_is_recorded(tmp_path, monkeyp
     _, long_calls = run(tmp_path / "compiled", monkeypatch, compiled=True, **options)
     assert repr(records(tmp_path / "python")) == repr(records(tmp_path / "compiled"))
     assert long_calls < every_call - 3 * 6
+
+
+def train_with_operators(log):
+    """Operators that come again as they were, and others: in place, several results, views, other inputs."""
+    net, extra = Everything(), nn.GRU(8, 8)
+    optimizer = torch.optim.SGD([*net.parameters(), *extra.parameters()], lr=1e-4)
+    for step in range(5):
+        x = torch.randn(6, 8, requires_grad=True)
+        with torch.autocast("cpu", enabled=step == 3):
+            y = net.shared(x)
+        z = extra(y.float().view(1, 6, -1))[0]
+        loss = net(x) + z.sort()[0].mean() + ((z if step < 2 else x) * 1).relu_().sum()
+        loss.backward(retain_graph=True)
+        if step:
+            loss.backward()
+        log(loss, x.grad, net, optimizer)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step != 3)
+
+
+def test_operators_are_recorded_the_same_and_most_are_compiled(tmp_path, monkeypatch):
+    options = {
+        "level": "op",
+        "record": frozenset({Kind.OP_OUTPUT, Kind.LOSS, Kind.OUTPUT}),
+        "train": train_with_operators,
+    }
+    bare, found, by_python = trajectory(train_with_operators), {}, {}
+    for compiled in (False, True):
+        with monkeypatch.context() as patched:
+            calls = count(patched, operators.OpProbe, "record_results")
+            if not compiled:
+                patched.setattr(operators, "KERNELS", None)
+            seen, _ = run(tmp_path / str(compiled), monkeypatch, compiled=True, **options)
+        assert_same(bare, seen)
+        by_python[compiled] = len(calls)
+        with open_run(tmp_path / str(compiled)) as one:
+            rank = one.rank(0)
+            found[compiled] = [repr(record) for step in rank.steps for record in rank.records(step.step)]
+            assert one.manifest["failures"] == []
+    assert found[True] == found[False]
+    assert sum("OP_OUTPUT" in record for record in found[True]) > 300
+    assert by_python[True] < by_python[False] / 2
 
 
 def train_with_old_graphs(log):

@@ -161,10 +161,14 @@ PLUGIN = (
 )
 
 
-def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
-    # an optimizer's first step loads a compiler, which ends a process that loads it twice: each run forgets its modules
+@pytest.fixture
+def loaded():
+    """An optimizer's first step loads a compiler, which ends a process that loads it twice: pytester forgets it."""
     importlib.import_module("torch._dynamo")
 
+
+@pytest.mark.usefixtures("loaded")
+def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     def run(lr, *words):
         pytester.makepyfile(test_it=f"LR = {lr}\n{TESTS}")
         done = pytester.runpytest_inprocess("-q", *PLUGIN, *words)
@@ -181,6 +185,46 @@ def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     assert "First divergence at step 0" in said
     assert "lr 0.1 -> 0.2" in said
     assert "pytest_plugin.py" not in said, "the failure is the test's"
+
+
+LONG_TESTS = """\
+import time
+import pytest, torch
+from introspect_cli.rerun import golden
+
+seen = []
+
+def train(scales={}, pause=0.0):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(90):
+        seen.append(step)
+        model(torch.ones(3, 4) * scales.get(step, 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause)
+
+def test_training(introspect, request, monkeypatch):
+    monkeypatch.setattr(golden, "LONG", 0.0)
+    if request.config.getoption("introspect_update"):
+        introspect.assert_same_training("gold", train)
+        return
+    with pytest.raises(AssertionError, match="First divergence at step 3"):  # what is within tolerance ends nothing
+        introspect.assert_same_training("gold", lambda: train({2: 1.001, 3: 2}, 0.3), rtol=0.01)
+    assert 3 <= seen[-1] < 89
+    monkeypatch.undo()
+    with pytest.raises(SystemExit):
+        introspect.assert_same_training("gold", lambda: (train(), exit()))
+"""
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_long_training_of_a_test_ends_soon_after_its_first_divergence(pytester):
+    pytester.makepyfile(test_it=LONG_TESTS)
+    assert pytester.runpytest_inprocess("-q", *PLUGIN, "--introspect-update").ret == 0
+    done = pytester.runpytest_inprocess("-q", *PLUGIN)
+    assert done.ret == 0, done.stdout.str()
 
 
 FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "golden"
@@ -224,16 +268,17 @@ def test_the_plugin_saves_and_checks_where_xdist_runs_the_tests(pytester):
 
 
 SLOW = TRAIN.replace("range(50)", "range(60)").replace(
-    "    optimizer.step()", "    __import__('time').sleep(0.05)\n    optimizer.step()"
+    "    optimizer.step()", "    __import__('time').sleep(PAUSE)\n    optimizer.step()"
 )
 
 
 @pytest.mark.parametrize("long", [True, False])
 def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, introspect, monkeypatch, long):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SLOW.replace("0.05", "0"))
+    (tmp_path / "train.py").write_text(SLOW.replace("PAUSE", "0"))
     golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
-    (tmp_path / "train.py").write_text(SLOW.replace("lr=float(sys.argv[1])", "lr=0.2"))
+    slow = SLOW.replace("PAUSE", "0.5" if long else "0")  # it is ended long before its end
+    (tmp_path / "train.py").write_text(slow.replace("lr=float(sys.argv[1])", "lr=0.2"))
     monkeypatch.setattr(golden, "LONG", 0.0 if long else 1000.0)
     result = golden.check(tmp_path / "gold", keep_run=tmp_path / "run")
     assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)

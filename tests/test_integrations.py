@@ -47,7 +47,7 @@ def lightning_fit(tmp_path):
     from introspect_cli.integrations.lightning import Introspect
 
     class Lit(lightning.LightningModule):
-        fail_at = -1
+        fail_at = odd_at = -1
 
         def __init__(self):
             super().__init__()
@@ -56,18 +56,18 @@ def lightning_fit(tmp_path):
         def training_step(self, batch, index):
             if index == self.fail_at:
                 raise RuntimeError("the training's own")
-            return self.net(**batch)["loss"]
+            return self.net(**batch)["loss"] * (2 if index == self.odd_at else 1)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def fit(fail_at=-1):
+    def fit(name="run", fail_at=-1, odd_at=-1, **options):
         torch.manual_seed(0)
         model = Lit()
-        model.fail_at = fail_at
+        model.fail_at, model.odd_at = fail_at, odd_at
         trainer = lightning.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=tmp_path, callbacks=[Introspect(tmp_path / "run")],
+            enable_model_summary=False, default_root_dir=tmp_path, callbacks=[Introspect(tmp_path / name, **options)],
         )  # fmt: skip
         trainer.fit(model, torch.utils.data.DataLoader(Data(), batch_size=8))
 
@@ -75,13 +75,21 @@ def lightning_fit(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_fit_of_lightning_is_recorded(lightning_fit, tmp_path):
+def test_a_fit_of_lightning_is_recorded_and_compared(lightning_fit, tmp_path, capfd):
     lightning_fit()
     steps, fqns, kinds, manifest = names(tmp_path / "run")
     assert steps == [0, 1, 2]
     assert {"Lit.net", "Lit.net.layer", "Lit.net.layer.weight"} <= fqns
     assert {"output", "grad", "param", "loss", "batch"} <= kinds
     assert manifest["how"] == "returned"
+    lightning_fit("other", odd_at=1, against=str(tmp_path / "run"), quiet=False)
+    assert_compared(capfd, step=1)
+
+
+def assert_compared(capfd, step):
+    said = capfd.readouterr().err
+    assert f": First divergence at step {step} (epoch 0, batch {step}): " in said, said
+    assert "the whole run confirms that divergence" in said
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -94,26 +102,30 @@ def test_a_fit_that_dies_is_recorded_up_to_there(lightning_fit, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_training_of_transformers_is_recorded(tmp_path):
+def test_a_training_of_transformers_is_recorded_and_compared(tmp_path, capfd):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     if not transformers.utils.is_torch_available():
         pytest.skip("this transformers wants a newer torch")
     from introspect_cli.integrations.transformers import Introspect
 
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=8, use_cpu=True, report_to=[],
-        save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    trainer = transformers.Trainer(
-        model=Net(), args=arguments, train_dataset=Data(), callbacks=[Introspect(tmp_path / "run")]
-    )
-    trainer.train()
+    def train(name, rate, **options):
+        torch.manual_seed(0)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=8, use_cpu=True, report_to=[],
+            save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, learning_rate=rate,
+        )  # fmt: skip
+        callbacks = [Introspect(tmp_path / name, **options)]
+        transformers.Trainer(model=Net(), args=arguments, train_dataset=Data(), callbacks=callbacks).train()
+
+    train("run", 1e-3)
     steps, fqns, kinds, manifest = names(tmp_path / "run")
     assert steps == [0, 1, 2]
     assert {"Net", "Net.layer", "Net.layer.weight"} <= fqns
     assert {"output", "grad", "param", "loss"} <= kinds
     assert manifest["how"] == "returned"
+    train("other", 2e-3, against=str(tmp_path / "run"), quiet=False)
+    assert_compared(capfd, step=0)
 
 
 def test_a_callbacks_run_and_a_command_lines_are_the_same(tmp_path, introspect):

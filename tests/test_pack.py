@@ -149,6 +149,8 @@ def test_a_run_is_read_from_a_web_server(tmp_path):
         with pytest.raises(StoreError, match="there is no run at http://"):
             open_run(url.replace("a.zip", "b.zip"))
         server.shutdown()
+    with pytest.raises(StoreError, match=r"cannot reach http://.*: Cannot connect"):
+        open_run(url.replace("a.zip", "c.zip"))
 
 
 def test_a_pack_can_be_sent(introspect, tmp_path):

@@ -129,13 +129,15 @@ def test_weights_and_biases_holds_what_was_published(published, losses):
 
 
 @pytest.mark.parametrize("name", ["out", "far"])
-def test_a_directory_and_a_url_hold_numbers_page_and_pack(published, losses, name):
+def test_a_directory_holds_numbers_page_and_pack_and_a_url_the_run_itself(published, losses, name):
     place = published[0] / name / "run"
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(6))
     assert [line["loss"] for line in lines] == pytest.approx(losses)
     assert "<html" in (place / "run.html").read_text()[:500]
-    assert introspect_cli.diff(place / "run.introspect.zip", published[0] / "run").same
+    there = place / "run.introspect.zip" if name == "out" else f"file://{place}"
+    assert introspect_cli.diff(there, published[0] / "run").same
+    assert len(list(place.glob("*.zip"))) == (name == "out")
 
 
 def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspect):

@@ -111,6 +111,47 @@ def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
     assert "no data loader was recorded" not in result.sentence
 
 
+HALF = """
+import sys, torch
+from torch import nn
+
+class First(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1.001 if "other" in sys.argv else 1.0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = First(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.inner(x)
+        return self.last(x.float())
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for batch in torch.randn(3, 8, 4):
+    optimizer.zero_grad()
+    for part in batch.split(int(sys.argv[1])):
+        (net(part).square().mean() * len(part) / 8).backward()
+    optimizer.step()
+"""
+
+
+def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(HALF)
+    runs = {"once": (8,), "cut": (2,), "other": (2, "other")}
+    for name, words in runs.items():
+        assert introspect("capture", "-q", "-o", name, "train.py", *words).returncode == 0
+    cut, other = (introspect("diff", "once", name).stdout for name in ("cut", "other"))
+    assert cut.startswith("Over the samples of each step, the runs are the same")
+    assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
+    assert other.startswith("First divergence at step 0: the output of Net.first (First) differs although its inputs")
+
+
 def test_another_sample_in_a_batch_is_a_divergence(split):
     result = split("", "--micro 2 --swap")
     assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.BATCH)

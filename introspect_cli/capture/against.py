@@ -47,7 +47,8 @@ def located(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _located(run: str) -> str:
-    from introspect_cli.store.pack import from_anywhere, is_remote
+    from introspect_cli.store.objects import is_remote
+    from introspect_cli.store.pack import from_anywhere
 
     if not is_remote(run) and not Path(run).exists():
         raise UsageError(f"there is no run at {run} to compare with")
@@ -93,6 +94,7 @@ class Against:
             "command": options.on_divergence,
         }
         module = "introspect_cli.commands.alongside"
+        self._command = options.on_divergence
         self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
 
     def look(self, ended: int) -> list[str]:
@@ -122,6 +124,8 @@ class Against:
             why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
             until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
             said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
+        elif self._command and not ended:
+            said.append(f"the command of --on-divergence takes more than {patience:.0f} seconds and is ended")
         return said
 
     def abandon(self) -> None:

@@ -45,7 +45,9 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
             continue
         seen.add(id(module))
         yield module
-        pending.extend(child for child in reversed(list(module._modules.values())) if child is not None)  # noqa: SLF001 - the public view may be the script's
+        children = module._modules  # noqa: SLF001 - the public view may be the script's
+        if children:  # most have none, and this is asked of all of them in each step
+            pending += [child for child in reversed(list(children.values())) if child is not None]
 
 
 def holders_in(root: nn.Module) -> list[nn.Module]:

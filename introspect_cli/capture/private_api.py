@@ -235,7 +235,7 @@ def top_mode() -> Any:
 
 
 _NOTHING: frozenset[int] = frozenset()
-_compiler: list[tuple[dict[int, Any], frozenset[int]]] = []  # its backends, and entries; found once
+compiler: list[tuple[dict[int, Any], frozenset[int]]] = []  # its backends, and entries; found once
 
 
 def compiled_entries() -> frozenset[int]:
@@ -244,16 +244,16 @@ def compiled_entries() -> frozenset[int]:
     They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
     are recorded as if they were the script's. This is asked of each operator.
     """
-    if not _compiler:
+    if not compiler:
         module = sys.modules.get("torch._dynamo.eval_frame")
         context = getattr(module, "_TorchDynamoContext", None)
         if context is None:  # not there, or being imported now
             return _NOTHING
         constants = getattr(getattr(vars(context).get("__call__"), "__code__", None), "co_consts", ())
         entries = frozenset(id(constant) for constant in constants if isinstance(constant, CodeType))
-        _compiler.append((getattr(module, "cached_backends", {0: True}), entries))
+        compiler.append((getattr(module, "cached_backends", {0: True}), entries))
     # Functions of torch's own that must not be compiled leave a backend that is None there.
-    backends, entries = _compiler[0]
+    backends, entries = compiler[0]
     is_empty = not backends or (len(backends) == 1 and None in backends.values())
     return _NOTHING if is_empty else entries
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.beside import PATIENCE, Beside
 from introspect_cli.capture.labels import TRAINERS, running
+from introspect_cli.store.objects import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard
 
 
+UNPUBLISHED = " was not published to "
+"""What a sentence says of a place that failed."""
+
 LOGGER = "logger"
 """Stands for whatever Lightning or transformers' Trainer log to."""
 
@@ -27,18 +31,20 @@ LOGGER = "logger"
 class Publishing:
     """A process that publishes a run."""
 
-    def __init__(self, path: Path, places: Sequence[str]) -> None:
+    def __init__(self, path: Path, places: Sequence[str], rank: int | None = None) -> None:
         """Start it.
 
         Args:
             path: the run, which is being written.
             places: where to.
+            rank: which rank of a launch this is; None where one process writes the run.
 
         Raises:
             OSError: it cannot be started.
         """
         self.places = tuple(places)
-        self._beside = Beside("introspect_cli.cli", ["publish", str(path), *places], "what publishes")
+        of_rank = () if rank is None else ("--rank", str(rank))
+        self._beside = Beside("introspect_cli.cli", ["publish", str(path), *places, *of_rank], "what publishes")
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for its end, for a while; what came of it, in sentences."""
@@ -46,7 +52,7 @@ class Publishing:
         if not ended:
             return [f"still publishing to {', '.join(self.places)}, in the background"]
         lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
-        told = [line for line in lines if line.startswith("published ") or " not published " in line]
+        told = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
         return told or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
 
     def abandon(self) -> None:
@@ -57,9 +63,19 @@ class Publishing:
 class Publishers:
     """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
 
-    def __init__(self, path: Path, places: Sequence[str], guard: Guard) -> None:
-        """Start to publish to places that are known before the script runs; `guard` is the session's."""
+    def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
+        """Start to publish to places that are known before the script runs.
+
+        Args:
+            path: the run.
+            places: where to. Of the ranks of a launch the first publishes, and each sends its own to object storage.
+            guard: the session's.
+            rank: of a launch.
+        """
         self._path = path
+        self._rank = rank
+        if rank:
+            places = [place for place in places if is_remote(place)]
         self._guard = guard
         self._waits_for_logger = LOGGER in places
         self._all: list[Publishing] = []
@@ -68,7 +84,7 @@ class Publishers:
     def _start(self, places: list[str]) -> None:
         if places:
             with self._guard.around("publishing", "the run is"):
-                self._all.append(Publishing(self._path, places))
+                self._all.append(Publishing(self._path, places, self._rank))
 
     def first_step_over(self, say: Callable[[str], None]) -> None:
         """A framework that logs has its loggers by now."""

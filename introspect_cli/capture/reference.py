@@ -114,7 +114,7 @@ class Reference:
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:
     """What each step of a run digests to; empty where that cannot be read here, which another process says."""
-    from introspect_cli.store.pack import is_remote
+    from introspect_cli.store.objects import is_remote
     from introspect_cli.store.reader import open_run
 
     if is_remote(reference):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -39,7 +40,8 @@ def main() -> NoReturn:
         _answer(first=step, place=_place(result), said=result.sentence)
         if command:
             settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
-            begun.append(subprocess.Popen(command, shell=True, env=settings, stdin=subprocess.DEVNULL, stdout=2))  # noqa: S602 - the user's own command
+            ways: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": 2, "start_new_session": True}
+            begun.append(subprocess.Popen(command, shell=True, env=settings, **ways))  # noqa: S602 - the user's own
 
     try:
         result = compare_alongside(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
@@ -123,5 +125,6 @@ def _end_with_reader(begun: list[subprocess.Popen[bytes]]) -> None:
     waits.register(1, 0)  # an end that was closed is told whatever is asked for
     waits.poll()
     for process in begun:
-        process.kill()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     os._exit(0)

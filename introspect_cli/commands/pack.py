@@ -34,25 +34,24 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
     from introspect_cli.inspect.overview import size_on_disk
     from introspect_cli.records import count, human_size
     from introspect_cli.store import pack as packing
-    from introspect_cli.store.pack import is_remote, sent
+    from introspect_cli.store.objects import is_remote
     from introspect_cli.store.reader import RunState, open_run
 
-    if not Path(run).is_dir():
+    if not is_remote(run) and not Path(run).is_dir():
         raise UsageError(f"{run} is no directory of a run: name one that `introspect capture -o` made.")
     with open_run(run) as opened:
         if opened.state is RunState.RUNNING:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
         texts = len(opened.kept_sources)
-    out = output or f"{run.rstrip('/')}{packing.ENDING}"
+    out = output or f"{run.rstrip('/').rpartition('/')[2] if is_remote(run) else run.rstrip('/')}{packing.ENDING}"
     carried = sources if sources is not None else not is_remote(out)
-    if is_remote(out):
-        with tempfile.TemporaryDirectory() as place:
-            file = Path(place) / "run.zip"
-            written = packing.pack(Path(run), file, sources=carried)
-            sent(file, out)
-    else:
-        written = packing.pack(Path(run), Path(out), sources=carried)
-    say(f"wrote {out} ({human_size(written)}, unpacked {human_size(size_on_disk(run))})")
+    with packing.local(run) as source, tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "run.zip" if is_remote(out) else Path(out)
+        written = packing.pack(source, file, sources=carried)
+        if is_remote(out):
+            packing.sent(file, out)
+        unpacked = size_on_disk(str(source))
+    say(f"wrote {out} ({human_size(written)}, unpacked {human_size(unpacked)})")
     if texts and sources is None:
         files = count(texts, "source file")
         say(

@@ -27,22 +27,28 @@ Examples:
   introspect publish runA tensorboard:logs --kinds grad --stats l2,absmax
   introspect capture --publish mlflow -o runA train.py""",
 )
-@click.argument("run", type=RunType(path_type=Path))
+@click.argument("run", type=RunType())
 @click.argument("places", nargs=-1, required=True, metavar="PLACE...")
 @selecting("kinds", "modules")
 @click.option(
     "--stats", metavar="NAMES", default="mean,std,l2", help="Statistics of what is selected [default: mean,std,l2]."
 )
-@click.option("--files/--no-files", default=True, help="Also the page and the packed run, at the end [default: yes].")
-@click.option("--sources/--no-sources", default=False, help="In the pack, the text of source files [default: no].")
+@click.option(
+    "--files/--no-files",
+    default=True,
+    help="Also the page and (not to a URL) the packed run, at the end [default: yes].",
+)
+@click.option("--sources/--no-sources", default=False, help="Also the text of source files [default: no].")
+@click.option("--rank", type=click.IntRange(min=0), help="Send this rank alone, as each process of a launch does.")
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
-    run: Path, places: tuple[str, ...], stats: str, *, files: bool, sources: bool, wait: bool, **asked: Any
+    run: str, places: tuple[str, ...], stats: str, *, files: bool, wait: bool, rank: int | None, **asked: Any
 ) -> int:
     """Publish the losses, the norms of gradients and parameters and the NaNs of each step of RUN, and what is selected.
 
     A PLACE is tensorboard, mlflow or wandb, by their own clients (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT
-    say where), a directory, or a URL such as s3://bucket/runs.
+    say where), a directory, or a URL such as s3://bucket/runs: there the run itself goes, which every verb then reads
+    as s3://bucket/runs/RUN.
     """
     from introspect_cli.publish.follow import follow
     from introspect_cli.publish.numbers import numbers_of
@@ -50,23 +56,30 @@ def publish(
     from introspect_cli.selection import choose
     from introspect_cli.store.reader import RunState, open_run
 
+    sources = asked.pop("sources")
     selection = selection_of(asked)
     chosen = choose([stats], (*STATISTICS, *DERIVED_STATS), "statistic")
     with open_run(run) as opened:
         name = Path(opened.path).resolve().name
     opened_places = _Places()
     for text in dict.fromkeys(places):
-        opened_places.open(text, name)
+        opened_places.open(text, run, name, rank, sources=sources)
 
     def take(reader: Any, step: int) -> None:
+        if rank:  # the first of a launch publishes numbers
+            return
         narrowed = selection if selection.narrowed else None
         numbers = numbers_of(list(reader.records(step)), reader.labels.get(step, {}), narrowed, chosen)
         opened_places.log(step, numbers)
 
-    count, state = follow(run, take, wait=wait) if opened_places else (0, RunState.RUNNING)
-    if files and state is not RunState.RUNNING and count:
+    alone, look = rank or None, opened_places.look
+    count, state = follow(run, take, wait=wait, rank=alone, look=look) if opened_places else (0, RunState.RUNNING)
+    if files and state is not RunState.RUNNING and count and not rank:
         _files(run, name, opened_places, sources=sources)
     return opened_places.close(count, name)
+
+
+_LONGEST = 600
 
 
 class _Places:
@@ -79,18 +92,27 @@ class _Places:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def open(self, text: str, name: str) -> None:
+    def open(self, text: str, run: str, name: str, rank: int | None, *, sources: bool) -> None:
         """Open a place for a run of a name."""
         from introspect_cli.publish.places import open_place
 
         with self._failing(text):
-            self._open[text] = open_place(text, name)
+            self._open[text] = open_place(text, run, name, rank, sources=sources)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         """Hand on the numbers of a step."""
         for text, place in list(self._open.items()):
             with self._failing(text):
                 place.log(step, numbers)
+
+    def look(self) -> None:
+        """Let those send that send at times of their own."""
+        from introspect_cli.publish.places import Remote
+
+        for text, place in list(self._open.items()):
+            if isinstance(place, Remote):
+                with self._failing(text):
+                    place.look()
 
     def keep(self, file: Path) -> None:
         """Hand on a file."""
@@ -104,7 +126,7 @@ class _Places:
             yield
         except Exception as error:
             why = str(error) if isinstance(error, IntrospectError) else f"{type(error).__name__}: {error}"
-            self._failed[text] = " ".join(why.split())[:300]
+            self._failed[text] = " ".join(why.split())[:_LONGEST]
             self._open.pop(text, None)
 
     def close(self, count: int, name: str) -> int:
@@ -120,16 +142,16 @@ class _Places:
         return UNDECIDED if self._failed else SAME
 
 
-def _files(run: Path, name: str, places: _Places, *, sources: bool) -> None:
+def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     """The page about the run, and the run in one file."""
     import tempfile
 
     from introspect_cli.commands.report import page_of
-    from introspect_cli.store.pack import ENDING, pack
+    from introspect_cli.store.pack import ENDING, local, pack
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, local(run) as source:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
         page.write_text(page_of(run), encoding="utf-8")
-        pack(run, packed, sources=sources)
+        pack(source, packed, sources=sources)
         for file in (page, packed):
             places.keep(file)

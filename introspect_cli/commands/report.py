@@ -95,7 +95,7 @@ def report(
     return SAME
 
 
-def page_of(run: Path) -> str:
+def page_of(run: str | Path) -> str:
     """The page about one run, as HTML."""
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any

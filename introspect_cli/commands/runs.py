@@ -51,9 +51,9 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 
 
 @runs.command("label")
-@click.argument("run", type=RunType(path_type=Path, file_okay=False))
+@click.argument("run", type=RunType(file_okay=False))
 @click.argument("text")
-def label(run: Path, text: str) -> int:
+def label(run: str, text: str) -> int:
     """Write TEXT beside RUN, to be shown in the list; an empty TEXT removes it."""
     from introspect_cli.errors import UsageError
     from introspect_cli.records import clean

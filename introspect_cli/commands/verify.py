@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from introspect_cli.commands.shared import RunType
@@ -17,8 +15,8 @@ from introspect_cli.store.verify import VerifyReport, verify_run
     epilog="""\b
 Exit codes: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
-@click.argument("run", type=RunType(path_type=Path))
-def verify(run: Path) -> int:
+@click.argument("run", type=RunType())
+def verify(run: str) -> int:
     """Check that a run on disk is whole.
 
     Reads every byte of RUN, computes its digests and checks again, and says what is damaged and what is sound.

@@ -108,7 +108,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
     from introspect_cli.commands.alongside import question
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.rerun.alongside import may_be_judged
+    from introspect_cli.rerun.alongside import may_be_judged, may_grow
     from introspect_cli.store.reader import RunState
 
     options = DiffOptions(**compared_by(asked), want_map=True)
@@ -117,7 +117,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
     held = [stack.enter_context(reference())]
 
     def compared(run: Run) -> DiffResult | None:
-        if held[-1].state is RunState.RUNNING:
+        if may_grow(held[-1]):
             held.append(stack.enter_context(reference()))
             held.pop(0).close()
         if not run.ranks or not may_be_judged(held[-1], run):

@@ -25,7 +25,7 @@ Exit status: as of `introspect diff`: 0 the same, 1 diverged, 2 could not tell."
 @selecting("steps", "kinds", "modules", "ranks")
 @rtol
 @atol
-@click.option("--noise", multiple=True, type=RunType(path_type=Path), help="A repeated run of A, as for diff.")
+@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A, as for diff.")
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a commit's files need.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the new captures are kept.")
 def zoom(

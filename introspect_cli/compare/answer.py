@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.outcome import same_results
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, leaves_words, measured_by_one, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.differences import on_some_ranks
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.settings import on_some_ranks, setting_changes
+from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
-from introspect_cli.compare.results import same_results
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.separate import separate_sentence, separately
-from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
+from introspect_cli.compare.verdict import agreeing_lines, counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
 
@@ -39,92 +41,95 @@ _SHOWN = 3
 def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
     """Put the ranks' outcomes together."""
     counts = counts_of(a, b, outcomes)
-    notes = [*_state_notes(a, b), *notes, *option_notes(a.manifest, b.manifest), *_missing_notes(a, b, outcomes)]
-    notes += [*blindness_notes(a.manifest, b.manifest), *_unopened_notes(outcomes)]
-    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
-    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
-    notes += perturbed_notes(a.manifest, b.manifest, foreign=any(outcome.foreign for outcome in outcomes))
-    blind = sum(outcome.tally.blind_both for outcome in outcomes)
-    if blind:
-        notes.append(
-            f"About {blind:,} of {count(counts.records, 'record')} could not be observed, so nothing is said of them."
-        )
+    notes = _notes(a, b, outcomes, counts, notes)
     best = first_of(outcomes)
     results = same_results(a, b, options, outcomes)
     if best is None or best.first is None or results:
-        split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
-        subject = "Over the samples of each step, the runs are" if split else "The runs are"
-        verdict, text = undiverged(options, counts, outcomes, subject, results=results)
-        if verdict is Verdict.SAME:
-            verdict, text = doubted(a, b) or (verdict, text)
-        if verdict is Verdict.UNDECIDED:
-            text = before_the_end(a, b, options, outcomes) or text
-        else:
-            text += after_the_end(a, b)
-        code = code_changes(a, b, None)
-        settings = with_code(setting_changes(a, b, None, {}), code)
-        alike = Separate(verdict, text)
-        return DiffResult(
-            a=str(a.path),
-            b=str(b.path),
-            verdict=verdict,
-            sentence=text,
-            settings=settings,
-            notes=tuple(notes),
-            counts=counts,
-            findings=_present(code, furthest_of(outcome.reach for outcome in outcomes)),
-            training=alike,
-            evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
-        )
-    scene = Scene(best, (a, b), outcomes, narrowed=options.narrowed)
-    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-    code = code_changes(a, b, scene)
-    changed_settings = setting_changes(
-        a,
-        b,
-        reason_named(scene.cause.reason),
-        tuned,
-        rounding=scene.rounding,
-        blamed=scene.blamed,
-        fed=scene.fed,
-        rates=bool(tuned) or scene.no_rates,
+        answer = _agreeing(a, b, options, outcomes, counts, results=results)
+    else:
+        answer = _diverging(a, b, options, outcomes, best)
+    return replace(answer, notes=(*notes, *answer.notes), counts=counts)
+
+
+def _notes(a: Run, b: Run, outcomes: Sequence[RankOutcome], counts: Counts, given: list[str]) -> list[str]:
+    """What was not compared, and what else a reader must know, whatever the answer is."""
+    manifests = a.manifest, b.manifest
+    notes = [*_state_notes(a, b), *given, *option_notes(*manifests), *_missing_notes(a, b, outcomes)]
+    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
+    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
+    if blind := sum(outcome.tally["blind_both"] for outcome in outcomes):
+        seen = f"About {blind:,} of {count(counts.records, 'record')} could not be observed"
+        notes.append(f"{seen}, so nothing is said of them.")
+    return notes
+
+
+def _agreeing(
+    a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], counts: Counts, *, results: bool
+) -> DiffResult:
+    """The answer where nothing diverged, or nothing that a result rests on."""
+    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
+    subject = "Over the samples of each step, the runs are" if split else "The runs are"
+    verdict, text = undiverged(options, counts, outcomes, subject, results=results)
+    if verdict is Verdict.SAME:
+        verdict, text = doubted(a, b) or (verdict, text)
+    if verdict is Verdict.UNDECIDED:
+        text = before_the_end(a, b, options, outcomes) or text
+    else:
+        text += after_the_end(a, b)
+    code = code_changes(a, b, None)
+    alike = Separate(verdict, text)
+    return DiffResult(
+        a=str(a.path),
+        b=str(b.path),
+        verdict=verdict,
+        sentence=text,
+        settings=with_code(setting_changes(a, b), code),
+        findings=_present(code, furthest_of(outcome.reach for outcome in outcomes)),
+        training=alike,
+        evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
     )
-    scene.settings = settings = with_code(changed_settings, code, rounding=scene.rounding)
+
+
+def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], best: RankOutcome) -> DiffResult:
+    """The answer where something diverged: why, and what else a reader needs to check it."""
+    scene = Scene(best, outcomes)
+    first, reason = scene.first, scene.cause.reason
+    tuned = changes(scene) if reason == "optimizer" else scene.hyperparameters
+    blame = Blame(
+        reason_named(reason), tuned, scene.rounding, scene.blamed, scene.fed, rates=bool(tuned) or scene.no_rates
+    )
+    code = code_changes(a, b, scene)
+    scene.settings = settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding)
     training, evaluation = separately(a, b, options, outcomes)
     sentence = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)
     if reach is not None:
-        sentence = leaves_words(reach, best.first) + sentence
-        notes += [text] if (text := measured_by_one(reach)) else []
+        sentence = leaves_words(reach, first) + sentence
     sentence, later = at_the_end(scene, sentence)
-    notes += [later] if later else []
-    listed = _listed(outcomes, best.first, None if options.whole_step else options.limit)
-    suggestions: tuple[str, ...] = ()
-    if scene.cause.reason in {"structure", "initial"}:
-        suggestions = suggest_renames(best.paired.a, best.paired.b, options.rename)
+    before = agreeing_lines(scene)
+    trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
+    renamed = reason in {"structure", "initial"}
     return DiffResult(
         a=str(a.path),
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
-        evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
-        first=best.first,
+        evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
+        before=before,
+        first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
-        divergences=listed,
+        divergences=_listed(outcomes, first, None if options.whole_step else options.limit),
         settings=settings,
         findings=_present(code, reach),
-        notes=tuple(notes),
-        suggestions=suggestions,
-        counts=counts,
+        notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
+        suggestions=suggest_renames(best.paired.a, best.paired.b, options.rename) if renamed else (),
         map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(
-            scene.step, tree_at(best.paired.a.modules), tree_at(best.paired.b.modules), scene.first, scene.cause
-        )
-        if options.want_map
-        else (),
+        tree=tree_of(scene.step, *trees, first, scene.cause) if options.want_map else (),
         suspect=suspect(scene),
-        strip=strip_of(scene.step, scene.first.site),
-        training=training or Separate(Verdict.DIVERGED, sentence, best.first),
+        strip=strip_of(scene.step, first.site),
+        training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.reasons.settings import describe
-from introspect_cli.compare.reasons.words import amount
+from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.words import amount, listed, some
 from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
 from introspect_cli.records import Kind, count
 
@@ -139,7 +139,7 @@ def sentence_of(
         return f"Could not tell: all that could be read is equal, but {by_fate.unread} could not be read.", rest
     if verdict is Verdict.SAME:
         if settings:
-            rest.append(f"what differs beside them: {_some([describe(change) for change in settings], _SETTINGS)}")
+            rest.append(f"what differs beside them: {some([describe(change) for change in settings], _SETTINGS)}")
         form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in by_fate.forms) else ""
         same = f"The checkpoints hold the same{' values' if form else ''}"
         same = "The checkpoints agree" if by_fate.within else same
@@ -173,16 +173,16 @@ def _at(tensors: Found) -> str:
     kinds = [kind.several for kind in MODEL if tensors.counts[kind]]
     other = "b" if tensors.run == "a" else "a"
     close = " within the tolerance" if tensors.within else ""
-    return f"Checkpoint {other} has the {_list(kinds)} that run {tensors.run} has {tensors.moment}{close}"
+    return f"Checkpoint {other} has the {listed(kinds)} that run {tensors.run} has {tensors.moment}{close}"
 
 
 def _also(found: Found) -> list[str]:
     clauses = []
     if found.alike:
-        clauses.append(f"run {found.run} has the same {_some(found.alike)}")
+        clauses.append(f"run {found.run} has the same {some(found.alike)}")
     if found.unrecorded:
         clauses.append(
-            f"not compared, for one side alone has it on record: {_some([_name(own) for own in found.unrecorded])}"
+            f"not compared, for one side alone has it on record: {some([_name(own) for own in found.unrecorded])}"
         )
     return clauses
 
@@ -208,18 +208,8 @@ def _all_equal(found: Found) -> str:
     parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of(found, kinds))]
     verb = "is" if sum(found.counts.values()) == 1 else "are"
     passed = f", {found.within:,} of them only within the tolerance or noise given" if found.within else ""
-    every = f"all {_list(parts)}" if verb == "are" else _list(parts)
+    every = f"all {listed(parts)}" if verb == "are" else listed(parts)
     return f"{every} {verb} equal{passed}{', of those selected' if found.selected else ''}"
-
-
-def _list(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _some(words: Sequence[str], most: int = _NAMED) -> str:
-    """The first of some words, and how many more there are."""
-    rest = f" and {len(words) - most} more" if len(words) > most else ""
-    return f"{', '.join(words[:most])}{rest}"
 
 
 def _name(tensor: Divergence) -> str:
@@ -252,7 +242,7 @@ def _where(members: Sequence[Divergence]) -> str:
         return f": {', '.join(_name(own) + _far(own) for own in members)}"
     measured = [member for member in members if member.rel_l2 is not None]
     if not measured:
-        return f": {_some([_name(own) for own in members])}"
+        return f": {some([_name(own) for own in members])}"
     farthest = measured[0]
     least = min(member.rel_l2 or 0.0 for member in measured)
     most = farthest.rel_l2 or 0.0
@@ -300,7 +290,7 @@ def _cast(found: Found) -> list[str]:
 
 def _shapes(found: Found) -> list[str]:
     words = [f"{_name(shape)} is {_shape(shape, 'a')} in a and {_shape(shape, 'b')} in b" for shape in found.shapes]
-    return [_some(words)] if words else []
+    return [some(words)] if words else []
 
 
 def _shape(own: Divergence, side: str) -> str:
@@ -310,7 +300,7 @@ def _shape(own: Divergence, side: str) -> str:
 
 def _lacking(found: Found) -> list[str]:
     return [
-        f"{side} lacks {count(len(only), 'tensor')} of {other}: {_some([_name(own) for own in only])}"
+        f"{side} lacks {count(len(only), 'tensor')} of {other}: {some([_name(own) for own in only])}"
         for only, side, other in ((found.only_a, "b", "a"), (found.only_b, "a", "b"))
         if only
     ]
@@ -350,7 +340,7 @@ _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 
 def _alone(found: Found) -> list[str]:
     return [
-        f"{side} alone holds {_list([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
+        f"{side} alone holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
         for side, kinds in (("a", found.kinds_a), ("b", found.kinds_b))
         if kinds
     ]

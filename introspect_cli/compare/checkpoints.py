@@ -17,6 +17,7 @@ import numpy as np
 
 from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
+from introspect_cli.compare.element.elements import rounded
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
@@ -144,7 +145,7 @@ def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> 
     by_fate.casts = _casts(runs, cast)
     by_fate.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
     by_fate.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
-    by_fate.within = outcome.tally.within
+    by_fate.within = outcome.tally["within"]
     by_fate.selected = bool(asked.kinds or asked.modules)
     by_fate.unread = max(sum(_is_unread(run)) for run in runs)
     return by_fate
@@ -226,9 +227,9 @@ def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
     casts = []
     for (a, b), members in groups.items():
         proofs = [_is_rounded(runs, member.a, member.b) for member in members]
-        rounded = None if any(proof is None for proof in proofs) else all(proofs)
+        proven = None if any(proof is None for proof in proofs) else all(proofs)
         measured = [member.rel_l2 for member in members if member.rel_l2 is not None]
-        casts.append(Cast(a, b, tuple(members), rounded, max(measured, default=None)))
+        casts.append(Cast(a, b, tuple(members), proven, max(measured, default=None)))
     return casts
 
 
@@ -248,9 +249,7 @@ def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> 
 def _rounded(array: Any, dtype: str) -> Any:
     """Values rounded to a type, to nearest and to even, as numbers; None for a type that is not rounded to."""
     if dtype == "bfloat16" and array.dtype == np.float32:
-        bits = array.view(np.uint32).astype(np.uint64)
-        near = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)) << np.uint64(16)
-        return np.where(np.isnan(array), array, near.astype(np.uint32).view(np.float32))
+        return rounded(array, dtype)
     if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return array.astype(dtype)

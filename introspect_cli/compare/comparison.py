@@ -5,13 +5,12 @@ None of it changes from step to step, but for what is learned on the way by thos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.causes import Causes
 from introspect_cli.compare.join.carried import start_values
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.gathered import Gathered
@@ -28,9 +27,8 @@ from introspect_cli.compare.join.sites import (
     of_kinds,
     phase_code,
 )
-from introspect_cli.compare.match.names import owner_of
-from introspect_cli.compare.noise import NoiseFloor
-from introspect_cli.compare.reach import Reached
+from introspect_cli.compare.match.names import owner_of, with_ancestors
+from introspect_cli.compare.reach import NoiseFloor, Reached
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -43,10 +41,15 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.records import ModuleInfo
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
+_ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +135,24 @@ class Comparison:
         return Reached()
 
     @cached_property
-    def causes(self) -> Causes | None:
-        """Which sites explain and decide nothing; None where all count."""
+    def causes(self) -> tuple[Mask, Mask] | None:
+        """By site, which explain and decide nothing: random states, and what does where one run alone has it.
+
+        Of activations, one run may have more than the other although both have the module: another call, another path.
+        Else one run has to lack the name, in its module tree too. None where all count.
+        """
         if self.options.strict:
             return None
-        change = self.sides.rename or str
-        renamed = [replace(module, fqn=change(module.fqn)) for module in self.sides.a.modules]
-        return Causes(self.alignment, (renamed, self.sides.b.modules))
+        alignment, sides = self.alignment, self.sides
+        random = alignment.kind == kind_code(Kind.RNG)
+        alone = of_kinds(alignment.kind, _ACTIVATIONS) | alignment.evaluating
+        named = (alignment.names_a, alignment.names_b)
+        held = _named_in(sides.a.modules, sides.rename or str), _named_in(sides.b.modules, str)
+        one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
+        missing = (named[0] | named[1]) - (one & two)
+        if missing:
+            alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+        return random, alone & ~random
 
     # --- a run that goes on
 
@@ -157,7 +171,7 @@ class Comparison:
     @cached_property
     def read_on(self) -> ReadOn | None:
         """What the later run read and drew to get there; None where everything counts."""
-        return None if self.goes is None or self.options.strict else read_on(self.sides, self.goes)
+        return None if self.goes is None or self.options.strict else read_on(self.goes)
 
     # --- what was watched
 
@@ -232,3 +246,12 @@ class Comparison:
         mask = self.alignment.kind[sites] == kind_code(kind)
         mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
         return np.asarray(sites[mask])
+
+
+def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
+    """FQNs of modules and of the tensors they hold, as they are compared."""
+    names = set()
+    for module in tree:
+        fqn = rename(module.fqn)
+        names |= {fqn, *(f"{fqn}.{name}" for name in (*module.parameters, *module.buffers))}
+    return names

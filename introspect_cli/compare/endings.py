@@ -106,7 +106,7 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
         return ""
     last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
     everything = "everything selected" if options.narrowed else "everything that both recorded"
-    within = " within tolerance" if any(outcome.tally.within for outcome in outcomes) else ""
+    within = " within tolerance" if any(outcome.tally["within"] for outcome in outcomes) else ""
     return (
         f"Run {ending.side} ended by an exception where run {other} goes on: {ending.words}. Until then, up to and "
         f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
@@ -115,7 +115,7 @@ def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[Rank
 
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
-    found = one_raised(scene.run_a, scene.run_b)
+    found = one_raised(*scene.runs)
     if found is None:
         return None
     first, in_b = scene.first, found.side == "b"
@@ -131,7 +131,7 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
     """
-    end = one_raised(scene.run_a, scene.run_b)
+    end = one_raised(*scene.runs)
     if end is None:
         return answer, ""
     if cut_short(scene) is None:

@@ -51,6 +51,7 @@ class Thing(Enum):
     VALUE_BEFORE = "value before"
     STATE_BEFORE = "state before"
     TRAINED = "trained"
+    UPDATED = "updated by hand"
     EVERYTHING = "everything"
 
 

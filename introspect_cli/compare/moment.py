@@ -130,7 +130,7 @@ def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
     now = State(list(numbers), np.zeros(len(numbers), np.uint64), blank.copy(), blank.copy())
     for step in np.asarray(reader.entries["step"]).tolist():
         batch = reader.read(step)
-        own, checksums = np.asarray(batch.site).astype(np.int64), np.asarray(batch.checksum)
+        own, checksums = batch.site.astype(np.int64), batch.checksum
         for phase, when in _PHASES.items():
             rows = np.flatnonzero((of_site[own] >= 0) & at[phase][own] & (checksums != 0))
             if len(rows):
@@ -172,7 +172,7 @@ def _held(checkpoint: Run) -> dict[Tensor, int]:
     """Checksums of a checkpoint's tensors."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites
-    pairs = zip(np.asarray(batch.site).tolist(), np.asarray(batch.checksum).tolist(), strict=True)
+    pairs = zip(batch.site.tolist(), batch.checksum.tolist(), strict=True)
     return {
         (sites.kind[number], sites.fqn[number], sites.path[number]): checksum
         for number, checksum in pairs
@@ -186,7 +186,7 @@ def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -
     batch, kinds = other.read_row(0), {kind.value for kind in MODEL}
     rows = {
         other.sites.fqn[number]: row
-        for row, number in enumerate(np.asarray(batch.site).tolist())
+        for row, number in enumerate(batch.site.tolist())
         if other.sites.kind[number] in kinds
     }
     change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind in kinds], rows)

@@ -15,6 +15,7 @@ class DiffOptions(Selection):
         rename: pairs (pattern, replacement), regular expressions put to the FQNs of run a in turn.
         offset: step k of b is compared with step k + offset of a; None to detect it.
         rtol: tolerated root-mean-square difference, relative to the larger root-mean-square value.
+        rtol_fine: the same, of what was computed before anything in bfloat16 or float16 was; 0 for no difference.
         atol: tolerated root-mean-square difference, in the values' own unit.
         noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
@@ -22,6 +23,7 @@ class DiffOptions(Selection):
         want_map: whether to compute the divergence map.
         later: records of steps after the first divergence that are opened to be counted, at most, unless a map or all
             divergences are wanted.
+        least: as how many records a step counts there at least, since opening one takes its time.
         strict: whether structure and random states that changed no number count as divergences.
         by_value: whether modules under other names are recognised by what they hold.
         evaluation: True where only evaluation counts, False where only training does, None for both.
@@ -30,12 +32,14 @@ class DiffOptions(Selection):
     rename: tuple[tuple[str, str], ...] = ()
     offset: int | None = None
     rtol: float = 0.0
+    rtol_fine: float = 0.0
     atol: float = 0.0
     noise_factor: float = 4.0
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False
     later: int = 20_000_000
+    least: int = 0
     strict: bool = False
     by_value: bool = True
     evaluation: bool | None = None

@@ -1,25 +1,114 @@
-"""Beside the first divergence: all origins with their causes, and what a resumed run did not restore."""
+"""All origins of the first diverging step with their causes, and what a resumed run did not restore.
+
+A step may diverge in several places that have nothing to do with one another: another seed and another learning rate,
+two branches of a model. Who mends the first alone finds the next tomorrow. So every divergence that rests on nothing
+that differs is told with its cause; where many have one cause (the parameters of one optimizer), the first of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.passes.origins import shows
-from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.match.names import generator_of
+from introspect_cli.compare.passes.choose import is_drawn_from
+from introspect_cli.compare.reasons.base import judge, reason_named
+from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
-from introspect_cli.compare.resumed.data import RANDOM
-from introspect_cli.compare.resumed.parts import RATES
+from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
 from introspect_cli.compare.verdict import first_of
-from introspect_cli.records import Kind, count
+from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
+    from introspect_cli.compare.step import Step
+
+
+_JUDGED = 300
+"""Divergences that are looked at, from the first on and of what the optimizers leave: nearly all follow from others."""
+
+_MOST = 8
+
+_AT_ITS_PLACE = frozenset({"rng", "initial", "outside", "batch", "module", "own_code", "op", "optimizer", "buffer"})
+"""Reasons that say of one record that what went into it is equal, whatever differs elsewhere."""
+
+
+def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
+    """The other origins among some divergences of a step, one for each cause, in order."""
+    seen = {_key(step, first, cause)}
+    others: list[tuple[int, Cause]] = []
+    for position in _looked_at(step, positions):
+        site = step.sites[position]
+        if site == first or step.is_one_sided(position):
+            continue
+        other = judge(step, position)
+        key = _key(step, site, other)
+        if other.role is not Role.ORIGIN or other.reason not in _AT_ITS_PLACE or key in seen:
+            continue
+        if any(fact.known is not Known.EQUAL for fact in other.evidence):
+            continue  # it may come from what was not seen, or have grown from what was let pass
+        if _has_effect(step, position, other):
+            seen.add(key)
+            others.append((position, other))
+            if len(others) == _MOST:
+                break
+    return others
+
+
+def _looked_at(step: Step, positions: Sequence[int]) -> Iterator[int]:
+    yield from positions[:_JUDGED]
+    left = [position for position in positions[_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    yield from left[:_JUDGED]
+
+
+def _key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
+    """What may have one cause: generators, tensors of an optimizer, all that is initialised, all modules of a class."""
+    if cause.reason == "batch":
+        return cause.reason, site.fqn
+    if cause.reason in {"module", "own_code", "op", "buffer"}:
+        name = cause.module or site.fqn
+        classes = [tree[name].module_class for tree in step.modules if name in tree]
+        return "module", classes[0] if classes else name
+    return cause.reason, ""
+
+
+def _has_effect(step: Step, position: int, cause: Cause) -> bool:
+    """Whether the origin made something else differ, or there is a cause on record: else it may follow from another.
+
+    A generator that differs moves no number until something draws from it. An optimizer may compute with the gradients
+    of all parameters, so an equal one of its own says little.
+    """
+    if cause.reason == "rng":
+        return is_drawn_from(step, position)
+    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table))
+
+
+def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
+    """The divergences of the step at which a run goes on that show what it did not restore, one for each part."""
+    if resumption is None or not step.comparison.goes_on_at(step.number):
+        return {}
+    by_position = {}
+    for part in resumption.lost:
+        those = [position for position, site in enumerate(step.sites) if shows(site, part)]
+        those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
+        if those:
+            by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
+    return by_position
+
+
+def shows(site: Site, part: Part) -> bool:
+    """Whether a record holds a part of what a resumed run goes on with."""
+    if site.kind is Kind.RNG:
+        return site.phase is Phase.START and part.part == RANDOM + generator_of(site)
+    if site.kind is Kind.BATCH:
+        return part.part == PLACE
+    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
+
 
 _NAMED = 3
 """Parts that the first sentence names."""
@@ -27,12 +116,10 @@ _NAMED = 3
 _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
-def with_origins(
-    answer: DiffResult, runs: tuple[Run, Run], outcomes: Sequence[RankOutcome], *, narrowed: bool
-) -> DiffResult:
+def with_origins(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
     best = first_of(outcomes) if answer.first is not None else None
-    causes = _origins(best, runs, outcomes, narrowed=narrowed) if best is not None else ()
+    causes = _origins(best, outcomes) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
         return answer.with_findings(Origin, causes)
@@ -43,16 +130,14 @@ def with_origins(
     return answer.with_findings(Origin, origins)
 
 
-def _origins(
-    best: RankOutcome, runs: tuple[Run, Run], outcomes: Sequence[RankOutcome], *, narrowed: bool
-) -> tuple[Origin, ...]:
+def _origins(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
     """The first divergence and the other origins of its step; nothing where the first one follows from others."""
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
         return ()
     every = []
     for divergence, cause in ((best.first, best.cause), *best.origins):
-        scene = Scene(replace(best, first=divergence, cause=cause), runs, outcomes, narrowed=narrowed)
+        scene = Scene(replace(best, first=divergence, cause=cause), outcomes)
         every.append(Origin(reason_named(scene.tells).sentence(scene), divergence))
     return tuple(every)
 

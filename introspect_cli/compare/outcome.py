@@ -1,46 +1,39 @@
-"""What came out of comparing one rank: counts, listed divergences, and what the answer needs of the first."""
+"""What came out of comparing one rank, and the results of the steps, which decide.
+
+A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
+attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
+that follows. So where all results of both runs (what training is for) are on record and agree, the runs are the same,
+and what else differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.match.correspondence import Correspondence
+from introspect_cli.compare.reasons.words import listed, what
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
+from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.overview import Heat
     from introspect_cli.compare.passes.form import Form
     from introspect_cli.compare.result import Divergence, Reach, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
-    from introspect_cli.records import Kind
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Counts of one rank; the words are those of `result.Counts`.
-
-    Attributes:
-        blind: records that only one side could see.
-        blind_both: records that run a could not see, by estimate.
-        causes: records of run a that are causes, and were compared with nothing that is equal.
-    """
-
-    records: int = 0
-    diverged_steps: int = 0
-    diverged: int = 0
-    only_a: int = 0
-    only_b: int = 0
-    within: int = 0
-    not_observed: int = 0
-    blind: int = 0
-    blind_both: int = 0
-    causes: int = 0
+    from introspect_cli.store.reader import Run
 
 
 @dataclass
@@ -51,7 +44,8 @@ class RankOutcome:
         rank: process.
         paired: the steps of both.
         offset: step k of b was compared with step k + offset of a.
-        tally: counts.
+        tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
+            `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         shared: where one run alone has the first, the first of its step that both have; None where there is none.
@@ -83,7 +77,7 @@ class RankOutcome:
     rank: int
     paired: Paired
     offset: int = 0
-    tally: Tally = field(default_factory=Tally)
+    tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
     shared: Divergence | None = None
@@ -116,3 +110,133 @@ class RankOutcome:
         paired = self.paired
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
+
+
+RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
+
+TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
+"""What a step that trains has of these."""
+
+_COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
+"""Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
+
+_NAMES = {
+    Kind.LOSS: "losses",
+    Kind.GRAD: "gradients of the parameters",
+    Kind.PARAM: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.OPTIMIZER_STATE: "optimizer states",
+}
+
+
+def watches_results(*manifests: dict[str, Any]) -> bool:
+    """Whether both captures were told to record results, so that a script without any has none."""
+    wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
+    return all(wanted & observed_kinds(manifest) for manifest in manifests)
+
+
+def results_agree(table: Table) -> bool:
+    """Whether both runs recorded results of the step under one name, and these are equal or let pass.
+
+    A loss alone tells nothing of what an update made of the parameters: where either run recorded tensors of the
+    model, some of these have to be among them.
+    """
+    alignment, sites = table.alignment, agreeing_sites(table)
+    results = sites[_is_result(alignment, sites)]
+    recorded = table.sites_a, table.sites_b
+    tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in recorded)
+    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
+
+
+def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
+
+
+def records_results(table: Table) -> bool:
+    """Whether either run recorded results of the step at all."""
+    return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
+
+
+def _is_result(alignment: Alignment, unions: Ids) -> Mask:
+    result = of_kinds(alignment.kind[unions], RESULTS)
+    result &= alignment.phase[unions] != phase_code(Phase.START)
+    if not result.any():  # a script that trains nothing: what its models give is all there is
+        roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
+        result = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
+    return np.asarray(result)
+
+
+def agreeing_sites(table: Table) -> Ids:
+    """Sites that both runs have in the step and that are equal, or differ by no more than was let pass."""
+    return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
+
+
+def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """The kinds of those of the sites that are results."""
+    return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
+
+
+def agreed_kinds(table: Table) -> frozenset[Kind]:
+    """The kinds of results of which all that either run recorded in a step agrees.
+
+    Initial values count too: a parameter that differs before a step is one that differs.
+    """
+    alignment, agree = table.alignment, agreeing_sites(table)
+    disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
+    agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
+    return _kinds(alignment, agree) - _kinds(alignment, disagree)
+
+
+def results_known(table: Table) -> Known:
+    """What is known of the results of a step and of all of an evaluation: equal, within tolerance, or neither."""
+    counted = of_kinds(table.alignment.kind, _COUNTED) | table.alignment.evaluating
+    states = table.state[counted[table.site]]
+    if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
+        return Known.DIFFERS
+    return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
+
+
+def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> bool:
+    """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
+
+    Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone: a
+    value beyond the tolerance is one. Steps that were not opened agree in everything.
+    """
+    if options.strict or options.narrowed or options.evaluation is not None:
+        return False
+    wanted = {kind.value for kind in RESULTS}
+    for run in (a, b):
+        if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
+            return False
+    if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
+        return False
+    if within(outcomes) and any(outcome.first is not None for outcome in outcomes):
+        return False
+    opened = [outcome.results for outcome in outcomes if outcome.results is not None]
+    return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+
+
+def within(outcomes: Sequence[RankOutcome]) -> bool:
+    """Whether results agree within tolerance or noise only."""
+    return any(outcome.results_known is Known.WITHIN for outcome in outcomes)
+
+
+def names_of(outcomes: Sequence[RankOutcome]) -> str:
+    """The results that agree in every opened step, as a list in a sentence."""
+    kinds = frozenset.intersection(*(outcome.results for outcome in outcomes if outcome.results is not None))
+    return listed([name for kind, name in _NAMES.items() if kind in kinds])
+
+
+def unchanged(outcome: RankOutcome) -> str:
+    """The sentence on the results that agree in every step, "" where the parameters do not, or were not recorded."""
+    first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+    if first is None or not kinds or Kind.PARAM not in kinds:
+        return ""
+    names = listed([name for kind, name in _NAMES.items() if kind in kinds])
+    which = "the step" if steps == 1 else f"all {steps:,} steps"
+    clause = f"The {names} of {which} compared agree: what differs changed none of them."
+    both = outcome.shared
+    if both is None:
+        return clause
+    return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."

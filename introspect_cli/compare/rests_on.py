@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
-from introspect_cli.compare.join.sites import KINDS
+from introspect_cli.compare.join.sites import KINDS, of_kinds, phase_code
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
-from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
 _START = frozenset({Phase.START})
@@ -49,6 +49,16 @@ Edge = Callable[[Step, Place], list[Evidence]]
 def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
     """What is known of all that something rests on."""
     return [found for edge in edges for found in edge(step, place)]
+
+
+def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+    """What is known of all records of some kinds and phases before a place of the sequence."""
+
+    def edge(step: Step, place: Place) -> list[Evidence]:
+        sites = np.concatenate([step.of(kind, phases) for kind in kinds])
+        return [Evidence(thing, step.known(sites, place.order), needed)]
+
+    return edge
 
 
 # --- random numbers and data
@@ -84,9 +94,8 @@ def _drew(state: Site, site: Site) -> bool:
     return state.phase is site.phase and (inside or itself)
 
 
-def batches(step: Step, place: Place) -> list[Evidence]:
-    """The batches of the step."""
-    return [Evidence(Thing.BATCHES, step.known(step.of(Kind.BATCH, _DATA), place.order))]
+batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
+"""The batches of the step."""
 
 
 # --- the forward pass
@@ -143,8 +152,11 @@ def outputs(step: Step, place: Place) -> list[Evidence]:
 
 def forward(step: Step, place: Place) -> list[Evidence]:
     """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
-    state = step.known(np.concatenate([step.of(kind, FORWARD) for kind in (Kind.INPUT, Kind.OUTPUT)]), place.order)
-    return [LEFT_OUT if _left_out(step, state, place.order) else Evidence(Thing.FORWARD, state, needed=True)]
+    (found,) = _flow(step, place)
+    return [LEFT_OUT if _left_out(step, found.known, place.order) else found]
+
+
+_flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -193,20 +205,14 @@ def loss(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
-def backward(step: Step, place: Place) -> list[Evidence]:
-    """The backward pass, by the gradients that hooks recorded in it before a place of the sequence."""
-    return [Evidence(Thing.BACKWARD, _gradients(step, place), needed=True)]
+backward = _before(Thing.BACKWARD, (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT), _BACKWARD, needed=True)
+"""The backward pass, by the gradients that hooks recorded in it."""
 
 
 def gradients(step: Step, place: Place) -> list[Evidence]:
     """The same gradients, where there are any."""
-    state = _gradients(step, place)
-    return [] if state is Known.UNSEEN else [Evidence(Thing.GRADIENTS, state)]
-
-
-def _gradients(step: Step, place: Place) -> Known:
-    sites = np.concatenate([step.of(kind, _BACKWARD) for kind in (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)])
-    return step.known(sites, place.order)
+    (found,) = backward(step, place)
+    return [] if found.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, found.known)]
 
 
 # --- the optimizer
@@ -229,9 +235,8 @@ def owing_side(step: Step, sites: Iterable[int]) -> str:
     return sides[0] if len(sides) == 1 else ""
 
 
-def gradients_in_step(step: Step, place: Place) -> list[Evidence]:
-    """The gradients that an optimizer computed before, within its step."""
-    return [Evidence(Thing.GRADIENTS_IN_STEP, step.known(step.of(Kind.GRAD, _AFTER), place.order))]
+gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
+"""The gradients that an optimizer computed before, within its step."""
 
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
@@ -256,8 +261,23 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
+    if updates_by_hand(step) and _may_have_gradients(step, place):  # what it made of them shows in the next step
+        return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
     answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
+
+
+def _may_have_gradients(step: Step, place: Place) -> bool:
+    """Whether a backward pass came before a place of the step, as far as either capture watched for it."""
+    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
+    backward = table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)
+    return not watched or bool((backward & (table.order < place.order)).any())
+
+
+def updates_by_hand(step: Step) -> bool:
+    """Whether no optimizer ever steps in either run; a lean capture records no more of a step than a parameter."""
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
+    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {

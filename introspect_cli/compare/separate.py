@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.whole import Reader
 
 
-def add_evaluation(
-    outcome: RankOutcome, sides: Sides, options: DiffOptions, ends: tuple[int | None, int | None] = (None, None)
-) -> None:
+def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> None:
     """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
 
     Where ranks are put together, evaluation is not told apart.
@@ -58,7 +56,7 @@ def add_evaluation(
     @cache
     def alone(evaluation: bool) -> RankOutcome:
         narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
-        found = compare_rank(sides, narrow, outcome.offset, ends)
+        found = compare_rank(sides, narrow, outcome.offset)
         found.evaluated = outcome.evaluated
         return found
 

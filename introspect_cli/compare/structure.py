@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, of_kinds
-from introspect_cli.compare.match.evicted import EVICTED
 from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
-from introspect_cli.compare.match.names import Renamed, Source, ambiguous, class_of_root, owner_of, with_ancestors
+from introspect_cli.compare.match.names import (
+    EVICTED,
+    Renamed,
+    Source,
+    ambiguous,
+    class_of_root,
+    owner_of,
+    with_ancestors,
+)
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
@@ -61,7 +68,7 @@ class Structure:
         sides = (causes.a, causes.sites_a, causes.only_a), (causes.b, causes.sites_b, causes.only_b)
         for only, (batch, sites, rows) in zip(self.only, sides, strict=True):
             only.update(dict.fromkeys(sites[rows].tolist()))
-            self._see_passing(np.asarray(batch.checksum), sites, rows)
+            self._see_passing(batch.checksum, sites, rows)
         for union in causes.sites_a[causes.rows_a].tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
         if not self._looked and len(causes.only_a) and len(causes.only_b):

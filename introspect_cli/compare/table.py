@@ -193,14 +193,14 @@ class Table:
     @cached_property
     def order(self) -> npt.NDArray[np.float64]:
         """Each row's place in a's sequence; what b alone has stands before the next record that both have."""
-        sequence_a = np.asarray(self.a.sequence).astype(np.float64)
+        sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
         own = self.row_b[self.row_a < 0]
         if not len(own):
             return order
         by_site = np.full(self.alignment.size, -1.0)
         by_site[self.sites_a] = sequence_a
-        arrival = np.argsort(np.asarray(self.b.sequence), kind="stable")
+        arrival = np.argsort(self.b.sequence, kind="stable")
         reached = np.empty(len(arrival))
         reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
         # before the next record that both have, and after what a alone has there
@@ -214,7 +214,7 @@ class Table:
     def in_order(self) -> Ids:
         """The diverging rows, the earliest first."""
         rows = np.flatnonzero(self.diverging)
-        sequence_b = np.asarray(self.b.sequence)
+        sequence_b = self.b.sequence
         of_b = self.row_a[rows] < 0
         tie = np.where(of_b, sequence_b[self.row_b[rows]] if len(sequence_b) else 0, 0).astype(np.float64)
         return np.asarray(rows[np.lexsort((tie, self.order[rows]))])
@@ -229,12 +229,12 @@ class Table:
     @cached_property
     def sites_a(self) -> Ids:
         """Sites of a's records, by their row."""
-        return np.asarray(self.a.site).astype(np.int64)
+        return self.a.site.astype(np.int64)
 
     @cached_property
     def sites_b(self) -> Ids:
         """Sites of b's records, by their row."""
-        return np.asarray(self.alignment.b_ids[np.asarray(self.b.site)])
+        return np.asarray(self.alignment.b_ids[self.b.site])
 
     @cached_property
     def state_of(self) -> Codes:
@@ -247,7 +247,7 @@ class Table:
     def order_of(self) -> npt.NDArray[np.float64]:
         """When each site was recorded in run a; infinity where it was not."""
         order = np.full(self.alignment.size, np.inf)
-        order[self.sites_a] = np.asarray(self.a.sequence)
+        order[self.sites_a] = self.a.sequence
         return order
 
     @cached_property
@@ -278,9 +278,15 @@ class Table:
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, site: int, side: str) -> Any:
-        """A site's sketch, float64 (16,); None where there is none."""
+        """A site's sketch, float64 (16,); None where there is none, or where it is not finite."""
         row, batch = self._record(site, side)
-        return None if row is None or batch.sketch is None else np.asarray(batch.sketch[row], dtype=np.float64)
+        sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
+        return sketch if sketch is not None and np.isfinite(sketch).all() else None
+
+    def sketches(self, site: int) -> tuple[Any, Any] | None:
+        """A site's sketches in both runs; None where one has none."""
+        a, b = self.sketch(site, "a"), self.sketch(site, "b")
+        return None if a is None or b is None else (a, b)
 
     def plain(self, site: int, side: str) -> str | None:
         """A value's text, or a scalar tensor's value."""

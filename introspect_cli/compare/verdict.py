@@ -6,23 +6,24 @@ cannot be told.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
+from introspect_cli.compare.outcome import names_of, within
 from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.copies import copies_words
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.settings import describe
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
 from introspect_cli.compare.result import Counts, StructureChange, Verdict
-from introspect_cli.compare.results import names_of, within
 from introspect_cli.compare.structure import changes_of, sentence_of
 from introspect_cli.compare.watched import failed
 from introspect_cli.labels import step_words
@@ -47,23 +48,15 @@ def structure_of(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[Struct
 
 def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
     """How much was compared and what came of it, over all ranks."""
-    tallies = [outcome.tally for outcome in outcomes]
-    records = sum(tally.records for tally in tallies)
-    diverged = sum(tally.diverged for tally in tallies)
-    only_a, only_b = sum(tally.only_a for tally in tallies), sum(tally.only_b for tally in tallies)
-    unseen = sum(tally.not_observed for tally in tallies)
+    total: Counter[str] = sum((outcome.tally for outcome in outcomes), Counter())
+    agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
     return Counts(
         steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
         steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
         steps_compared=sum(len(outcome.paired) for outcome in outcomes),
-        steps_diverged=sum(tally.diverged_steps for tally in tallies),
-        records=records,
-        equal=max(records - (diverged - only_b) - unseen - sum(tally.causes for tally in tallies), 0),
-        diverged=diverged,
-        only_a=only_a,
-        only_b=only_b,
-        within=sum(tally.within for tally in tallies),
-        not_observed=max(unseen, sum(tally.blind_both for tally in tallies)),
+        equal=max(agree, 0),
+        not_observed=max(total["not_observed"], total["blind_both"]),
+        **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
     )
 
 
@@ -92,62 +85,61 @@ def undiverged(
     results: bool = False,
 ) -> tuple[Verdict, str]:
     """Verdict and sentence where nothing diverged, or nothing that a result rests on."""
-    if not counts.steps_compared:
-        if options.steps:
-            return Verdict.UNDECIDED, "Could not tell: no selected step is in both runs."
-        return Verdict.UNDECIDED, "Could not tell: the runs have no step in common."
-    if not counts.records or counts.equal + counts.within == 0:
-        return Verdict.UNDECIDED, "Could not tell: the runs have nothing in common that both observed."
-    unseen = sum(outcome.tally.blind_both for outcome in outcomes)
-    if 2 * unseen > counts.records:
-        return (
-            Verdict.UNDECIDED,
-            f"Could not tell: about {unseen:,} of {count(counts.records, 'record')} in common could not be observed.",
-        )
-    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
-    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-    until = f"up to and including {step_words(last, reader.labels.get(last, {}))}"
-    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
-    if blind is not None and not results:
-        number = sum(outcome.tally.blind for outcome in outcomes)
-        return (
-            Verdict.UNDECIDED,
-            (
-                f"Could not tell: all that both runs saw agrees, but {count(number, 'record')} only one of them "
-                f"could see (the first: {blind.blind_site})."
-            ),
-        )
-    for outcome in outcomes:
-        paired = outcome.paired
-        if paired.tail_a or paired.tail_b:
-            long, short, tail = ("a", "b", paired.tail_a) if paired.tail_a else ("b", "a", paired.tail_b)
-            return (
-                Verdict.UNDECIDED,
-                (
-                    f"Could not tell: {'agreed within the tolerance or noise given' if counts.within else 'equal'} "
-                    f"{until}, where run {short} ends; run {long} has "
-                    f"{tail} more step{'s' * (tail > 1)}."
-                ),
-            )
-    if results and (blind is not None or first_of(outcomes) is not None):
+    why = _too_little(options, counts, outcomes) or _one_saw_more(counts, outcomes, results=results)
+    if why:
+        return Verdict.UNDECIDED, f"Could not tell: {why}."
+    until = _until(outcomes)
+    if results and (first_of(outcomes) is not None or any(outcome.tally["blind"] for outcome in outcomes)):
         return Verdict.SAME, _by_results(outcomes, until)
     told = extent(counts, outcomes) + ("," if counts.within else "")
     agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
     reach = furthest_of(outcome.reach for outcome in outcomes)
-    if reach is not None and counts.within and not options.tolerant:
-        return Verdict.SAME, f"{within_words(reach)}: {agree}.{emptied(outcomes)}"
     changes = sentence_of(structure_of(outcomes, same=True))
-    if not changes or options.evaluation is not None:
-        return Verdict.SAME, f"{subject} the same: {agree}.{emptied(outcomes)}"
-    if any(outcome.unrecorded is not None for outcome in outcomes):
-        return (
-            Verdict.UNDECIDED,
-            (
-                f"Could not tell: {agree}, but the results of the steps (losses, gradients, parameters) were not "
-                f"recorded, and not all else is the same.{changes}"
-            ),
-        )
-    return Verdict.SAME, f"The runs have the same numbers: {agree}.{changes}{emptied(outcomes)}"
+    if reach is not None and counts.within and not options.tolerant:
+        agree, changes = f"{within_words(reach)}: {agree}", ""
+    elif not changes or options.evaluation is not None:
+        agree, changes = f"{subject} the same: {agree}", ""
+    elif any(outcome.unrecorded is not None for outcome in outcomes):
+        why = "the results of the steps (losses, gradients, parameters) were not recorded, and not all else is the same"
+        return Verdict.UNDECIDED, f"Could not tell: {agree}, but {why}.{changes}"
+    else:
+        agree = f"The runs have the same numbers: {agree}"
+    return Verdict.SAME, f"{agree}.{changes}{emptied(outcomes)}"
+
+
+def _too_little(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
+    """Why there was too little to compare; "" where there was enough."""
+    if not counts.steps_compared:
+        return "no selected step is in both runs" if options.steps else "the runs have no step in common"
+    if not counts.records or counts.equal + counts.within == 0:
+        return "the runs have nothing in common that both observed"
+    unseen = sum(outcome.tally["blind_both"] for outcome in outcomes)
+    if 2 * unseen > counts.records:
+        return f"about {unseen:,} of {count(counts.records, 'record')} in common could not be observed"
+    return ""
+
+
+def _one_saw_more(counts: Counts, outcomes: Sequence[RankOutcome], *, results: bool) -> str:
+    """What one run alone saw, of records or of steps; "" where both saw the same."""
+    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
+    if blind is not None and not results:
+        number = count(sum(outcome.tally["blind"] for outcome in outcomes), "record")
+        only = f"{number} only one of them could see (the first: {blind.blind_site})"
+        return f"all that both runs saw agrees, but {only}"
+    for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in outcomes):
+        if any(tails):
+            long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
+            agree = "agreed within the tolerance or noise given" if counts.within else "equal"
+            more = f"{tail} more step{'s' * (tail > 1)}"
+            return f"{agree} {_until(outcomes)}, where run {short} ends; run {long} has {more}"
+    return ""
+
+
+def _until(outcomes: Sequence[RankOutcome]) -> str:
+    """The last step that was compared: `up to and including step 12`."""
+    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
+    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
+    return f"up to and including {step_words(last, reader.labels.get(last, {}))}"
 
 
 def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
@@ -163,9 +155,9 @@ def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
     if best is not None and best.first is not None:
         first = best.first
         text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
-    blind = next((outcome for outcome in outcomes if outcome.tally.blind), None)
+    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
     if blind is not None:
-        number = sum(outcome.tally.blind for outcome in outcomes)
+        number = sum(outcome.tally["blind"] for outcome in outcomes)
         unseen = f"{count(number, 'record')} that only one run could see (the first: {blind.blind_site})"
         text += f" Nothing is said of {unseen}."
     return f"{text}{sentence_of(structure_of(outcomes, same=False))}{emptied(outcomes)}"
@@ -186,11 +178,11 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
         every += len(batch)
         if "nans" not in batch.counts:
             continue
-        sizes = Layouts(reader.layouts).numel[np.asarray(batch.layout)]
+        sizes = Layouts(reader.layouts).numel[batch.layout]
         rows = np.flatnonzero((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
         empty += len(rows)
         if len(rows) and not name:
-            first = int(rows[np.argmin(np.asarray(batch.sequence)[rows])])
+            first = int(rows[np.argmin(batch.sequence[rows])])
             name = what(reader.record(batch, first, step).site)
     if not empty:
         return ""
@@ -234,8 +226,8 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     return text
 
 
-def lines_of(scene: Scene) -> tuple[str, ...]:
-    """What the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+def agreeing_lines(scene: Scene) -> tuple[str, ...]:
+    """What agrees before the first divergence: steps, and records of its step, one sentence each."""
     clauses = []
     if scene.steps_before:
         last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
@@ -252,6 +244,12 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         rest += [f"{other:,} different"] if other else []
         also = f"; {', '.join(rest)}" if rest else ""
         clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
+    return tuple(clauses)
+
+
+def lines_of(scene: Scene) -> tuple[str, ...]:
+    """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+    clauses = []
     if scene.tolerated:
         clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
     clauses += lines(scene.cause.evidence)

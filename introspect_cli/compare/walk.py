@@ -15,35 +15,34 @@ from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.evidence import Cause, Known, least
 from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
 from introspect_cli.compare.join.steps import Paired, Sides, differing, open_tails, pair_steps
-from introspect_cli.compare.outcome import RankOutcome
-from introspect_cli.compare.overview import Heat
-from introspect_cli.compare.passes.choose import brings_values, choose
-from introspect_cli.compare.passes.combine import combine
-from introspect_cli.compare.passes.cover import cover, evaluates
-from introspect_cli.compare.passes.form import form, forms_of
-from introspect_cli.compare.passes.origins import origins, shown_by
-from introspect_cli.compare.passes.pair import matched, pair
-from introspect_cli.compare.passes.separate import separate
-from introspect_cli.compare.passes.tolerate import tolerate
-from introspect_cli.compare.reasons.base import judge
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Resumption, Role
-from introspect_cli.compare.results import (
+from introspect_cli.compare.origins import origins, shown_by
+from introspect_cli.compare.outcome import (
+    RankOutcome,
     agreed_kinds,
     records_results,
     results_agree,
     results_known,
     watches_results,
 )
+from introspect_cli.compare.overview import Heat
+from introspect_cli.compare.passes.choose import brings_values, choose
+from introspect_cli.compare.passes.combine import combine
+from introspect_cli.compare.passes.cover import cover, evaluates
+from introspect_cli.compare.passes.form import form, forms_of
+from introspect_cli.compare.passes.pair import matched, pair
+from introspect_cli.compare.passes.separate import separate
+from introspect_cli.compare.passes.tolerate import tolerate
+from introspect_cli.compare.reasons.base import judge
+from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.result import Resumption, Role
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
-from introspect_cli.compare.watched import options_of
+from introspect_cli.compare.watched import lists, options_of
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.whole import Reader, readers_of
 
@@ -91,13 +90,16 @@ class Walk:
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         sides = self.comparison.sides
+        for reader, rows in ((sides.a, self.outcome.paired.rows_a), (sides.b, self.outcome.paired.rows_b)):
+            reader.ahead(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
                 self._take(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                outcome.later += len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                records = len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break
@@ -140,8 +142,7 @@ class Walk:
     # --- counts
 
     def _count(self, **more: int) -> None:
-        tally = self.outcome.tally
-        self.outcome.tally = replace(tally, **{name: getattr(tally, name) + number for name, number in more.items()})
+        self.outcome.tally.update(more)
 
     def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
@@ -204,7 +205,7 @@ class Walk:
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if self._only_causes(chosen):
             return
-        self._count(diverged_steps=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b))
+        self._count(steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b))
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
@@ -300,14 +301,12 @@ class Walk:
             self.outcome.shared = materialise(step, position, judge(step, position))
 
 
-def compare_rank(
-    sides: Sides, options: DiffOptions, offset: int, ends: tuple[int | None, int | None] = (None, None)
-) -> RankOutcome:
+def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome:
     """Compare one rank of two runs."""
     wanted = options.wants_step if options.steps else None
     started = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, ends), started, offset, listing)
+    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, sides.ends), started, offset, listing)
     outcome = RankOutcome(sides.rank, paired, offset)
     comparison = Comparison(sides, options, offset)
     outcome.gathered = comparison.gathered
@@ -319,16 +318,15 @@ def compare_rank(
     if places:
         Walk(comparison, outcome).run(places)
         if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
-            return compare_rank(sides, replace(options, strict=True), offset, ends)
+            return compare_rank(sides, replace(options, strict=True), offset)
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
     outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
     outcome.foreign = sum(seed is not None for seed in sides.seeds) - len(seeds)
     records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
-    blind = _blind_rows(sides.a, paired, counted)
+    outcome.tally.update(records=records, blind_both=_blind_rows(sides.a, paired, counted))
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = resumption_of(comparison)
-    outcome.tally = replace(outcome.tally, records=records + outcome.tally.records, blind_both=blind)
     return outcome
 
 

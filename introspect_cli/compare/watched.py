@@ -1,7 +1,8 @@
 """What a capture was told to watch, as its manifest says: which sites that means, and the notes on it.
 
 A site that only one run has may mean that the model changed, or just that the other capture was told not to look.
-The manifests tell which.
+The manifests tell which. A run that was made of somebody's arrays lists some values, and need not know which came
+first: that it lacks one says only that nobody wrote it there.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.join.listed import lists
-from introspect_cli.compare.join.listed import notes as listing_notes
 from introspect_cli.compare.join.sites import KINDS, Alignment, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase
 
@@ -53,6 +52,16 @@ def chooses_modules(manifest: dict[str, Any]) -> bool:
     """Whether a capture was told to leave modules out."""
     options = options_of(manifest)
     return any(options.get(name) not in (None, []) for name in _FILTERS)
+
+
+def lists(manifest: dict[str, Any]) -> bool:
+    """Whether a run lists values that were written elsewhere, so that what it lacks means nothing."""
+    return manifest.get("listed") is True
+
+
+def ordered(manifest: dict[str, Any]) -> bool:
+    """Whether the order of a run's records is that in which they were computed."""
+    return manifest.get("ordered") is not False
 
 
 def failed(manifest: dict[str, Any]) -> bool:
@@ -173,8 +182,10 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Sentences on what the captures were told to watch, where that differs."""
-    if lists(manifest_a) or lists(manifest_b):
-        return listing_notes(manifest_a, manifest_b)
+    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if lists(manifest)]
+    if listing:
+        text = "lists values that were written elsewhere: what it does not list is not compared."
+        return [f"Run {name} {text}" for name in listing]
     notes = []
     kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
     if kinds_a and kinds_b:

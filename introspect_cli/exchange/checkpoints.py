@@ -2,14 +2,14 @@
 
 Every verb opens what it is given here. A run is opened as it is; a checkpoint is read once, tensor by tensor, into a
 run of one step in a temporary directory that goes when it is closed: the same checksums, statistics and sketches as a
-capture of the same values has, so that nothing that reads runs need know of checkpoints.
+capture of the same values has, so that nothing that reads runs need know of checkpoints. What reads them is imported
+for them alone: most paths are runs.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.exchange.checkpoint_files import SUFFIXES, is_tensors, read_any
-from introspect_cli.exchange.checkpoint_state import sites_below, state_of
-from introspect_cli.exchange.incoming import Incoming, value, write_run
 from introspect_cli.inspect.runs import chosen
-from introspect_cli.records import Site, SiteInfo, Summary
+from introspect_cli.records import SiteInfo
 from introspect_cli.store.files import MANIFEST
-from introspect_cli.store.pack import is_pack, is_remote
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import is_pack
 from introspect_cli.store.reader import Run, open_run
 from introspect_cli.store.tensorfile import widened
-from introspect_cli.tensors.arrays import Pieces, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
+
+    from introspect_cli.records import Site, Summary
+    from introspect_cli.tensors.arrays import Pieces
 
 
 _LARGEST_AGAIN = 1 << 24
@@ -47,6 +47,8 @@ def is_checkpoint(path: str | Path) -> bool:
     try:
         if (Path(path) / MANIFEST).exists():
             return False
+        from introspect_cli.exchange.checkpoint_files import is_tensors
+
         return is_tensors(path) and not (Path(path).suffix == ".zip" and is_pack(path))
     except (OSError, ValueError):
         return False
@@ -65,12 +67,20 @@ def open_any(path: str | Path) -> Run:
     try:
         return open_run(path)
     except NoRunError as error:
+        if is_remote(path):  # where no checkpoint is read
+            raise
+        from introspect_cli.exchange.checkpoint_files import SUFFIXES
+
         raise StoreError(
             f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
         ) from None
 
 
 def _opened(path: Path) -> Run:
+    from introspect_cli.exchange.checkpoint_files import read_any
+    from introspect_cli.exchange.checkpoint_state import sites_below, state_of
+    from introspect_cli.tensors.arrays import Pieces
+
     tree = read_any(path)
     try:
         state = state_of(tree, order_counts=not _sorted_by_name(path))
@@ -107,6 +117,9 @@ def _sorted_by_name(path: Path) -> bool:
 
 def summarised(held: Any) -> Summary:
     """What is kept of a tensor, or of a plain value."""
+    from introspect_cli.exchange.incoming import value
+    from introspect_cli.tensors.arrays import Pieces, summary_of
+
     return summary_of(held, widened) if isinstance(held, Pieces) else value(held)
 
 
@@ -114,6 +127,10 @@ def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
     """A run of one step, opened, which is gone when it is closed."""
+    import tempfile
+
+    from introspect_cli.exchange.incoming import Incoming, write_run
+
     place = Path(tempfile.mkdtemp(prefix="introspect-"))
     try:
         rows = tuple((site, SiteInfo(), summary) for site, summary in summaries.items())

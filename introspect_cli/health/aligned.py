@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase
-from introspect_cli.store.batch import StepBatch, l2_norm
+from introspect_cli.store.batch import StepBatch, fitted, l2_norm
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import WholeReader
 
@@ -209,7 +209,7 @@ class AlignedStep:
         self.step, self.batches, self.sites, self._readers = step, batches, ranks.sites, ranks.readers
         rows: dict[int, dict[int, int]] = {}
         for (rank, batch), numbers in zip(batches.items(), ranks.whole.numbers, strict=True):
-            for row, number in enumerate(numbers[np.asarray(batch.site)].tolist()):
+            for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows
         self._by_kind: dict[tuple[str, str], list[int]] = {}
@@ -288,7 +288,7 @@ class AlignedStep:
             numel = np.float64(self.layout(rank, row).numel)
             sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], numel)))
         larger = max(sizes)
-        scale = float(x @ y) / float(x @ x) if x @ x else np.nan
+        scale, rest = fitted(x, y)
         several = self.layout(*one).numel > 1  # a single one is always a multiple
-        multiple = several and abs(scale) > 0 and np.linalg.norm(y - scale * x) < _MULTIPLE * np.linalg.norm(y)
+        multiple = several and abs(scale) > 0 and rest < _MULTIPLE
         return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan

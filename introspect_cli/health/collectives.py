@@ -79,7 +79,7 @@ class Collectives(Gathered):
     def _calls(self, rank: int, batch: StepBatch) -> dict[tuple[str, int], Call]:
         """The collectives of a rank, by group and number."""
         calls: dict[tuple[str, int], Call] = {}
-        sites, numbers = self._sites[rank], np.asarray(batch.site)
+        sites, numbers = self._sites[rank], batch.site
         for row in np.flatnonzero(np.isin(numbers, list(sites))).tolist():
             group, number, path, source = sites[int(numbers[row])]
             call = calls.get((group, number)) or Call("", source, {})

@@ -21,7 +21,8 @@ from introspect_cli.inspect.overview import size_on_disk
 from introspect_cli.records import clean, perturbed_by
 from introspect_cli.records import count as run_count
 from introspect_cli.store.files import MANIFEST, RUNS, DamageError
-from introspect_cli.store.pack import ENDING, is_pack, is_remote
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:

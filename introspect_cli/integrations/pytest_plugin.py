@@ -2,7 +2,7 @@
 
 A test of training asserts that numbers are what they were; where they are not it should say at which step and module
 they diverge, and not print two tensors. The fixture captures in the test's own process, so that fixtures, monkeypatches
-and coverage work as in any test.
+and coverage work as in any test. A training that takes long is compared while it goes on, and ends where it diverges.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class Checks:
     ) -> None:
         """Assert that a function trains as it did when the golden run was saved.
 
+        Where the golden run took 20 seconds or more, the function is ended soon after the first divergence: a
+        SystemExit comes out of the optimizer's step.
+
         Args:
             path: the golden run, relative to the test's file.
             train: what trains; called once, without arguments.
@@ -58,14 +61,17 @@ class Checks:
             atol: tolerated root-mean-square difference.
         """
         __tracebackhide__ = True
-        from introspect_cli.rerun.golden import ABOUT, KINDS, Golden, compared, keep
+        from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compared, keep, took_long
 
         place = self._folder / path
         golden = Golden(steps=0, tolerance={"": (rtol, atol)} if rtol or atol else {})
         if not self._update and not (place / ABOUT).exists():
             pytest.fail(f"no golden run at {place}: save it with `pytest {_UPDATE}` and commit it", pytrace=False)
+        options: dict[str, Any] = {"record": KINDS}
+        if not self._update and took_long(place):
+            options |= {"against": str(place / STORE), "stop": True, "diff": f"--rtol {rtol} --atol {atol}"}
         with tempfile.TemporaryDirectory() as folder:
-            run = _captured(None, Path(folder) / "run", train, record=KINDS)
+            run = _captured(None, Path(folder) / "run", train, **options)
             if self._update:
                 keep(run, golden, place)
                 return
@@ -108,10 +114,16 @@ def _called(model: Any, inputs: Any) -> None:
 
 def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
     from introspect_cli.api import capture
+    from introspect_cli.store.reader import open_run
 
     small = {"env": False, "packages": False, "source": False, "stats": "none"}
-    with capture(model, path, **small, **options):
-        work()
+    try:
+        with capture(model, path, **small, **options):
+            work()
+    except SystemExit:
+        with open_run(path) as run:
+            if run.manifest.get("stopped") is not True:  # else the comparison has ended it
+                raise
     return path
 
 

@@ -24,7 +24,13 @@ _PATIENCE = 5
 
 
 def follow(
-    path: Path, take: Callable[[RankReader, int], None], *, pause: float = 1.0, wait: bool = True
+    path: str | Path,
+    take: Callable[[RankReader, int], None],
+    *,
+    pause: float = 1.0,
+    wait: bool = True,
+    rank: int | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunState]:
     """Hand on every step of a run's lowest rank, in order, until the run is over.
 
@@ -33,6 +39,8 @@ def follow(
         take: called with the rank and the number of a step.
         pause: seconds between two looks.
         wait: whether to wait for a run that is being written; else what is there is all.
+        rank: the only one to look at; the lowest of all, where it is None.
+        look: called after each look.
 
     Returns:
         how many steps there were, and how the run ended.
@@ -43,7 +51,7 @@ def follow(
     last, count, failed = -1, 0, 0
     while True:
         try:
-            with open_run(path) as run:
+            with open_run(path, only=None if rank is None else {rank}) as run:
                 state = run.state
                 reader = run.rank(run.ranks[0]) if run.ranks else None
                 new = [step for step in reader.entries["step"].tolist() if step > last] if reader is not None else []
@@ -57,6 +65,7 @@ def follow(
             if failed > _PATIENCE or not wait:
                 raise
             state = RunState.RUNNING
+        look()
         if state is not RunState.RUNNING or not wait:
             return count, state
         time.sleep(pause)

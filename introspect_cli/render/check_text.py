@@ -101,7 +101,7 @@ def watch_blocks(
         blocks += _curve(curve, room, ascii_only=ascii_only)
     blocks.append(line())
     if against is not None:
-        blocks += _distance(look, *against, room)
+        blocks += _distance(look, *against)
     for finding in look.check.findings[:_FINDINGS]:
         head = (f"{finding.level.value}: ", _STYLE[finding.level]), (finding.rule, "heading")
         blocks.append(Line((*head, (f" from step {finding.step}: {clean(finding.site)}", ""))))
@@ -111,6 +111,10 @@ def watch_blocks(
         blocks.append(line(f"and {more} more (`introspect check` lists them)", "dim"))
     checked = summary(look.check) if look.check.checked else "no rule has what it looks at yet"
     blocks.append(line(f"check: {checked}", "dim"))
+    # The last, since a terminal may have no rows left for it.
+    result = against[1] if against is not None else None
+    if result is not None and result.verdict is Verdict.DIVERGED:
+        blocks += map_blocks(result, room, _MODULES)
     return blocks
 
 
@@ -136,7 +140,7 @@ def _curve(curve: Curve, room: int, *, ascii_only: bool) -> list[Block]:
     ]
 
 
-def _distance(look: Look, name: str, result: DiffResult | None, room: int) -> list[Block]:
+def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:
     if result is None:
         return [line(f"against {clean(name)}: nothing to compare yet", "dim"), line()]
     if result.verdict is Verdict.DIVERGED:
@@ -148,7 +152,4 @@ def _distance(look: Look, name: str, result: DiffResult | None, room: int) -> li
         within = f", {counts.within:,} of them within the tolerance" if counts.within else ""
         agree = f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')} agree{within}"
         said, style = f"no divergence so far: {agree}", "good" if counts.equal else "unsure"
-    blocks: list[Block] = [line(f"against {clean(name)}: {clean(said)}", style)]
-    if result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, room, _MODULES)
-    return [*blocks, line()]
+    return [line(f"against {clean(name)}: {clean(said)}", style), line()]

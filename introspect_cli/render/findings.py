@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.origins import head_of, together
-from introspect_cli.compare.reasons.settings import describe
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.result import DiffResult, Reach, Restored, Resumption, SettingChange, StepReach, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.records import count

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.element.elements import ulp_words
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.health.findings import CheckResult, Level
 from introspect_cli.records import Summary, count
 from introspect_cli.render.divergence_text import elements_words
 from introspect_cli.render.text import clean, number, statistic
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.element.grid import Picture
     from introspect_cli.compare.result import DiffResult
+    from introspect_cli.health.findings import CheckResult
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ _SHADES = 12
 
 def text(value: object, limit: int = 400) -> str:
     """Any text, harmless: control characters shown as escapes, markup as characters."""
+    from html import escape  # with a table of entities, which a comparison on a terminal does not need
+
     return escape(clean(str(value), limit))
 
 
@@ -111,6 +112,8 @@ def settings_table(result: DiffResult) -> str:
 
 def findings(checks: Sequence[CheckResult]) -> str:
     """What `check` found in each run."""
+    from introspect_cli.health.findings import Level
+
     parts = []
     for name, check in zip("ab", checks, strict=False):
         if len(checks) > 1:

@@ -60,7 +60,7 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
         ("ended", "" if source else _ending(run)),
         ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} on disk"),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("perturbed", _perturbed(manifest)),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
@@ -80,9 +80,14 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("checkpoint", run.path),
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
-        ("size", f"{human_size(run.size)} on disk"),
+        ("size", f"{human_size(run.size)} {_where(run)}"),
         ("its tensors", "introspect show CHECKPOINT --step 0 lists them, --settings its plain values"),
     ]
+
+
+def _where(run: Overview) -> str:
+    """Where the files of a run are."""
+    return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
 def _perturbed(manifest: dict[str, Any]) -> str:

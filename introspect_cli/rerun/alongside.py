@@ -10,7 +10,7 @@ twice as long as it worked.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ PAUSE = 0.05
 """Seconds between two looks at a run that goes on, at least."""
 
 _PATIENCE = 5
-"""How often in a row a run may be unreadable: between two looks, a writer may be about to replace a file."""
+"""How often in a row one of the runs may be unreadable: a writer may be about to replace a file, or all of it."""
 
 _REST = 2
 _TRAINING = {Phase.BACKWARD.value, Phase.OPTIMIZER.value}
@@ -84,18 +84,18 @@ def alongside(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    digests, one = Digests(), reference()
+    digests = Digests()
+    one: Run | None = None
     told, waiting, failed, rest_until, last = False, False, 0, 0.0, -1
-    try:
-        digests.read(one)
+    with ExitStack() as held:
         while True:
             began = time.monotonic()
             try:
                 with open_run(path) as run:
                     over = run.state is not RunState.RUNNING
-                    if one.state is RunState.RUNNING:
-                        one.close()
-                        one = reference()
+                    if one is None or may_grow(one):
+                        held.close()
+                        one = held.enter_context(reference())
                         digests.read(one)
                     waiting = (digests.differ(run) or waiting) and not told
                     if over:
@@ -118,9 +118,13 @@ def alongside(
                 failed += 1
                 if failed > _PATIENCE:
                     raise
+                one = None  # another run may lie there by now
             time.sleep(max(pause, _REST * (time.monotonic() - began)))
-    finally:
-        one.close()
+
+
+def may_grow(reference: Run) -> bool:
+    """Whether a reference may have more by now than when it was opened: it goes on, or is just being written anew."""
+    return reference.state is RunState.RUNNING or reference.last_step is None
 
 
 def may_be_judged(reference: Run, run: Run) -> bool:

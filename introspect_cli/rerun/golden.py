@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
-from introspect_cli.rerun.variant import LONG, took
+from introspect_cli.rerun.variant import LONG, log_of, logged, took
 from introspect_cli.store import documents
 from introspect_cli.store.files import GOLDEN_RUN
 from introspect_cli.store.pack import pack
@@ -120,6 +120,16 @@ def _kept(path: Path) -> Run:
         raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
 
 
+def took_long(path: Path) -> bool:
+    """Whether a golden run took so long that it pays to compare another with it while that goes on.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    with _kept(path) as run:
+        return took(run) >= LONG
+
+
 def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> DiffResult:
     """Run the script of a golden run again and compare.
 
@@ -131,9 +141,8 @@ def check(path: Path, *, noise: bool = False, keep_run: Path | None = None) -> D
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
-        with _kept(path) as run:
-            pays = not noise and took(run) >= LONG  # with noise, what may pass is known after both runs
-        stop = ["--against", str(path), "--stop"] if pays else []
+        # with noise, what may pass is known after both runs
+        stop = ["--against", str(path), "--stop"] if not noise and took_long(path) else []
         runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         if keep_run is not None:
             shutil.copytree(runs[0], keep_run, dirs_exist_ok=True)
@@ -190,15 +199,12 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
     """
     options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
     command = [sys.executable, "-m", "introspect_cli", "capture", "-q", *options, "-o", str(run), *golden.words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - the user's script
-    try:
-        with open_run(run) as captured:
-            if any(len(captured.rank(rank)) for rank in captured.ranks):
-                return run
-    except StoreError:
-        pass
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition(os.linesep)[2]
-    raise StoreError(f"the script recorded nothing and ended with code {done.returncode}{f': {said}' if said else ''}")
+    code = logged(command, log_of(run), Path.cwd())
+    with suppress(StoreError), open_run(run) as captured:
+        if any(len(captured.rank(rank)) for rank in captured.ranks):
+            return run
+    said = log_of(run).read_text(errors="replace").strip().rpartition(os.linesep)[2]
+    raise StoreError(f"the script recorded nothing and ended with code {code}{f': {said}' if said else ''}")
 
 
 def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:

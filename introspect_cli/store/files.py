@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import sys
 import threading
@@ -56,6 +57,13 @@ SITES = "sites.arrow"
 LAYOUTS = "layouts.arrow"
 MODULES = "modules.arrow"
 STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+
+NAMES = re.compile(
+    r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
+    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
+    r"|sources/[0-9a-f]{16}\.gz)"
+)
+"""Files of a run, by their paths in it."""
 
 LIMIT_DOCUMENT = 4 << 20
 """Bytes of a YAML document."""
@@ -160,6 +168,19 @@ class Handle:
         if not _ends():  # python has begun to take modules apart; the system closes what is left
             self.close()
 
+    @property
+    def unfinished(self) -> float:
+        """When it was sent to object storage, in seconds since 1970, if more was to follow; else 0."""
+        return 0.0
+
+    def held(self) -> bool:
+        """Whether a process is writing it, as far as its lock tells."""
+        return lock_held(self.fd)
+
+    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
+        """Where a byte lies, for messages."""
+        return self.path
+
     def size(self) -> int:
         """Bytes in the file now."""
         return os.fstat(self.fd).st_size
@@ -235,6 +256,11 @@ class Appended(Handle):
 class Folder(Handle):
     """An open directory."""
 
+    @property
+    def size_elsewhere(self) -> int:
+        """Bytes of its files where they are not on disk."""
+        return 0
+
     @classmethod
     def at(cls, path: str) -> Folder:
         """The directory at `path`, which may be a link: a person named it."""
@@ -260,6 +286,9 @@ class Folder(Handle):
             raise
         except OSError as error:
             raise unreadable(path, error) from None
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Hear which directories are looked into next: one that is far away fetches what it can at once."""
 
     def file(self, name: str) -> Handle:
         """The regular file `name` inside this directory, for reading.
@@ -421,6 +450,6 @@ def is_locked(folder: Folder) -> bool:
     """Whether a capture holds the run in `folder`."""
     try:
         with folder.file(LOCK) as handle:
-            return lock_held(handle.fd)
+            return handle.held()
     except FileNotFoundError:
         return False

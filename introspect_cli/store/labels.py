@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import NAMES, NUMBERED
 from introspect_cli.store.files import LABEL, DamageError, reason
+from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ def _label(name: str, value: Any) -> Label | None:
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
-def write_label(path: Path, text: str) -> None:
+def write_label(path: str | Path, text: str) -> None:
     """Write what a person says of the run at `path`; no text removes it."""
+    if is_remote(path):
+        raise StoreError(f"cannot label {path}: label the run where it was recorded, and publish it again")
     folder = open_store(path)
     try:
         if text:

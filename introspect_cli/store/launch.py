@@ -235,16 +235,29 @@ def rank_list(ranks: list[int]) -> str:
 
 
 def endings(
-    size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
+    size: int,
+    last: Mapping[int, int | None],
+    ended: Mapping[int, bool],
+    left_out: Collection[int] = (),
+    unfinished: Collection[int] | None = None,
 ) -> list[str]:
-    """Sentences on ranks that left nothing, or that ended before the others."""
+    """Sentences on ranks that left nothing, or that ended before the others.
+
+    Args:
+        size: how many ranks there are.
+        last: the last step of each that is there.
+        ended: whether each ended by itself.
+        left_out: those that were to record nothing.
+        unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
+    """
     out = []
+    left = "left" if unfinished is None else "sent"
     absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
     if absent:
-        out.append(f"{rank_list(absent)} of {size} left nothing".replace("rank", "Rank", 1))
+        out.append(f"{rank_list(absent)} of {size} {left} nothing".replace("rank", "Rank", 1))
     silent = [rank for rank, step in last.items() if step is None]
     if silent:
-        out.append(f"{rank_list(silent)} of {size} left no step".replace("rank", "Rank", 1))
+        out.append(f"{rank_list(silent)} of {size} {left} no step".replace("rank", "Rank", 1))
     ended_with = {rank: step for rank, step in last.items() if step is not None}
     latest = max(ended_with.values(), default=-1)
     by_step: dict[int, list[int]] = {}
@@ -252,7 +265,13 @@ def endings(
         if step < latest or not ended[rank]:
             by_step.setdefault(step, []).append(rank)
     for step, ranks in sorted(by_step.items()):
-        cut = [rank for rank in ranks if not ended[rank]]
+        unsent = [rank for rank in ranks if rank in (unfinished or ())]
+        if unsent:
+            out.append(
+                f"What {rank_list(unsent)} of {size} sent ends with step {step}: its last pieces may be missing, and "
+                "more may lie where it was recorded"
+            )
+        cut = [rank for rank in ranks if not ended[rank] and rank not in unsent]
         if cut:
             was = "was" if len(cut) == 1 else "were"
             out.append(f"{rank_list(cut)} of {size} {was} cut off after step {step}".replace("rank", "Rank", 1))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import MANIFEST, reason
 from introspect_cli.store.launch import launch_of
-from introspect_cli.store.pack import files_of, open_store
+from introspect_cli.store.pack import files_of, local, open_store
 from introspect_cli.store.reader import RunState, open_run, read_manifest
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 
 
-def merge(sources: Sequence[Path], out: Path, *, texts: bool = True) -> list[int]:
+def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> list[int]:
     """Copy the ranks of one launch into one run.
 
     Args:
-        sources: directories of runs, each with some of the ranks, or packs of them.
+        sources: directories of runs, each with some of the ranks, packs of them, or URLs.
         out: the directory of the run, which must not exist.
         texts: whether the text of source files goes with them.
 
@@ -73,7 +73,7 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
         raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
 
 
-def _job(source: Path) -> str:
+def _job(source: str | Path) -> str:
     """What all runs of a launch have in common."""
     with open_run(source) as run:
         launch = launch_of(run.manifest)
@@ -84,12 +84,12 @@ def _job(source: Path) -> str:
         return str(launch.get("job"))
 
 
-def _copy(sources: Sequence[Path], fresh: Path, *, texts: bool) -> None:
-    held: dict[tuple[str, str], Path] = {}
+def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
+    held: dict[tuple[str, str], str | Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
-    for source in sources:
-        with open_store(source) as folder:
-            path = Path(folder.path)
+    with ExitStack() as stack:
+        for source in sources:
+            path = stack.enter_context(local(source))
             for name, file in files_of(path, sources=texts):
                 match = _PLACE.fullmatch(name)
                 assert match is not None
@@ -104,11 +104,11 @@ def _copy(sources: Sequence[Path], fresh: Path, *, texts: bool) -> None:
                 # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
                 if rank is not None or not target.exists():
                     shutil.copyfile(file, target)
-    for attempt, (_, path) in ids.items():
-        shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
+        for attempt, (_, path) in ids.items():
+            shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
 
 
-def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: Path) -> None:
+def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
     """That the ranks of an attempt are of one run."""
     if attempt in ids and ids[attempt][1] == path:
         return

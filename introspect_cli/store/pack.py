@@ -1,9 +1,10 @@
-"""Where a run lies: a directory, a file that it was packed into, or such a file elsewhere (`https://`, `s3://`, ...).
+"""Where a run lies: a directory, a file it was packed into, or either of these elsewhere (`https://`, `s3://`, ...).
 
 A directory of a thousand files is no thing to mail. `pack` writes a zip of it; every reader takes the zip where it
 takes a directory, by unpacking it once into a cache that is named by its content. A zip from a stranger may hold any
 name and claim any size: only names that a store has are unpacked, nothing larger than it claims, and no more in all
-than a store of that size could hold. What lies elsewhere is fetched through fsspec into the same cache.
+than a store of that size could hold. A pack
+elsewhere is fetched through fsspec into the same cache; a run in object storage is read where it lies (`remote`).
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-import zipfile
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files import LOCK, MANIFEST, SOURCES, Folder, innocent, reason
+from introspect_cli.store.files import LOCK, MANIFEST, NAMES, SOURCES, Folder, innocent, reason
+from introspect_cli.store.objects import NothingThereError, Storage, failure, is_remote
+from introspect_cli.store.remote import RemoteFolder, copy_of, open_remote
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
 
 ENDING = ".introspect.zip"
 
-_NAME = re.compile(
-    r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
-    r"|sources/[0-9a-f]{16}\.gz)"
-)
 _KEY = re.compile(r"[0-9a-f]{32}")
+_PACKED = re.compile(r"\.zip$|^https?://")
+"""URLs of single files; a web server lists no directories."""
+
 _MOST_FILES = 1_000_000
 _MOST_TIMES = 200  # that a store may be larger than its pack; records compress three to tenfold
 _SPARE = 1 << 26
@@ -49,6 +50,9 @@ def open_store(path: str | Path) -> Folder:
         StoreError: there is nothing, or something that is not a directory with a manifest.
     """
     if is_remote(path):
+        remote = None if _PACKED.search(str(path)) else open_remote(str(path))
+        if remote is not None:
+            return remote
         path = fetched(str(path))
     if is_pack(path):
         path = unpacked(path)
@@ -68,10 +72,26 @@ def open_store(path: str | Path) -> Folder:
     return folder
 
 
+@contextmanager
+def local(path: str | Path) -> Iterator[Path]:
+    """A directory with the files of a run, wherever it lies; those in object storage are fetched for the while."""
+    with open_store(path) as folder:
+        if not isinstance(folder, RemoteFolder):
+            yield Path(folder.path)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as place:
+            copy_of(folder, Path(place))
+            yield Path(place)
+
+
 def pack(run: Path, out: Path, *, sources: bool = True) -> int:
     """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
+    import zipfile  # most runs are directories, and this brings three ways of compressing
+
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
@@ -100,7 +120,7 @@ def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
             path = Path(folder) / name
             relative = path.relative_to(run).as_posix()
             wanted = sources or path.parent.name != SOURCES
-            if name != LOCK and wanted and not path.is_symlink() and _NAME.fullmatch(relative):
+            if name != LOCK and wanted and not path.is_symlink() and NAMES.fullmatch(relative):
                 files[relative] = path
     yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
 
@@ -131,6 +151,8 @@ def cache() -> Path:
 
 def unpacked(path: str | Path) -> Path:
     """The directory that holds what a packed run holds, unpacked once."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -154,7 +176,7 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
     """That a pack holds a run and nothing else, and is not larger inside than a run can be."""
     if len(members) > _MOST_FILES:
         raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
-    strange = next((member.filename for member in members if not _NAME.fullmatch(member.filename)), None)
+    strange = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
     if strange is not None or all(member.filename != MANIFEST for member in members):
         why = f"it has no {MANIFEST}" if strange is None else "it holds a file that no run has"
         raise StoreError(f"{path} is not a packed run: {why}; name a directory that `introspect capture -o` made")
@@ -163,6 +185,9 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    import tempfile
+    import zipfile
+
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
     try:
@@ -198,33 +223,16 @@ def _forget_old(used: Path) -> None:
 # --- elsewhere
 
 
-def is_remote(path: str | Path) -> bool:
-    """Whether a path is a URL."""
-    return "://" in str(path)
-
-
 def from_anywhere(path: str | Path) -> str:
     """A run's address, or its path as a process with another working directory finds it; a link stays one."""
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
-def _system(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise StoreError(f'reading {url} needs fsspec: `pip install "introspect-cli[remote]"`') from None
-    try:
-        system: tuple[Any, str] = fsspec.core.url_to_fs(url)
-    except Exception as error:  # each system raises its own
-        raise StoreError(f"cannot reach {url}: {error or type(error).__name__}") from None
-    return system
-
-
 def fetched(url: str) -> Path:
-    """The file behind a URL, fetched once; its size is told on stderr before."""
-    system, path = _system(url)
+    """The packed run behind a URL, fetched once; its size is told on stderr before."""
+    storage = Storage(url)
     try:
-        about = system.info(path)
+        about = storage.system.info(storage.root)
         size = about.get("size") or 0
         mark = next((str(about[key]) for key in _MARKS if key in about), "")
         name = hashlib.blake2b(f"{url} {size} {mark}".encode(), digest_size=16).hexdigest()
@@ -233,20 +241,21 @@ def fetched(url: str) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
             temporary = place.with_name(f".{name}.{os.getpid()}")
-            system.get_file(path, str(temporary))
+            storage.system.get_file(storage.root, str(temporary))
             temporary.replace(place)
-    except FileNotFoundError:
-        raise StoreError(f"there is no run at {url}") from None
     except Exception as error:
-        raise StoreError(f"cannot fetch {url}: {error or type(error).__name__}") from None
+        said = failure("fetch", url, error)
+        raise (
+            NoRunError(f"there is no run at {url}: check the URL") if isinstance(said, NothingThereError) else said
+        ) from None
     return place
 
 
 def sent(file: Path, url: str) -> None:
     """Send a file to a URL; its size is told on stderr before."""
-    system, path = _system(url)
+    storage = Storage(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
     try:
-        system.put_file(str(file), path)
+        storage.system.put_file(str(file), storage.root)
     except Exception as error:
-        raise StoreError(f"cannot send to {url}: {error or type(error).__name__}") from None
+        raise failure("send to", url, error) from None

@@ -10,8 +10,8 @@ ranges: as many cells as there are parts, however large the tensor is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -278,7 +278,7 @@ def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
 
 def share(of: int, whole: int) -> str:
     """A share of a whole as people say it: `3/4`, or `1,234 of 5,678 elements` where that is no simple fraction."""
-    fraction = Fraction(of, whole) if whole else Fraction(0)
-    if fraction.denominator <= _SIMPLE:
-        return f"{fraction.numerator}/{fraction.denominator} of it"
+    common = math.gcd(of, whole) or 1
+    if whole // common <= _SIMPLE:
+        return f"{of // common}/{whole // common or 1} of it"
     return f"{of:,} of its {whole:,} elements"

@@ -27,7 +27,6 @@ from introspect_cli.store.files import (
     DamageError,
     Folder,
     Handle,
-    lock_held,
     unreadable,
 )
 from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
@@ -35,17 +34,20 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.pieces import RemoteFile, fetch
+from introspect_cli.store.remote import RemoteFolder
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
+    from introspect_cli.store.pieces import Range
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
@@ -79,6 +81,7 @@ class RankReader(StepReader):
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
         cut: what is missing of its records although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
+        unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
     def __init__(self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
@@ -98,14 +101,14 @@ class RankReader(StepReader):
         self._run = run
         self._records: Handle | None = None
         self._memory = np.empty(0, np.uint8)
-        index, self.running = _read_index(run, rank)
+        index, self.running, self.unfinished = _read_index(run, rank)
         while True:
             try:
                 self._take(index)
                 break
             except DamageError:
                 # Where steps were dropped just now, another index names other records.
-                again, self.running = _read_index(run, rank)
+                again, self.running, self.unfinished = _read_index(run, rank)
                 if again.generation == index.generation:
                     raise
                 index = again
@@ -281,7 +284,8 @@ class RankReader(StepReader):
             raise unreadable(records.path, error) from None
         view = memoryview(data) if isinstance(data, bytes) else data.data
         if len(data) != length or zlib.crc32(view) != entry["batch_crc"]:
-            raise DamageError(records.path, f"the records of step {step} are not those that were indexed")
+            where = records.place(int(entry["offset"]))
+            raise DamageError(where, f"the records of step {step} are not those that were indexed")
         try:
             batch = self._decoder.decode(view)
             out = StepBatch.of(batch.columns, self._schema)
@@ -298,6 +302,15 @@ class RankReader(StepReader):
         if out.given is not None and not out.given.within(int(entry["n_sites"])):
             raise DamageError(records.path, f"an operator of step {step} names a site that is not there")
         return out
+
+    def ranges(self, rows: Iterable[int]) -> list[Range]:
+        """Where some steps lie in object storage; nothing where the run is on disk."""
+        if not isinstance(self._run, RemoteFolder) or not len(self):
+            return []
+        records = self._records_open()
+        assert isinstance(records, RemoteFile)
+        places = [(int(self.entries["offset"][row]), int(self.entries["length"][row])) for row in rows]
+        return [each for offset, length in places for each in records.ranges(offset, length)]
 
     def _records_open(self) -> Handle:
         """The file of records, for which that of another rank may be closed."""
@@ -319,17 +332,31 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def _read_index(run: Folder, rank: int) -> tuple[Index, bool]:
-    """The index of a rank, and whether a process is writing it."""
+def expect(readers: Iterable[RankReader], *rows: int) -> None:
+    """Hear which steps (positions among the entries) of ranks are read next: from object storage they come at once."""
+    fetch(reader.ranges(rows) for reader in readers)
+
+
+def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool) -> Iterator[StepBatch]:
+    """A step of each rank, `over` what was read so before; from object storage many at once."""
+    there = 0
+    for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
+        if number == there:
+            there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
+        yield reader.read_row(row, over=over)
+
+
+def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
+    """The index of a rank, whether a process is writing it, and when what is there was sent, if more was to follow."""
     try:
         with run.folder(f"rank{rank}") as folder, folder.file(INDEX) as handle:
             try:
-                running = lock_held(handle.fd)
+                running, unfinished = handle.held(), handle.unfinished
                 if handle.size() > LIMIT_INDEX:
                     raise DamageError(handle.path, "it is larger than any index")
                 data = handle.read(0, LIMIT_INDEX)
             except OSError as error:
                 raise unreadable(handle.path, error) from None
     except FileNotFoundError:
-        return EMPTY, False
-    return parse_index(data, rank, handle.path), running
+        return EMPTY, False, 0.0
+    return parse_index(data, rank, handle.path), running, unfinished

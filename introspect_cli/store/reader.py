@@ -7,6 +7,7 @@ exist.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
@@ -34,7 +35,8 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, endings, launch_of, merged, world_size
-from introspect_cli.store.pack import is_remote, open_store
+from introspect_cli.store.objects import is_remote
+from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 
@@ -114,6 +116,7 @@ class Run:
         self.path = path
         self._folder = folder
         self._when_closed: list[Callable[[], None]] = []
+        self._holding: list[int] | None = None
         self.elsewhere: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
@@ -135,11 +138,13 @@ class Run:
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        self._every = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
         readers = {}
         shared = Shared()
+        self._folder.expect([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
             reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
@@ -195,10 +200,18 @@ class Run:
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on an attempt before this one, and on `lost_ranks`; none while the run is being written."""
+        """Sentences on an attempt before this one, on what was not sent, and on `lost_ranks`."""
+        unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
+        if self.state is RunState.RUNNING:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
+            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
+        if unfinished and self.world_size < 2:
+            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
+            where = "its last pieces may be missing, and more may lie where it was recorded"
+            return [f"What was sent of the run {ends}: {where}"]
         launch = launch_of(self.manifest)
         attempt = launch.get("attempt") if launch is not None else None
-        if not attempt or self.world_size < 2 or self.state is RunState.RUNNING:
+        if not attempt or self.world_size < 2:
             return self.lost_ranks
         again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
         return [again, *self.lost_ranks]
@@ -210,7 +223,8 @@ class Run:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        return endings(self.world_size, last, ended, self.left_out)
+        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
+        return endings(self.world_size, last, ended, self.left_out, unfinished if self.size_elsewhere else None)
 
     @cached_property
     def settings(self) -> Settings:
@@ -238,7 +252,8 @@ class Run:
         """
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
-        return next((tensor for place in self._places() if (tensor := _tensor(place, checksum)) is not None), None)
+        places = self._places(self._with_tensors)
+        return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
         """A source file whose text is kept, by its digest; None where it is not.
@@ -257,16 +272,29 @@ class Run:
         """
         return frozenset(digest for place in self._places() for digest in kept_in(place))
 
-    def _places(self) -> Iterator[Folder]:
+    @property
+    def _with_tensors(self) -> list[int]:
+        """The ranks that hold whole tensors: of thousands, none as a rule."""
+        if self._holding is None or self.state is RunState.RUNNING:
+            self._holding = [rank for rank, place in zip(self._every, self._places(), strict=False) if TENSORS in place]
+        return self._holding
+
+    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Folder]:
         """The directories that hold whole tensors and source files: each rank's, where each has its own."""
         if not self.manifests:
             yield self._folder
-        for rank in self.manifests:
+            return
+        for rank in self._every if ranks is None else ranks:
             place = self._folder.folder(f"rank{rank}")
             try:
                 yield place
             finally:
                 place.close()
+
+    @property
+    def size_elsewhere(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.size_elsewhere
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""

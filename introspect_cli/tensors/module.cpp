@@ -215,6 +215,7 @@ PyMethodDef METHODS[] = {
     {"memory", new_memory, METH_O, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
+    {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

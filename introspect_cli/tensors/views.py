@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_begin: Final[Callable[[torch.Tensor], int] | None] = getattr(torch._C, "_data_address", None)  # noqa: SLF001  # no public one
+STORAGE_BEGIN: Final[Callable[[torch.Tensor], int] | None] = getattr(torch._C, "_data_address", None)  # noqa: SLF001  # no public one
 EXPANDED: Final = 1 << 26
 """Elements up to which a tensor is read as its shape says, however little memory it has: it takes 50 ms."""
 REPEATS: Final = 16
@@ -52,15 +52,15 @@ def address_of(tensor: torch.Tensor) -> int:
     Raises:
         RuntimeError: the tensor has no storage.
     """
-    if _begin is None:
+    if STORAGE_BEGIN is None:
         return tensor.data_ptr()
-    return _begin(tensor) + int(tensor.storage_offset()) * tensor.element_size()
+    return STORAGE_BEGIN(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Where a tensor's storage begins, which its views share; 0 where there is none."""
     try:
-        return tensor.untyped_storage().data_ptr() if _begin is None else _begin(tensor)
+        return tensor.untyped_storage().data_ptr() if STORAGE_BEGIN is None else STORAGE_BEGIN(tensor)
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
         return 0
 

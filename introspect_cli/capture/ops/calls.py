@@ -108,13 +108,13 @@ class Calls:
         self._optimizers = optimizers
         self._places = places
         self._into_compiled = into_compiled
-        self._scopes: dict[tuple[str, Phase], Scope] = {}
+        self.scopes: dict[tuple[str, Phase], Scope] = {}
         self._latest = Scope(Phase.DATA, "", "", watched=False)
-        self._by_node: dict[int, OpCall | None] = {}
+        self.by_node: dict[int, OpCall | None] = {}
 
     def clear(self) -> None:
         """Let go of the step's nodes."""
-        self._by_node.clear()
+        self.by_node.clear()
 
     def of(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """Which call this is; None for one that is not looked at.
@@ -161,7 +161,7 @@ class Calls:
             call = repeated.make(scope, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs.
-        self._by_node.setdefault(private_api.next_node() - 1, call)
+        self.by_node.setdefault(private_api.next_node() - 1, call)
         return call
 
     def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
@@ -188,11 +188,11 @@ class Calls:
 
     def _hidden(self) -> None:
         """An operator that is not looked at; nor are those that its autograd node runs."""
-        self._by_node.setdefault(private_api.next_node() - 1, None)
+        self.by_node.setdefault(private_api.next_node() - 1, None)
 
     def origin(self, node: Any) -> OpCall | None:
         """The forward operator that a node was made for, where one was seen."""
-        return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
+        return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_of(self, node: Any) -> OpCall | None:
         """The forward operator whose gradient a node computes; None where that operator was not looked at."""
@@ -200,7 +200,7 @@ class Calls:
         if number == _LAST:
             return self._accumulating(node)
         try:
-            return self._by_node[number]
+            return self.by_node[number]
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
@@ -212,10 +212,10 @@ class Calls:
 
     def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
         """A module in a phase; `watched` None where its name has to be asked."""
-        scope = self._scopes.get((fqn, phase))
+        scope = self.scopes.get((fqn, phase))
         if scope is None:
             wanted = self._names.wanted(fqn) if watched is None else watched
-            scope = self._scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
+            scope = self.scopes[fqn, phase] = Scope(phase, fqn, module_class, watched=wanted)
         return scope
 
 
@@ -229,14 +229,14 @@ class Places:
     def __init__(self) -> None:
         """Start with nothing judged."""
         self._files: dict[CodeType, str | None] = {}
-        self._ours: dict[int, tuple[CodeType, bool]] = {}
+        self.ours: dict[int, tuple[CodeType, bool]] = {}
 
     def is_ours(self, frame: FrameType) -> bool:
         """Whether an operator is called by code of this package (its own reads are no part of the step)."""
         code = frame.f_code
-        judged = self._ours.get(id(code))  # the hash of a code object goes through all of its constants
+        judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
         if judged is None:
-            judged = self._ours[id(code)] = (code, code.co_filename.startswith(sources.OURS))
+            judged = self.ours[id(code)] = (code, code.co_filename.startswith(sources.OURS))
         return judged[1]
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:

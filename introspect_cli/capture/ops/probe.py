@@ -27,6 +27,8 @@ from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.views import STORAGE_BEGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -68,7 +70,7 @@ class OpMode(TorchDispatchMode):
             raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
         probe = self.probe
         if probe.live:
-            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+            probe.results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
         return result
 
 
@@ -112,6 +114,40 @@ class OpProbe:
         self._pushed = threading.local()
         self._handles: list[Any] = []
         self._guarded = context.guard.around(self.name, "operators are", self._stop)
+        self.results: Callable[..., None] = self.record_results
+        """Records what an operator gave: `record_results`, or what is compiled for those that did the same before."""
+        if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
+            self.results = self._compiled(KERNELS, modules)
+
+    def _compiled(self, kernels: Any, modules: ModuleProbe) -> Callable[..., None]:
+        recorder, calls = self._recorder, self._calls
+        made: Any = kernels.operators(
+            self.record_results,
+            self.by_hand,
+            self.of_parameter,
+            recorder,
+            recorder.step_rows,
+            recorder.intake,
+            modules.stack,
+            calls,
+            self._places.ours,
+            self.facts.known,
+            calls.scopes,
+            calls.by_node,
+            self._writers.sites,
+            FLOATS,
+            private_api.compiler,
+            private_api.running_node,
+            private_api.next_node,
+            private_api.tracing_state,
+            STORAGE_BEGIN,
+            torch.Tensor,
+            torch.nn.Parameter,
+            Phase.BACKWARD,
+            Phase.OPTIMIZER,
+        )
+        results: Callable[..., None] = made.results
+        return results
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
@@ -211,6 +247,17 @@ class OpProbe:
                     self._writers.unknown(value)
             elif args and is_parameter(args[0]):
                 self._writers.of(args[0])  # a view of a parameter is known by its memory from here on
+
+    def by_hand(self, site: int, value: torch.Tensor, given: Given) -> None:
+        """Record a result that the compiled intake leaves to us."""
+        with self._guarded:
+            self._recorder.tensor(site, value, given)
+
+    def of_parameter(self, value: torch.Tensor) -> int:
+        """The site of a parameter that an operator is given; -1 where it has none."""
+        with self._guarded:
+            return self._writers.of(value)
+        return -1
 
     def _write_results(
         self,

@@ -59,13 +59,13 @@ class Operators:
     def __init__(self, globs: tuple[str, ...], *, views: bool) -> None:
         self._globs = globs
         self._views = views
-        self._known: dict[int, tuple[Callable[..., Any], OpFacts]] = {}
+        self.known: dict[int, tuple[Callable[..., Any], OpFacts]] = {}
 
     def __call__(self, func: Callable[..., Any]) -> OpFacts:
         """The facts of an operator (an overload, or a higher-order operator, which has no schema)."""
-        known = self._known.get(id(func))
+        known = self.known.get(id(func))
         if known is None:
-            known = self._known[id(func)] = (func, self._learn(func))
+            known = self.known[id(func)] = (func, self._learn(func))
         return known[1]
 
     def _learn(self, func: Any) -> OpFacts:

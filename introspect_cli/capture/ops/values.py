@@ -65,30 +65,30 @@ class Writers:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sites: dict[int, int] = {}
+        self.sites: dict[int, int] = {}
 
     def clear(self) -> None:
         """Let go of the step's."""
-        self._sites.clear()
+        self.sites.clear()
 
     def wrote(self, site: int, value: torch.Tensor) -> None:
         """Note that a tensor's memory holds what a site says."""
         memory = memory_of(value)
         if memory:
-            self._sites[memory] = site
+            self.sites[memory] = site
 
     def unknown(self, value: torch.Tensor) -> None:
         """Note that a tensor's memory holds what no site says."""
-        self._sites.pop(memory_of(value), None)
+        self.sites.pop(memory_of(value), None)
 
     def of(self, value: torch.Tensor) -> int:
         """The site that wrote a tensor's memory last: an operator's, or the parameter's own; -1 where none did."""
         memory = memory_of(value)
-        site = self._sites.get(memory, -1)
+        site = self.sites.get(memory, -1)
         if site < 0 and is_parameter(value):
             name = self._context.names.parameters.of(value)
             if name is not None:
-                site = self._sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
+                site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site
 
     def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:

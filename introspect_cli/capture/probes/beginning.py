@@ -2,9 +2,10 @@
 
 A run whose initialisation was changed differs from the first number on, and the random state when the first step begins
 says no more than that. So until then each seeding is noted with its value and line; each of torch's initialisers that
-draws, with the parameter it fills, its line, and the generator's state before it; and, at the moments between (a
-parameter is registered, a generator is seeded, the first step begins), that something else has drawn since the last of
-them. Nothing is replaced any more when the first step begins.
+draws, with its arguments, the parameter it fills, its line, and the generator's state before it; each module that draws
+when it is called, as in an evaluation, with its mode and the line of the outermost call; and, at the moments between (a
+parameter is registered, a generator is seeded, a module is called, the first step begins), that something else has
+drawn since the last of them. Nothing is replaced any more when the first step begins.
 
 The files that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
 """
@@ -15,6 +16,8 @@ import functools
 import os
 import random
 import sys
+import threading
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.base import Patches, drop
+from introspect_cli.capture.probes.base import Patches, drop, uncounted
 from introspect_cli.records import Kind, clean
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.tensors.views import address_of, unobserved
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.modules import Called, ModuleProbe
 
 FIRST, LAST = 2000, 200
 """How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
@@ -56,23 +61,32 @@ class _Tensor(NamedTuple):
     shape: tuple[int, ...]
 
 
+class _Module(NamedTuple):
+    """What finds a module's name later, and its class where it has none."""
+
+    reference: weakref.ref[nn.Module]
+    class_name: str
+
+
 class Event(NamedTuple):
     """One seeding, or one draw.
 
     Attributes:
         what: `seed` or `draw`.
-        by: the function: `torch.manual_seed`, `normal_`; "" for something that was not seen itself.
+        by: the function: `torch.manual_seed`, `normal_(0.0,0.02)`; of a module that drew, its mode: `train` or `eval`;
+            "" for something that was not seen itself.
         of: the value it was seeded with; of a draw, the generator's name.
         state: the generator's state before a draw, 64 bits.
-        tensor: what was filled.
-        line: in the user's code; of something that was not seen, where it was noticed.
+        subject: the tensor that was filled, or the module that drew.
+        line: in the user's code; of something that was not seen, where it was noticed; of a module, where the outermost
+            one was called.
     """
 
     what: str
     by: str
     of: object
     state: int
-    tensor: _Tensor | None
+    subject: _Tensor | _Module | None
     line: str
 
 
@@ -85,14 +99,17 @@ class BeginningProbe:
 
     name = "beginning"
 
-    def __init__(self, context: Context) -> None:
-        """Watch nothing yet."""
+    def __init__(self, context: Context, modules: ModuleProbe) -> None:
+        """Watch nothing yet; `modules` makes the calls of modules."""
         self._context = context
+        self._modules = modules
+        self._calls = _EarlyCalls()
         self._guarded = context.guard.around(self.name, "draws before the first step are", self.remove)
         self._patches = Patches()
         self._places = Places()
         self._handle: RemovableHandle | None = None
         self._generators: Generators | None = None
+        self._looks = self._goes_on = False
         self._first: list[Event] = []
         self._last: deque[Event] = deque(maxlen=LAST)
         self._left_out = 0
@@ -103,15 +120,17 @@ class BeginningProbe:
     def install(self) -> None:
         """Note what is read; look at the generators, where states of generators are recorded."""
         self._patches.replace(torch, "load", self._reading(torch.load))
+        clock = self._context.clock
         if Kind.RNG in self._context.kinds:
-            self._look_at_generators()
-        self._context.clock.on_begin.append(self._begins)
-        self._context.clock.on_tick.append(self._over)
+            self._generators = Generators()
+            self._generators.look(())
+            self._look_at_draws()
+            clock.on_restart.append(self._restarted)
+        clock.on_begin.append(self._begins)
+        clock.on_tick.append(self._over)
         self._guarded.on = True
 
-    def _look_at_generators(self) -> None:
-        self._generators = Generators()
-        self._generators.look(())
+    def _look_at_draws(self) -> None:
         numpy_random = sys.modules.get("numpy.random")
         for owner, name, label in (
             (torch, "manual_seed", "torch.manual_seed"),
@@ -126,19 +145,27 @@ class BeginningProbe:
             if original is not None:
                 self._patches.replace(nn.init, name, self._filling(original, name))
         self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
+        self._looks = True
+        self._modules.around = self._around
+        self._modules.surround()
 
     def remove(self) -> None:
         """Put back what was replaced."""
         self._guarded.on = False
         self._put_back()
-        drop(self._context.clock.on_begin, self._begins)
-        drop(self._context.clock.on_tick, self._over)
+        clock = self._context.clock
+        drop(clock.on_begin, self._begins)
+        drop(clock.on_tick, self._over)
+        drop(clock.on_restart, self._restarted)
 
     def _put_back(self) -> None:
         self._patches.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        if self._looks:
+            self._looks, self._modules.around = False, None
+            self._modules.surround()
 
     @property
     def found(self) -> dict[str, object]:
@@ -159,9 +186,44 @@ class BeginningProbe:
 
     def _over(self) -> None:
         """The first step is over; nothing is taken off a list that is being gone through."""
-        self._guarded.on = False
-        self._put_back()
-        self._generators = None
+        if not self._goes_on:
+            self._guarded.on = False
+            self._put_back()
+        self._goes_on = False
+
+    def _restarted(self, first: int | None) -> None:
+        """What ran so far was an evaluation before anything was trained: no step has begun, unless one is `first`."""
+        if first is None and self._generators is not None:
+            self._guarded.on = self._goes_on = True  # the clock says next that the steps so far are over
+            with self._guarded:
+                self._put_back()
+                self._look_at_draws()
+                self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+
+    def _around(self, original: Called) -> Called:
+        """Calls of modules, each with a look at the generators before and after it."""
+        calls = self._calls
+
+        @uncounted
+        def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not self._guarded.on or not self._looks or private_api.tracing_state() is not None:
+                return original(module, args, kwargs)
+            depth = len(calls.modules)
+            with self._guarded:
+                frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
+                calls.line = calls.line if depth else self._places.line(frame)
+                self._look(frame)
+            try:
+                calls.modules.append(module)
+                result = original(module, args, kwargs)
+                if self._looks:
+                    with self._guarded:
+                        self._look(None)
+                return result
+            finally:
+                del calls.modules[depth:]
+
+        return called
 
     def _registered(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         generators = self._generators
@@ -217,19 +279,25 @@ class BeginningProbe:
                     drawn = self._take()
                     if drawn:
                         tensor = _tensor(next(iter((*args, *kwargs.values())), None))
-                        line = self._places.line(frame)
+                        line, by = self._places.line(frame), name + _arguments(args, kwargs)
                         for generator, state in drawn:
-                            self._note(Event("draw", name, generator, state, tensor, line))
+                            self._note(Event("draw", by, generator, state, tensor, line))
 
         return fill
 
     def _look(self, frame: FrameType | None, *, whole: bool = False) -> None:
-        """Note what has been drawn since the last look by something that was not seen itself."""
+        """Note what has been drawn since the last look: by the module that runs, or by something that was not seen."""
         drawn = self._take(whole=whole)
         if drawn:
-            line = self._places.line(frame)
+            by, subject, line = "", None, ""
+            if self._calls.modules:
+                module = self._calls.modules[-1]
+                subject, line = _Module(weakref.ref(module), type(module).__name__), self._calls.line
+                by = "train" if getattr(module, "training", False) else "eval"
+            else:
+                line = self._places.line(frame)
             for generator, state in drawn:
-                self._note(Event("draw", "", generator, state, None, line))
+                self._note(Event("draw", by, generator, state, subject, line))
 
     def _take(self, *, whole: bool = False) -> list[tuple[str, int]]:
         generators = self._generators
@@ -245,11 +313,29 @@ class BeginningProbe:
         self._last.append(event)
 
 
+class _EarlyCalls(threading.local):
+    """The calls of modules under way in one thread, and where the outermost was made."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.line = ""
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What an initialiser is given besides its tensor: `(0.0,std=0.02)`."""
+    every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
+    given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
+    return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
+
+
 def _line(event: Event, names: _Names) -> str:
-    """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_ GPT.wte.weight model.py:15`."""
+    """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
+
+    A module that drew when it was called in evaluation mode: `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
+    """
     if event.what == "seed":
         return f"seed {event.by} {event.of} {event.line or '-'}"
-    name = names.of(event.tensor) or "-"
+    name = names.of(event.subject) or "-"
     return f"draw {event.of} {event.state:016x} {event.by or '-'} {name} {event.line or '-'}"
 
 
@@ -279,6 +365,7 @@ class _Names:
     def __init__(self, context: Context) -> None:
         self._by_id: dict[tuple[int, tuple[int, ...]], str] = {}
         self._by_address: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._named = context.names
         for state in list(context.names.states.values()):
             module = state.reference()
             parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
@@ -290,9 +377,13 @@ class _Names:
                     if found.address:
                         self._by_address.setdefault((found.address, found.shape), fqn)
 
-    def of(self, tensor: _Tensor | None) -> str:
-        """The name of a tensor; "" where no module holds it."""
-        if tensor is None:
+    def of(self, subject: _Tensor | _Module | None) -> str:
+        """The name of a tensor, "" where no module holds it; the name of a module, or its class."""
+        if subject is None:
             return ""
-        known = self._by_id.get((tensor.key, tensor.shape))
-        return known or self._by_address.get((tensor.address, tensor.shape), "")
+        if isinstance(subject, _Module):
+            module = subject.reference()
+            state = None if module is None else self._named.find(module)
+            return subject.class_name if state is None else state.fqn
+        known = self._by_id.get((subject.key, subject.shape))
+        return known or self._by_address.get((subject.address, subject.shape), "")

@@ -120,7 +120,7 @@ class Probes:
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
         self.children = ChildrenProbe(guard, followed=options.children == "all")
-        self.beginning = BeginningProbe(self.context)
+        self.beginning = BeginningProbe(self.context, modules)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[Probe] = [
             self.children,

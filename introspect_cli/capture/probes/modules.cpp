@@ -15,13 +15,6 @@ Name CALLS{"calls"}, PHASE{"phase"}, WANTED{"wanted"}, STEP{"step"}, REFERENCE{"
     WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"},
     ENTRY{"entry"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"}, MODULES{"_modules"};
 
-i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none of which is -2
-    PyObject *found = attribute(of, name);
-    i64 value = found ? PyLong_AsLongLong(found) : -2;
-    if (found) Py_DecRef(found);
-    return PyErr_Occurred() ? (PyErr_Clear(), -2) : value;
-}
-
 // ---- what a sequence hands on
 //
 // `nn.Sequential` gives each module what the one before it returned, and runs nothing in between. Such a tensor is not read

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
 
+    Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
 
 class ModuleProbe:
     """Watches calls of modules."""
@@ -58,11 +60,15 @@ class ModuleProbe:
         self._registrations: list[RemovableHandle] = []
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
+        self.around: Callable[[Called], Called] | None = None
+        """Stands around every call, recorded or not; `surround` says that it has changed."""
+        self.surround: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Replace `nn.Module.__call__`."""
         original = nn.Module.__call__
-        guarded, called = self._guarded, self._calls_of(original)
+        guarded, calls = self._guarded, self._calls_of(original)
+        called = calls if self.around is None else self.around(calls)
 
         # Dynamo traces into this; the first line is constant there, so nothing of ours enters a graph.
         @functools.wraps(original)
@@ -71,7 +77,11 @@ class ModuleProbe:
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
-        self.entry = __call__
+        def surround() -> None:
+            nonlocal called
+            called = calls if self.around is None else self.around(calls)
+
+        self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
         self._registrations = [
             nn.modules.module.register_module_module_registration_hook(self._registered),
@@ -86,7 +96,7 @@ class ModuleProbe:
             registration.remove()
         self._patches.remove()
 
-    def _calls_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _calls_of(self, original: Callable[..., Any]) -> Called:
         """What is called in place of the original with a module, its positional arguments and the others."""
         intake, gradients = self._recorder.intake, self._gradients.compiled
         if KERNELS is None or intake is None or gradients is None:
@@ -116,7 +126,7 @@ class ModuleProbe:
             intake,
             gradients,
         )
-        called: Callable[..., Any] = made.called
+        called: Called = made.called
         return called
 
     @uncounted

@@ -11,6 +11,7 @@
 
 HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 
 // Has the gradient of a tensor recorded at a site; false, and nothing is done, where Python has to. Never an exception.
 HIDDEN bool watch_gradient(PyObject *gradients, PyObject *tensor, PyObject *site);
@@ -68,6 +69,12 @@ INLINE bool attribute_is(PyObject *of, Name &name, PyObject *wanted) {
     PyObject *found = attribute(of, name);
     if (found) Py_DecRef(found);
     return found == wanted;
+}
+INLINE i64 integer(PyObject *of, Name &name) {  // an attribute that is a number, none of which is -2
+    PyObject *found = attribute(of, name);
+    i64 value = found ? PyLong_AsLongLong(found) : -2;
+    if (found) Py_DecRef(found);
+    return PyErr_Occurred() ? (PyErr_Clear(), -2) : value;
 }
 // The integer that a function without arguments returns; -2 for anything else.
 INLINE i64 answered(PyObject *callable) {

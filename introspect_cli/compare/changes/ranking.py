@@ -17,7 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.nearness import ORDER, Clues, Nearness, Version
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
+from introspect_cli.compare.changes.nearness import Version
 from introspect_cli.compare.changes.program import Program
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def ranked(
     """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [Version(Program(files), clues, lines) for files, lines in zip(texts, clues.lines, strict=True)]
+    known = zip(texts, clues.lines, clues.spans, strict=True)
+    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in known]
     found = [_nearest(change, sides, clues) for change in changes]
     return tuple(sorted(found, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
@@ -98,7 +100,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     words = _changed_words(change)
     every = {word for side in (change.a, change.b) if side is not None for word in _words(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
-    passive = _takes_other_parameters(change)
+    passive = _takes_other_parameters(change) or _is_overridden(change, sides)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
     for side, program in zip((change.a, change.b), sides, strict=True):
         if side is None:
@@ -122,6 +124,27 @@ def _takes_other_parameters(change: Change) -> bool:
         return False
     one, two = (side or {} for side in sides)
     return all(one[name] == two[name] for name in one.keys() & two.keys())
+
+
+def _is_overridden(change: Change, sides: Sequence[Version]) -> bool:
+    """Whether defaults alone changed, of parameters or of fields, which every call gives another value."""
+    texts = [side.text for side in (change.a, change.b) if side is not None]
+    one, two = (_defaults(text) or _field(text) for text in (texts[0], texts[-1]))
+    names = [name for name in one.keys() & two.keys() if one[name] != two[name]]
+    if len(texts) < 2 or one.keys() != two.keys() or not names:
+        return False
+    return all(side.program.gives(name, change.scope) for side in sides for name in names)
+
+
+def _field(text: str) -> dict[str, str]:
+    """A field of a class with its default: `width: int = 4`; nothing for another statement."""
+    try:
+        node = ast.parse(text.strip()).body[0]
+    except (SyntaxError, ValueError, IndexError):
+        return {}
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        return {node.target.id: ast.dump(node.value)}
+    return {}
 
 
 def _defaults(head: str) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ import ast
 import functools
 from dataclasses import dataclass, replace
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from introspect_cli.compare.changes.alignment import DEFINITIONS, aligned
 
@@ -82,11 +82,6 @@ def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
     """The change of a whole file: of one that is no python, or that only one version has."""
     a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
-
-
-def in_comments_alone(text_a: str, text_b: str) -> bool:
-    """Whether two texts differ, and only in comments, docstrings, formatting or the order of definitions."""
-    return text_a != text_b and not changed_statements("", text_a, text_b)
 
 
 def as_written(change: Change, text_b: str) -> Change:
@@ -170,8 +165,7 @@ class _Version:
         return self.side(_first(node), max(_first(inner) - 1, _first(node)))
 
 
-@dataclass(frozen=True)
-class _Edit:
+class Edit(NamedTuple):
     """Lines of a's from `low` (counted from 0) up to `high` become those of b's from `start` up to `stop`."""
 
     low: int
@@ -180,12 +174,21 @@ class _Edit:
     stop: int
 
 
+def with_edits(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
+    """The text of a's lines with some edits that lead to b's."""
+    lines, done = [], 0
+    for edit in sorted(edits):
+        lines += [*one[done : edit.low], *two[edit.start : edit.stop]]
+        done = edit.high
+    return "\n".join([*lines, *one[done:]])
+
+
 @dataclass(frozen=True)
 class _Edited:
     """A change and how it is made in a's text."""
 
     change: Change
-    edits: tuple[_Edit, ...]
+    edits: tuple[Edit, ...]
 
 
 class _Comparison:
@@ -201,12 +204,8 @@ class _Comparison:
 
     def applied(self, places: Sequence[int]) -> str:
         """Make a's text with the changes that stand at these places in the list."""
-        edits = [edit for place in places for edit in self.edited[place].edits]
-        lines, done = [], 0
-        for edit in sorted(edits, key=lambda edit: (edit.low, edit.high, edit.start)):
-            lines += [*self.a.lines[done : edit.low], *self.b.lines[edit.start : edit.stop]]
-            done = edit.high
-        return "\n".join([*lines, *self.a.lines[done:]])
+        edits = (edit for place in places for edit in self.edited[place].edits)
+        return with_edits(self.a.lines, self.b.lines, edits)
 
     def _bodies(self, a: ast.AST, b: ast.AST, scope: _Scope) -> None:
         """Compare each body of two nodes of one shape."""
@@ -224,15 +223,15 @@ class _Comparison:
             if a is not None and b is not None:
                 if moved and not isinstance(a, DEFINITIONS):
                     self._note(
-                        scope, a, b, _Edit(*_span(a), _span(b)[0], _span(b)[0]), _Edit(at, at, *_span(b)), moved=True
+                        scope, a, b, Edit(*_span(a), _span(b)[0], _span(b)[0]), Edit(at, at, *_span(b)), moved=True
                     )
                 else:
                     self._pair(a, b, scope)
             elif a is not None:
                 line = two.line_after(place_b)
-                self._note(scope, a, None, _Edit(*_span(a), line, line))
+                self._note(scope, a, None, Edit(*_span(a), line, line))
             elif b is not None:
-                self._note(scope, None, b, _Edit(at, at, *_span(b)))
+                self._note(scope, None, b, Edit(at, at, *_span(b)))
             place_a = place_a if i is None or moved else i + 1
             place_b = place_b if j is None else j + 1
 
@@ -240,16 +239,16 @@ class _Comparison:
         if self.key(a) == self.key(b):
             return
         if _shape(a) is None or _shape(a) != _shape(b):
-            self._note(scope, a, b, _Edit(*_span(a), *_span(b)))
+            self._note(scope, a, b, Edit(*_span(a), *_span(b)))
             return
         inner = scope.inside(b)
         if _header(a) != _header(b):
             one, two = self.a.header(a), self.b.header(b)
-            edit = _Edit(one.first - 1, one.last, two.first - 1, two.last)
+            edit = Edit(one.first - 1, one.last, two.first - 1, two.last)
             self.edited.append(_Edited(Change(self.file, inner.name, one, two), (edit,)))
         self._bodies(a, b, inner)
 
-    def _note(self, scope: _Scope, a: ast.stmt | None, b: ast.stmt | None, *edits: _Edit, moved: bool = False) -> None:
+    def _note(self, scope: _Scope, a: ast.stmt | None, b: ast.stmt | None, *edits: Edit, moved: bool = False) -> None:
         change = Change(
             file=self.file,
             scope=scope.inside(b or a).name,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.changes.statements import Change, Side, changed_file
+from introspect_cli.compare.changes.statements import Change, Edit, Side, changed_file, with_edits
 from introspect_cli.compare.reasons.files import parsed
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 5000
 _MOST_CHANGES = 200
-
-
-class _Edit(NamedTuple):
-    """Lines of a's from `low` up to `high` become those of b's from `start` up to `stop`."""
-
-    low: int
-    high: int
-    start: int
-    stop: int
 
 
 def changed_values(file: str, text_a: str, text_b: str) -> tuple[Change, ...]:
@@ -46,14 +37,14 @@ def with_values(changes: Iterable[Change], text_a: str, text_b: str) -> str:
     if None in edits:
         return text_b
     one, two = (_lines(next(iter(chosen)).file, text) for text in (text_a, text_b))
-    return _applied(one, two, [edit for edit in edits if edit is not None])
+    return with_edits(one, two, [edit for edit in edits if edit is not None])
 
 
-def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, _Edit | None]]:
+def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, Edit | None]]:
     """Each change, and how it is made in a's text; None where the whole file is b's."""
     ending = PurePath(file).suffix.lower()
     a, b = parsed(text_a, ending), parsed(text_b, ending)
-    whole: list[tuple[Change, _Edit | None]] = [(changed_file(file, text_a, text_b), None)]
+    whole: list[tuple[Change, Edit | None]] = [(changed_file(file, text_a, text_b), None)]
     if a is None or b is None:
         return whole
     if a == b:
@@ -61,10 +52,10 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, _Edit | N
     one, two = _lines(file, text_a), _lines(file, text_b)
     if len(one) + len(two) > _MOST_LINES:
         return whole
-    found: list[tuple[Change, _Edit | None]] = []
+    found: list[tuple[Change, Edit | None]] = []
     for hunk in _hunks(one, two):
         for edits in (_pairs(hunk), [hunk]):
-            values = [parsed(_applied(one, two, [edit]), ending) for edit in edits]
+            values = [parsed(with_edits(one, two, [edit]), ending) for edit in edits]
             if None not in values:
                 break
         else:
@@ -74,7 +65,7 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, _Edit | N
             if paths:
                 sides = (_side(one, edit.low, edit.high), _side(two, edit.start, edit.stop))
                 found.append((Change(file, ", ".join(paths), *sides, "value"), edit))
-    every = parsed(_applied(one, two, [edit for _, edit in found if edit is not None]), ending)
+    every = parsed(with_edits(one, two, [edit for _, edit in found if edit is not None]), ending)
     return found if every == b and len(found) <= _MOST_CHANGES else whole
 
 
@@ -85,27 +76,19 @@ def _lines(file: str, text: str) -> list[str]:
     return text.split("\n")
 
 
-def _hunks(one: Sequence[str], two: Sequence[str]) -> list[_Edit]:
+def _hunks(one: Sequence[str], two: Sequence[str]) -> list[Edit]:
     opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
-    return [_Edit(*places) for tag, *places in opcodes if tag != "equal"]
+    return [Edit(*places) for tag, *places in opcodes if tag != "equal"]
 
 
-def _pairs(hunk: _Edit) -> list[_Edit]:
+def _pairs(hunk: Edit) -> list[Edit]:
     """A hunk line by line, where both versions have as many."""
     if hunk.high - hunk.low != hunk.stop - hunk.start:
         return [hunk]
     return [
-        _Edit(hunk.low + place, hunk.low + place + 1, hunk.start + place, hunk.start + place + 1)
+        Edit(hunk.low + place, hunk.low + place + 1, hunk.start + place, hunk.start + place + 1)
         for place in range(hunk.high - hunk.low)
     ]
-
-
-def _applied(one: Sequence[str], two: Sequence[str], edits: Sequence[_Edit]) -> str:
-    lines, done = [], 0
-    for edit in sorted(edits):
-        lines += [*one[done : edit.low], *two[edit.start : edit.stop]]
-        done = edit.high
-    return "\n".join([*lines, *one[done:]])
 
 
 def _side(lines: Sequence[str], first: int, last: int) -> Side | None:

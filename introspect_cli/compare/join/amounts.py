@@ -108,7 +108,7 @@ class Amounts:
 
 def _amounts(batch: StepBatch, rows: Ids, layouts: Sequence[Layout]) -> tuple[Ids, Ids]:
     """Samples and elements of each row; -1 where equal values of several calls stand for one, or for several."""
-    numbers = np.asarray(batch.layout)[rows].tolist()
+    numbers = batch.layout[rows].tolist()
     samples = np.array([layouts[number].shape[0] if layouts[number].shape else -1 for number in numbers], np.int64)
     elements = np.array([layouts[number].numel for number in numbers], np.int64)
     if batch.elements is None or batch.calls is None:

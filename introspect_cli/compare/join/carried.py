@@ -77,7 +77,7 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     given = options if isinstance(options, dict) else {}
     if not reader.thinned and not any(given.get(name) for name in ("when", "epochs", "schedule")):
         return True
-    sites, numbers = reader.sites, np.asarray(batch.site).tolist()
+    sites, numbers = reader.sites, batch.site.tolist()
     tensors = {kind.value for kind in STATE_KINDS}
     phases = {sites.phase[number] for number in numbers if sites.kind[number] in tensors}
     return Phase.START.value in phases or Phase.OPTIMIZER.value not in phases
@@ -91,9 +91,9 @@ def _rows(batch: StepBatch, sites: Columns, phase: Phase | None = None) -> dict[
     wanted = of_kinds(sites.kind, STATE_KINDS)
     if phase is not None:
         wanted &= sites.phase == phase_code(phase)
-    numbers = np.asarray(batch.site)
+    numbers = batch.site
     rows = np.flatnonzero(wanted[numbers])
-    rows = rows[np.argsort(np.asarray(batch.sequence)[rows], kind="stable")]
+    rows = rows[np.argsort(batch.sequence[rows], kind="stable")]
     if phase is Phase.START:
         rows = rows[::-1]
     return {_tensor(sites, int(numbers[row])): row for row in rows.tolist()}
@@ -173,7 +173,7 @@ def with_starts(
 
 
 def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
-    sites = np.asarray(batch.site).astype(np.int64)
+    sites = batch.site.astype(np.int64)
     return sites if ids is None else ids[sites]
 
 

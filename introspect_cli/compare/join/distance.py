@@ -60,7 +60,7 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
-    numel = layouts.numel[np.asarray(batch.layout)[rows]]
+    numel = layouts.numel[batch.layout[rows]]
     for name in ("nans", "posinfs", "neginfs"):
         numel = numel - np.asarray(batch.counts[name])[rows]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -98,8 +98,8 @@ def distances(
     scale = np.fmax(size_a, size_b)
     unsized = np.flatnonzero(~np.isfinite(scale))
     scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
-    shape_a = layouts_a.shape[np.asarray(a.layout)[rows_a]]
-    shape_b = layouts_b.shape[np.asarray(b.layout)[rows_b]]
+    shape_a = layouts_a.shape[a.layout[rows_a]]
+    shape_b = layouts_b.shape[b.layout[rows_b]]
     distance = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), distance, np.nan)
     return distance, scale
 

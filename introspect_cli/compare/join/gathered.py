@@ -99,13 +99,17 @@ class Gathered:
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
         pairs = zip(self._layouts, table.pairs, strict=True)
-        one, two = (Layouts(own).dtype[np.asarray(batch.layout)[rows]] for own, (batch, rows) in pairs)
+        one, two = (Layouts(own).dtype[batch.layout[rows]] for own, (batch, rows) in pairs)
         return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
 
-    def agree(self, table: Table, rtol: float) -> Mask:
+    def agree(self, table: Table, rtol: Floats) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree.
 
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
+
+        Args:
+            table: the step.
+            rtol: of each differing row.
         """
         out, scaled = _other_units(table, self._layouts, rtol)
         self._scaled |= scaled
@@ -126,16 +130,16 @@ class Gathered:
         self._flows_back |= bool((gathered & back & chosen).any())
         often = tuple(_often(batch, own[rows]) for batch, own in table.pairs)
         size = np.maximum(*(_size(batch, own[rows]) for batch, own in table.pairs))
-        single, losses = single[rows], (chosen & (table.kinds == kind_code(Kind.LOSS)))[rows]
+        limit, single, losses = rtol[rows], single[rows], (chosen & (table.kinds == kind_code(Kind.LOSS)))[rows]
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (values[rows] for values in _values(table, name))
             power = 2 if name == "var" else 1
             with np.errstate(invalid="ignore"):
                 apart = np.abs(one - two * factor**power)
-                near = (apart <= rtol * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
+                near = (apart <= limit * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
-                near |= single & self._add_up(one, two, (often[0], often[1]), rtol, losses & ~near)
+                near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
             close &= near | (single & (name != "mean"))
         out[rows] |= close
         return out | self._sums(table, rtol)
@@ -154,7 +158,7 @@ class Gathered:
         if seen:
             self.factor = seen.most_common(1)[0][0]
 
-    def _sums(self, table: Table, rtol: float) -> Mask:
+    def _sums(self, table: Table, rtol: Floats) -> Mask:
         """Gradients that the ranks' own add up to, by the factor that all gradients have."""
         out = np.zeros(len(table.rows_a), np.bool_)
         if not _has_sketches(table):
@@ -163,10 +167,10 @@ class Gathered:
         one, two = (np.asarray(batch.sketch, np.float64)[own[rows]] for batch, own in table.pairs)
         apart, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
         with np.errstate(invalid="ignore"):
-            out[rows] = apart <= rtol * size
+            out[rows] = apart <= rtol[rows] * size
         return out
 
-    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: float, losses: Mask) -> Mask:
+    def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, losses: Mask) -> Mask:
         """Single numbers of microbatches of which a script takes the sum, as it divides each by how many there are."""
         total, other = one * often[0], two * often[1]
         divided = np.abs(total - other) <= rtol * np.abs(total)
@@ -215,7 +219,7 @@ class Gathered:
 # --- which differing rows
 
 
-def _other_units(table: Table, layouts: Both, rtol: float) -> tuple[Mask, dict[str, float]]:
+def _other_units(table: Table, layouts: Both, rtol: Floats) -> tuple[Mask, dict[str, float]]:
     """Numbers that come out of a module n times as large and whose gradient is n times smaller; and n, where chosen.
 
     A loss that a module divides by the samples of all ranks, and the script multiplies by the number of ranks
@@ -236,7 +240,7 @@ def _other_units(table: Table, layouts: Both, rtol: float) -> tuple[Mask, dict[s
             with np.errstate(all="ignore"):
                 times = float(one[0] / two[0])
                 whole = round(max(times, 1 / times)) if np.isfinite(times) and times > 0 else 0
-                same = abs(one.prod() - two.prod()) <= rtol * abs(one.prod())
+                same = abs(one.prod() - two.prod()) <= rtol[place[0]] * abs(one.prod())
             if same and whole > 1 and abs(max(times, 1 / times) / whole - 1) < _SURE:
                 out[place] = True
                 if table.chosen[table.differing][place].any():
@@ -252,7 +256,7 @@ def _added_up(table: Table, layouts: Both) -> Mask:
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
     for own, (batch, rows) in zip(layouts, table.pairs, strict=True):
-        numbers = np.asarray(batch.layout)[rows]
+        numbers = batch.layout[rows]
         floating = np.array([layout.dtype.startswith(WHOLE) for layout in own], np.bool_)
         out &= floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
         shapes.append([own[number].shape for number in numbers.tolist()])
@@ -265,7 +269,7 @@ def _equal_parts(table: Table, layouts: Both) -> Mask:
     out = np.zeros(len(table.rows_a), np.bool_)
     if table.a.how is None and table.b.how is None:
         return out
-    numbers = [np.asarray(batch.layout)[rows] for batch, rows in table.pairs]
+    numbers = [batch.layout[rows] for batch, rows in table.pairs]
     for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
         pair = layouts[0][one], layouts[1][two]
         if pair[0].shape != pair[1].shape:
@@ -285,7 +289,7 @@ def _single(table: Table, layouts: Both) -> Mask:
 def _scalar(table: Table, layouts: Both) -> Mask:
     """Rows that are a single number in both runs."""
     one, two = (
-        np.array([not own[number].shape for number in np.asarray(batch.layout)[rows].tolist()], np.bool_)
+        np.array([not own[number].shape for number in batch.layout[rows].tolist()], np.bool_)
         for own, (batch, rows) in zip(layouts, table.pairs, strict=True)
     )
     return np.asarray(one & two)

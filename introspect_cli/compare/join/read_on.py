@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.resume import Goes, Late
-from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, phase_code
+from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, phase_code, picked
 from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.records import DRAWN_BEFORE, KIND_CODES, Kind, Phase, Status
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.steps import Sides
+    from introspect_cli.compare.join.resume import Goes, Late
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.whole import Reader
 
@@ -52,9 +51,9 @@ class ReadOn:
     generators: frozenset[str] = frozenset()
 
 
-def read_on(sides: Sides, goes: Goes) -> ReadOn:
+def read_on(goes: Goes) -> ReadOn:
     """What the later run read and drew to get to where it goes on."""
-    own = Late.of(sides, goes.late)
+    own = goes.runs
     batches = {}
     theirs = batches_of(own.whole, goes.at, own.sites_whole)
     for loader, read in batches_of(own.late, goes.first, own.sites).items():
@@ -62,7 +61,7 @@ def read_on(sides: Sides, goes: Goes) -> ReadOn:
         ended = there or _read_before(own, goes.at, loader)
         if len(read) > len(there) and ended and read[-len(ended) :] == ended:
             batches[loader] = len(read) - len(there)
-    return ReadOn(batches, _restored_within(own, goes))
+    return ReadOn(batches, _restored_within(goes))
 
 
 def batches_of(reader: Reader, step: int, sites: Columns) -> dict[str, list[Batch]]:
@@ -70,13 +69,11 @@ def batches_of(reader: Reader, step: int, sites: Columns) -> dict[str, list[Batc
     if step not in reader:
         return {}
     batch = reader.read(step)
-    numbers = np.asarray(batch.site)
-    wanted = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
     found: dict[str, dict[int, list[tuple[str, int]]]] = {}
-    for row in np.flatnonzero(wanted[numbers] & (np.asarray(batch.status) != int(Status.NOT_OBSERVED))).tolist():
-        number = int(numbers[row])
-        calls = found.setdefault(sites.fqn[number], {})
-        calls.setdefault(int(sites.call[number]), []).append((sites.path[number], int(batch.checksum[row])))
+    for row, number in picked(batch, sites, Kind.BATCH, Phase.DATA):
+        if batch.status[row] != Status.NOT_OBSERVED:
+            calls = found.setdefault(sites.fqn[number], {})
+            calls.setdefault(int(sites.call[number]), []).append((sites.path[number], int(batch.checksum[row])))
     return {loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in found.items()}
 
 
@@ -96,10 +93,8 @@ def random_states(reader: Reader, step: int, sites: Columns) -> States:
     """The states of generators on record in a step: generator, phase, module and call to checksum and status."""
     if step not in reader:
         return {}
-    batch = reader.read(step)
-    numbers, states = np.asarray(batch.site), {}
-    for row in np.flatnonzero((sites.kind == KIND_CODES[Kind.RNG.value])[numbers]).tolist():
-        number = int(numbers[row])
+    batch, states = reader.read(step), {}
+    for row, number in picked(batch, sites, Kind.RNG):
         phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
         if path.endswith(DRAWN_BEFORE):
             continue  # draws of something between modules: the later run may have some to get to where it goes on
@@ -108,39 +103,40 @@ def random_states(reader: Reader, step: int, sites: Columns) -> States:
     return states
 
 
-def _restored_within(own: Late, goes: Goes) -> frozenset[str]:
-    late, whole = _states(own, goes, 0)
+def _restored_within(goes: Goes) -> frozenset[str]:
+    late, whole = _states(goes, 0)
     restored = set()
     for key in late.keys() & whole.keys():
         generator, phase = key[0], key[1]
         if phase is Phase.START and late[key][0] != whole[key][0]:
-            later = _later(own, goes, generator)
+            later = _later(goes, generator)
             if later and all(one == other for one, other in later):
                 restored.add(generator)
     return frozenset(restored)
 
 
-def looked_later(own: Late, goes: Goes, generator: str) -> bool:
+def looked_later(goes: Goes, generator: str) -> bool:
     """Whether both runs have a generator's state on record after that step has begun."""
-    return bool(_later(own, goes, generator))
+    return bool(_later(goes, generator))
 
 
-def _later(own: Late, goes: Goes, generator: str) -> list[tuple[State, State]]:
+def _later(goes: Goes, generator: str) -> list[tuple[State, State]]:
     """A generator's states in both runs when something draws from it in that step; else when a later step begins."""
-    late, whole = _states(own, goes, 0)
+    late, whole = _states(goes, 0)
     within = [key for key in late.keys() & whole.keys() if key[0] == generator and key[1] is not Phase.START]
     if within:
         return [(late[key], whole[key]) for key in within]
     start = (generator, Phase.START, generator, 0)
     for after in range(1, _BACK + 1):
-        late, whole = _states(own, goes, after)
+        late, whole = _states(goes, after)
         if start in late and start in whole:
             return [(late[start], whole[start])]
     return []
 
 
-def _states(own: Late, goes: Goes, after: int) -> tuple[States, States]:
+def _states(goes: Goes, after: int) -> tuple[States, States]:
     """The random states of the later and the whole run, so many steps after the first."""
+    own = goes.runs
     return (
         random_states(own.late, goes.first + after, own.sites),
         random_states(own.whole, goes.at + after, own.sites_whole),
@@ -152,7 +148,7 @@ def _states(own: Late, goes: Goes, after: int) -> tuple[States, States]:
 
 def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
     """The records of that step, its last batches under the numbers that they have in the other run."""
-    numbers = np.asarray(batch.site)
+    numbers = batch.site
     own = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
     rows = np.flatnonzero(own[numbers])
     by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(own).tolist()}

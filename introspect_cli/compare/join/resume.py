@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code, picked
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -42,28 +42,6 @@ class Sign(Enum):
 
 
 @dataclass(frozen=True)
-class Goes:
-    """One run goes on where the other has been.
-
-    Attributes:
-        late: `a` or `b`, the run that goes on.
-        first: its first step.
-        at: the step of the other run that it is compared with.
-        sign: what says so.
-    """
-
-    late: str
-    first: int
-    at: int
-    sign: Sign
-
-    @property
-    def whole(self) -> str:
-        """The other run."""
-        return "a" if self.late == "b" else "b"
-
-
-@dataclass(frozen=True)
 class Late:
     """The later of two runs beside the whole one, each with its sites, names as they are compared."""
 
@@ -77,6 +55,30 @@ class Late:
         """The runs, given which is the later one."""
         of_a, of_b = columns(sides.a.sites, sides.rename), columns(sides.b.sites)
         return cls(sides.b, sides.a, of_b, of_a) if late == "b" else cls(sides.a, sides.b, of_a, of_b)
+
+
+@dataclass(frozen=True)
+class Goes:
+    """One run goes on where the other has been.
+
+    Attributes:
+        late: `a` or `b`, the run that goes on.
+        first: its first step.
+        at: the step of the other run that it is compared with.
+        sign: what says so.
+        runs: both.
+    """
+
+    late: str
+    first: int
+    at: int
+    sign: Sign
+    runs: Late
+
+    @property
+    def whole(self) -> str:
+        """The other run."""
+        return "a" if self.late == "b" else "b"
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
@@ -99,7 +101,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
-            return Goes(late, first, at, sign)
+            return Goes(late, first, at, sign, own)
     return None
 
 
@@ -232,7 +234,7 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     for row in range(len(own.whole)):
         batch = own.whole.read_row(row)
         values = np.zeros(len(sites), dtype=np.uint64)
-        values[np.asarray(batch.site)] = np.asarray(batch.checksum)
+        values[batch.site] = batch.checksum
         equal[row] = int((values[numbers] == goal).sum())
         if equal[row] == len(goal):
             break
@@ -285,10 +287,8 @@ def _stepped(reader: Reader, sites: Columns) -> bool:
 def optimizer_states(reader: Reader, step: int, sites: Columns, phase: Phase) -> list[tuple[str, float | None, bool]]:
     """Of each optimizer state of a step and phase: its path, its value as a scalar, whether any of it is not 0."""
     batch = reader.read(step)
-    numbers = np.asarray(batch.site)
-    wanted = (sites.kind == _STATE) & (sites.phase == phase_code(phase))
-    rows = np.flatnonzero(wanted[numbers]).tolist()
-    return [(sites.path[numbers[row]], scalar(batch, row), _moves(batch, row)) for row in rows]
+    rows = picked(batch, sites, Kind.OPTIMIZER_STATE, phase)
+    return [(sites.path[number], scalar(batch, row), _moves(batch, row)) for row, number in rows]
 
 
 def scalar(batch: Any, row: int) -> float | None:

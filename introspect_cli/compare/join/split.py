@@ -140,7 +140,7 @@ def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
     sites, batch = reader.sites, reader.read(step)
     found: dict[int, tuple[int, int]] = {}
     calls = set()
-    for row in np.argsort(np.asarray(batch.sequence)).tolist():
+    for row in np.argsort(batch.sequence).tolist():
         site = int(batch.site[row])
         if sites.fqn[site] != root or sites.phase[site] != Phase.FORWARD.value:
             continue
@@ -230,7 +230,7 @@ def _losses(reader: RankReader, step: int) -> Sequence[float]:
     sites, batch = reader.sites, reader.read(step)
     if "mean" not in batch.floats:
         return []
-    rows = [row for row, site in enumerate(np.asarray(batch.site).tolist()) if sites.kind[site] == Kind.LOSS.value]
+    rows = [row for row, site in enumerate(batch.site.tolist()) if sites.kind[site] == Kind.LOSS.value]
     return [float(batch.floats["mean"][row]) for row in rows]
 
 
@@ -254,7 +254,7 @@ def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     sites, batch = reader.sites, reader.read(step)
-    order = np.argsort(np.asarray(batch.sequence), kind="stable").tolist()
+    order = np.argsort(batch.sequence, kind="stable").tolist()
     samples: dict[int, int] = {}
     tokens: dict[int, int] = {}
     last = ""
@@ -293,7 +293,7 @@ def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list
     for own in readers_of(reader):
         sites, batch = own.sites, own.read(step)
         values: dict[int, float] = {}
-        for row, number in enumerate(np.asarray(batch.site).tolist()):
+        for row, number in enumerate(batch.site.tolist()):
             there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
             call = int(sites.call[number])
             if there == (site.phase.value, site.kind.value, site.fqn, site.path) and call % each == site.call % each:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.errors import UsageError
-from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,6 +134,8 @@ def open_tails(
         text = told.get("steps")
         if not tail or not isinstance(text, str):
             return tail
+        from introspect_cli.schedule.rules import Schedule
+
         try:
             wanted = Schedule.parse(text).wants
         except UsageError:  # a store from elsewhere
@@ -195,6 +196,7 @@ class Sides:
         rename: FQNs of a to those of b; None where they are the same.
         splits: how both take the batch of a step, where ranks or calls are put together.
         read: the checkpoints that a and b read: names by what they are.
+        ends: the last step of a, and of b, that counts; None for all.
     """
 
     rank: int
@@ -208,3 +210,4 @@ class Sides:
     rename: Rename | None = None
     splits: Splits | None = None
     read: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
+    ends: tuple[int | None, int | None] = (None, None)

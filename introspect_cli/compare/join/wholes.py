@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, count
-from introspect_cli.store.whole import Reader, WholeReader, as_one
+from introspect_cli.store.spread import spread
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 
 RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
@@ -33,10 +35,13 @@ Between layouts of one training, parameters after AdamW were seen to differ by 2
 _COARSE = frozenset({"bfloat16", "float16"})
 
 
-def wholes(a: Run, b: Run, splits: Splits | None = None) -> tuple[Reader, Reader]:
-    """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
+def wholes(a: Run, b: Run, splits: Splits | None = None, work: Work | None = None) -> tuple[Reader, Reader]:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
+
+    Where there is `work`, it puts steps together.
+    """
     splits = splits or splits_of(a, b, alike=False)
-    return as_one(a, splits.folds[0]), as_one(b, splits.folds[1])
+    return spread(a, splits.folds[0], work), spread(b, splits.folds[1], work)
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -75,7 +80,7 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     if options.tolerant:
         return options
     coarse = all(any(layout.dtype in _COARSE for layout in reader.layouts) for reader in readers)
-    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, atol=ATOL)
+    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
 
 
 def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
@@ -101,10 +106,12 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         if sampled
         else "by its extrema and means alone"
     )
+    coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
+    coarse = coarse if options.rtol_fine else ""
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
         f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
-        f"Sums in another order may differ by {options.rtol:g} of the values."
+        f"Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}."
     )
 
 

@@ -4,7 +4,7 @@ Sites with equal names are one. For the rest, each of these files is a question 
 
 - `names`: names as text, renamed as asked for; what is known of a name (`Renamed`) and where from (`Source`).
 - `holdings`: what the names of a run hold, as far as it can prove anything.
-- `candidates`: names that hold equal values, or near ones; `score`: one partner for each name, or none.
+- `candidates`: names that hold equal values, or near ones; from these one partner for each name, or none.
 - `by_value`: from these, roots, parameters, the modules above them, and modules without parameters.
 - `trees`: numbered children that have moved, by what they look like; what `--rename` could be given.
 - `evicted`: names that mean one module in a and another in b.

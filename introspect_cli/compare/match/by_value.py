@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import (
+    assigned,
     by_place,
+    by_votes,
     differing_steps,
     equal_pairs,
+    modules_by_votes,
     near_pairs,
     plausible,
     votes_of,
@@ -34,14 +37,13 @@ from introspect_cli.compare.match.names import (
     renamer_of,
     with_ancestors,
 )
-from introspect_cli.compare.match.score import assigned, by_votes, modules_by_votes
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.match.score import Pair
+    from introspect_cli.compare.match.candidates import Pair
 
 
 def matched_roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], Mapping[str, str]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Pairs of names that may be one: what they hold is equal, or differs by no more than rounding.
+"""Pairs of names that may be one, since what they hold is equal or differs by no more than rounding; and one for each.
 
 Equal checksums are looked for first. Where two runs round in other places (another machine, other threads, fused
 kernels), no checksum says which module is which. A sketch does: values of one shape, at the same place of a module,
@@ -6,26 +6,29 @@ that are as near as rounding leaves them, and no third one is. What is matched s
 
 Names whose values were equal, or near, by chance, or are a copy that training has not parted yet, are told by a later
 step: there they hold wholly different values although all that has kept its name agrees.
+
+From such pairs each name gets one partner, and no name is taken twice. A candidate has a rank, the lowest of which is
+the best. A tie between two partners proves nothing, and then neither is one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts, sketch_norms
-from introspect_cli.compare.match.score import by_votes, in_one_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
     from introspect_cli.compare.match.holdings import Feature, Held, Side
-    from introspect_cli.compare.match.score import Pair
+
 
 _AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can say which is which
 _MOST = 1_000  # values of one shape and place that are set against as many others at once
@@ -177,7 +180,7 @@ def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str,
     for step, batch, rows, numbers in side.rows(names):
         if batch.sketch is None:
             continue
-        sequence, layout = np.asarray(batch.sequence), np.asarray(batch.layout)
+        sequence, layout = batch.sequence, batch.layout
         order = np.argsort(sequence[rows], kind="stable")
         for row, number in zip(rows[order].tolist(), numbers[order].tolist(), strict=True):
             site = tuple(int(column[number]) for column in (sites.kind, sites.phase, sites.call))
@@ -232,3 +235,110 @@ def _counted(names: list[str]) -> list[tuple[str, int]]:
     """Names, each with how many of the same came before it."""
     before: defaultdict[str, Iterator[int]] = defaultdict(count)
     return [(name, next(before[name])) for name in names]
+
+
+Pair = tuple[str, str]
+"""A name of a and a name of b."""
+
+
+def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]:
+    """One partner for each name, by rank.
+
+    Args:
+        ranks: candidates, each with what it is sorted by.
+        ties: whether of partners that rank alike the first by name is taken, instead of none.
+    """
+    levels: dict[Any, list[Pair]] = defaultdict(list)
+    for pair, rank in ranks.items():
+        levels[rank].append(pair)
+    assigned_names: dict[str, str] = {}
+    gone: tuple[set[str], set[str]] = (set(), set())
+    for rank in sorted(levels):
+        free = [pair for pair in levels[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
+        times = Counter(old for old, _ in free), Counter(new for _, new in free)
+        for old, new in sorted(free) if ties else free:
+            if times[0][old] == times[1][new] == 1 or (ties and old not in gone[0] and new not in gone[1]):
+                assigned_names[old] = new
+            if not ties or assigned_names.get(old) == new:
+                gone[0].add(old)
+                gone[1].add(new)
+    return assigned_names
+
+
+def by_votes(votes: Mapping[Pair, float]) -> dict[str, str]:
+    """The partner that shares most with each name; of several first the equal name, then the one most alike."""
+    return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
+
+
+def _likeness(old: str, new: str) -> int:
+    """How many components two names have in common, twice those at their ends and once those at their beginnings."""
+    one, two = old.split("."), new.split(".")
+    return 2 * _in_common(one[::-1], two[::-1]) + _in_common(one, two)
+
+
+def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
+    return next((place for place, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+
+
+def modules_by_votes(
+    votes: Mapping[Pair, int],
+    change: Callable[[str], str],
+    classes: tuple[Mapping[str, str], Mapping[str, str]],
+    weight: float,
+) -> dict[str, str]:
+    """Modules without tensors of their own, by how many inputs and outputs they share, their class and their parent.
+
+    Args:
+        votes: pairs of names, and how many values they share in all steps.
+        change: what is known of other names.
+        classes: of a and of b, the class of a name.
+        weight: of one such value, where sharing a class counts 4 and sharing a parent 2.
+    """
+    scores: dict[Pair, float] = {}
+    for (old, new), shared in votes.items():
+        same_class = classes[0].get(old) == classes[1].get(new)
+        same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
+        if shared >= 2 or (same_class and same_parent):
+            scores[old, new] = weight * shared + 4 * same_class + 2 * same_parent
+    return by_votes(scores)
+
+
+def in_one_order(
+    pairs: Iterable[Pair], one: Mapping[str, tuple[int, int]], two: Mapping[str, tuple[int, int]]
+) -> list[Pair]:
+    """The most pairs whose names come in the same order in both."""
+    rising = sorted(pairs, key=lambda pair: one[pair[0]])
+    ends: list[tuple[int, int]] = []
+    places: list[int] = []
+    for pair in rising:
+        at = bisect_left(ends, two[pair[1]])
+        ends[at : at + 1] = [two[pair[1]]]
+        places.append(at)
+    kept, wanted = [], len(ends) - 1
+    for pair, at in zip(reversed(rising), reversed(places), strict=True):
+        if at == wanted:
+            kept.append(pair)
+            wanted -= 1
+    return kept[::-1]
+
+
+def common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
+
+    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
+    """
+    rows, width = len(one), len(two)
+    best = [[0] * (width + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(width)):
+            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < width:
+        if one[i] == two[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j + 1] >= best[i + 1][j]:
+            j += 1
+        else:
+            i += 1
+    return pairs

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.candidates import by_place
-from introspect_cli.compare.match.names import Renamed, Source, Tree, ancestors, renamer_of
+from introspect_cli.compare.match.names import EVICTED, Renamed, Source, Tree, ancestors, renamer_of
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.match.holdings import Feature, Side
-
-EVICTED = "(a)"
-"""What a name of a ends with that b does not have."""
 
 _ENDS = frozenset(map(kind_code, (Kind.INPUT, Kind.OUTPUT)))
 
@@ -93,7 +88,7 @@ class _Inside:
         """Look at the modules and at all that is below them."""
         self._below = {name: side.tree.below(name) for name in names}
         self._held = side.held({*self._below, *(name for below in self._below.values() for name in below)})
-        self.every = {int(checksum) for checksum in np.asarray(side.first.checksum)}
+        self.every = {int(checksum) for checksum in side.first.checksum}
 
     def ends(self, name: str) -> dict[Feature, set[int]]:
         """Checksums of its inputs and outputs, by where they stand."""

@@ -83,7 +83,7 @@ def values_of(reader: RankReader, step: int) -> list[Value]:
     """The telling records of a step, in the order of recording; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
-    sequence, proves = np.asarray(batch.sequence), telling(batch)
+    sequence, proves = batch.sequence, telling(batch)
     for row in np.argsort(sequence, kind="stable").tolist():
         sums = moments(batch, row, layouts) if proves[row] else None
         if sums is None:

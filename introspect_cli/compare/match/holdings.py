@@ -120,7 +120,7 @@ class Side:
         wanted = self.sites_of(names)
         for place, step in enumerate(self.steps):
             batch = self.reader.read(step) if place else self.first
-            numbers = np.asarray(batch.site).astype(np.int64)
+            numbers = batch.site.astype(np.int64)
             rows = np.flatnonzero(wanted[numbers] & telling(batch))
             yield place, batch, rows, numbers[rows]
 
@@ -130,7 +130,7 @@ class Side:
         for place, batch, rows, numbers in self.rows(names):
             where = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
             columns = np.array([np.full(len(rows), place), *where], np.int64)
-            steps.append((numbers, columns, np.asarray(batch.checksum)[rows]))
+            steps.append((numbers, columns, batch.checksum[rows]))
         every = np.concatenate([numbers for numbers, _, _ in steps])
         known: dict[str, int] = {}
         met = np.fromiter(
@@ -201,7 +201,7 @@ class Held:
 
 def telling(batch: StepBatch) -> Mask:
     """Rows whose value can prove anything: seen, and not the same number all over, as far as statistics tell."""
-    mask: Mask = np.asarray(batch.status) == int(Status.OBSERVED)
+    mask: Mask = batch.status == int(Status.OBSERVED)
     low, high = batch.floats.get("min"), batch.floats.get("max")
     if low is not None and high is not None:
         with np.errstate(invalid="ignore"):

@@ -56,6 +56,10 @@ _NUMBERED_ROOT = re.compile(r"#\d+$")
 Rename = Callable[[str], str]
 
 
+EVICTED = "(a)"
+"""What a name of a ends with that b does not have."""
+
+
 class Source(Enum):
     """Where it is known from which name of b a name of a is.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.listed import lists, ordered
 from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
 from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
-from introspect_cli.compare.reasons.words import amount, named, what
+from introspect_cli.compare.reasons.words import amount, named, some, what
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, StructureChange, Verdict
+from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
@@ -119,13 +119,7 @@ def _how(known: Parameters) -> str:
 
 
 def _missing(name: str, values: Sequence[Value]) -> str:
-    return f"found in {name} alone: {_some([value.site.fqn for value in values])}" if values else ""
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{', '.join(names[:_LISTED])}{rest}"
+    return f"found in {name} alone: {some([value.site.fqn for value in values], _LISTED)}" if values else ""
 
 
 def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
@@ -237,7 +231,7 @@ def _between(flow: Flow, apart: ModulePair) -> str:
         between = dict.fromkeys(value.site.fqn for value in ran if since[place] < value.order < end.order)
         names = [module for module in between if module not in (apart.a, apart.b)]
         if names and flow.ordered[place]:
-            clause.append(f"{name} ran {_some(names)}")
+            clause.append(f"{name} ran {some(names, _LISTED)}")
     return f" In between, {'; '.join(clause)}." if clause else ""
 
 

@@ -11,9 +11,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.match.evicted import EVICTED
-from introspect_cli.compare.match.names import renamer
-from introspect_cli.compare.match.score import common_subsequence
+from introspect_cli.compare.match.candidates import common_subsequence
+from introspect_cli.compare.match.names import EVICTED, renamer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -130,7 +130,7 @@ def brings_values(causes: Table) -> bool:
     ):
         early = rows[~np.isin(alignment.phase[sites[rows]], late)]
         gives = early[np.isin(alignment.kind[sites[early]], giving)]
-        if not np.isin(np.asarray(batch.checksum)[gives], np.asarray(other.checksum)).all():
+        if not np.isin(batch.checksum[gives], other.checksum).all():
             return True
         given, gave = (
             {alignment.fqn[site] for site in sites[early][alignment.kind[sites[early]] == kind_code(kind)].tolist()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.passes.tolerate import relative_tolerance
 from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ def combine(table: Table, comparison: Comparison) -> Table:
     same = gathered.same_samples(table)
     if same.any():
         checksums = np.array(table.b.checksum)  # whoever looks at checksums sees them equal too
-        checksums[table.rows_b[same]] = np.asarray(table.a.checksum)[table.rows_a[same]]
+        checksums[table.rows_b[same]] = table.a.checksum[table.rows_a[same]]
         table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
         table = replace(table, b=replace(table.b, checksum=checksums))
     if len(table.differing):
-        agree = gathered.agree(table, comparison.options.rtol) & gathered.of_one_dtype(table)
+        agree = gathered.agree(table, relative_tolerance(table, comparison)) & gathered.of_one_dtype(table)
         table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
     return table

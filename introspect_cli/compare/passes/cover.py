@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.carried import redundant_starts, starts
-from introspect_cli.compare.join.listed import lists
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
-from introspect_cli.compare.watched import MODULE_KINDS
+from introspect_cli.compare.watched import MODULE_KINDS, lists
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -82,9 +81,7 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
     run recorded of that module has no partner and means nothing.
     """
-    blind = (np.asarray(other.status) == int(Status.NOT_OBSERVED)) & (
-        alignment.kind[other_sites] == kind_code(Kind.OUTPUT)
-    )
+    blind = (other.status == int(Status.NOT_OBSERVED)) & (alignment.kind[other_sites] == kind_code(Kind.OUTPUT))
     if not blind.any() or not len(sites):
         return np.zeros(len(sites), dtype=np.bool_)
     hidden = {alignment.fqn[site] for site in other_sites[blind]}

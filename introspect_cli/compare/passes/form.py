@@ -62,9 +62,9 @@ def _reformed(table: Table, rows: Ids, comparison: Comparison) -> Mask:
     found = np.isin(table.state[rows], (ONLY_A, ONLY_B))
     both = np.flatnonzero(~found)
     row_a, row_b = table.row_a[rows[both]], table.row_b[rows[both]]
-    layout_a, layout_b = np.asarray(table.a.layout)[row_a], np.asarray(table.b.layout)[row_b]
+    layout_a, layout_b = table.a.layout[row_a], table.b.layout[row_b]
     own, other = comparison.layouts
-    seen = [np.asarray(batch.status)[at] == int(Status.OBSERVED) for batch, at in ((table.a, row_a), (table.b, row_b))]
+    seen = [batch.status[at] == int(Status.OBSERVED) for batch, at in ((table.a, row_a), (table.b, row_b))]
     another = own.shape[layout_a] != other.shape[layout_b]
     another |= own.floating[layout_a] != other.floating[layout_b]
     found[both] = another & seen[0] & seen[1]
@@ -84,7 +84,7 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
     far = dict.fromkeys(differ.tolist(), True)
     if len(differ):
         row_a, row_b = table.row_a[differ], table.row_b[differ]
-        layout_a, layout_b = np.asarray(table.a.layout)[row_a], np.asarray(table.b.layout)[row_b]
+        layout_a, layout_b = table.a.layout[row_a], table.b.layout[row_b]
         rel = relative(*distances(table.a, table.b, row_a, row_b, *comparison.layouts))
         units, other = comparison.layouts[0].unit[layout_a], comparison.layouts[1].unit[layout_b]
         with np.errstate(invalid="ignore"):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.carried import with_starts
-from introspect_cli.compare.join.listed import in_order_of, lists, ordered
 from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
 from introspect_cli.compare.table import (
@@ -21,6 +20,7 @@ from introspect_cli.compare.table import (
     Because,
     Table,
 )
+from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         else:
             batch_a = as_if_begun(batch_a, alignment.a, read)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    sites = np.asarray(batch_a.site).astype(np.int64), alignment.b_ids[np.asarray(batch_b.site)]
+    sites = batch_a.site.astype(np.int64), alignment.b_ids[batch_b.site]
     if listing[0] != listing[1] and comparison.gathered is None:
         if listing[0]:
             batch_b, left = with_starts(alignment, sides.b, step_b, batch_b, alignment.b_ids, sites[0])
@@ -52,10 +52,20 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
             batch_a, left = with_starts(alignment, sides.a, step_a, batch_a, None, sites[1])
     table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
     if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
-        table = replace(table, a=in_order_of(alignment, batch_a, batch_b, table.sites_a, table.sites_b))
+        table = replace(table, a=_in_order_of_b(table))
     if goes is not None and read is not None and comparison.goes_on_at(step_a):
         table = without_read_on(table, read, goes.late)
     return replace(table, chosen=comparison.chosen[table.site], left=left)
+
+
+def _in_order_of_b(table: Table) -> StepBatch:
+    """A's records in the order of b's; those that b has not come last."""
+    place = np.full(table.alignment.size, np.iinfo(np.int64).max)
+    place[table.sites_b] = table.b.sequence
+    order = np.lexsort((table.a.sequence, place[table.sites_a]))
+    sequence = np.empty(len(order), np.uint32)
+    sequence[order] = np.arange(len(order))
+    return replace(table.a, sequence=sequence)
 
 
 def matched(
@@ -63,7 +73,7 @@ def matched(
 ) -> Table:
     """The records of one step of both runs, as they are."""
     a, b = batches
-    sites = np.asarray(a.site).astype(np.int64), alignment.b_ids[np.asarray(b.site)]
+    sites = a.site.astype(np.int64), alignment.b_ids[b.site]
     row_a, row_b, alone_a, alone_b = _partners(alignment, *sites)
     both = len(row_a)
     state = np.concatenate([np.full(both, EQUAL), np.full(len(alone_a), ONLY_A), np.full(len(alone_b), ONLY_B)])
@@ -71,7 +81,7 @@ def matched(
     site = np.concatenate([sites[0][row_a], sites[0][alone_a], sites[1][alone_b]])
     counts = compared[site]
 
-    differs = np.asarray(a.checksum)[row_a] != np.asarray(b.checksum)[row_b]
+    differs = a.checksum[row_a] != b.checksum[row_b]
     state[:both][differs] = DIFFERENT
     blind = _blind(a, row_a) | _blind(b, row_b) | _expanded(a, b, row_a, row_b, differs)
     for rows, reason in (
@@ -119,17 +129,17 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
 
 def _blind(batch: StepBatch, rows: Ids) -> Mask:
     """Rows whose value was not seen: nothing observed, or so little that there is no checksum."""
-    status = np.asarray(batch.status)[rows]
+    status = batch.status[rows]
     unseen: Mask = status == _UNSEEN
     partial = status == _PARTIAL
     if partial.any():
-        unseen |= partial & (np.asarray(batch.checksum)[rows] == 0)
+        unseen |= partial & (batch.checksum[rows] == 0)
     return unseen
 
 
 def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
     """Rows that one run read element by element and of which the other only tells what is in memory."""
-    status_a, status_b = np.asarray(a.status)[rows_a], np.asarray(b.status)[rows_b]
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
     unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
     for at in np.flatnonzero(unlike):
         texts = a.text[rows_a[at]], b.text[rows_b[at]]
@@ -145,4 +155,4 @@ def _untouched(alignment: Alignment, sites: Ids, a: StepBatch, b: StepBatch, row
     random = alignment.kind[sites] == kind_code(Kind.RNG)
     if not random.any():
         return np.asarray(random)
-    return np.asarray(random & ((np.asarray(a.status)[rows_a] == _VALUE) != (np.asarray(b.status)[rows_b] == _VALUE)))
+    return np.asarray(random & ((a.status[rows_a] == _VALUE) != (b.status[rows_b] == _VALUE)))

@@ -18,4 +18,7 @@ if TYPE_CHECKING:
 
 def separate(table: Table, comparison: Comparison) -> Table:
     """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
-    return table if comparison.causes is None else replace(table, cause=comparison.causes.among(table))
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.join.distance import Layouts, distances, relative, same_nonfinite
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code
+from introspect_cli.compare.join.distance import ROUNDING, Floats, Layouts, distances, relative, same_nonfinite
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds
 from introspect_cli.compare.table import WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 _VALUE = int(Status.VALUE)
+_COMPUTED = (
+    Kind.OUTPUT, Kind.OP_OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD, Kind.PARAM,
+    Kind.OPTIMIZER_STATE,
+)  # fmt: skip
 
 
 def tolerate(table: Table, comparison: Comparison) -> Table:
@@ -32,7 +36,7 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
     comparison.reached.see(table, comparison.layouts, rounded)
     if len(table.differing) and options.tolerant:
-        near = _within_tolerance(table, options, *comparison.layouts)
+        near = _within_tolerance(table, comparison)
         if comparison.gathered is not None:
             near &= comparison.gathered.of_one_dtype(table)
         table = _let_pass(table, near, Because.TOLERANCE)
@@ -60,18 +64,38 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
     return close
 
 
-def _within_tolerance(table: Table, options: DiffOptions, layouts_a: Layouts, layouts_b: Layouts) -> Mask:
+def relative_tolerance(table: Table, comparison: Comparison) -> Floats:
+    """What --rtol is for each differing row.
+
+    The tolerance that layouts get by themselves follows dtypes: what both runs computed in bfloat16 or float16, and all
+    that was recorded after that, is rounded so; what came before that is not.
+    """
+    options = comparison.options
+    out = np.full(len(table.rows_a), options.rtol)
+    if not options.rtol_fine or table.step or table.step_b:  # a later step begins with what the steps before computed
+        return out
+    both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
+    half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
+    for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
+        half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
+    first = table.order[both[half]].min(initial=np.inf)
+    out[table.order[table.differing] < first] = options.rtol_fine
+    return out
+
+
+def _within_tolerance(table: Table, comparison: Comparison) -> Mask:
     """Differing rows that --rtol and --atol let pass."""
+    options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
     apart, scale = distances(table.a, table.b, rows_a, rows_b, layouts_a, layouts_b)
-    layout_a, layout_b = np.asarray(table.a.layout)[rows_a], np.asarray(table.b.layout)[rows_b]
+    layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
     root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
     with np.errstate(invalid="ignore"):
-        passes = apart / root <= options.atol + options.rtol * scale / root
+        passes = apart / root <= options.atol + relative_tolerance(table, comparison) * scale / root
     passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
     passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
     passes &= table.alignment.kind[table.sites_a[rows_a]] != kind_code(Kind.RNG)
-    status_a, status_b = np.asarray(table.a.status)[rows_a], np.asarray(table.b.status)[rows_b]
+    status_a, status_b = table.a.status[rows_a], table.b.status[rows_b]
     plain = (status_a == _VALUE) | (status_b == _VALUE)
     passes &= ~plain
     both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))

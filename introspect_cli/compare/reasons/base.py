@@ -56,8 +56,11 @@ class Reason:
         """What makes a divergence one, resting on evidence; None where something that went into it differs."""
         if self.is_fed(step, position):
             return None
-        place = Place(step.sites[position], step.order_at(position))
-        return self.cause(*rests_on(step, place, RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
+
+    def rests_on(self, step: Step, position: int) -> list[Evidence]:
+        """What is known of all that a divergence rests on."""
+        return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[self.word])
 
     def is_fed(self, step: Step, position: int) -> bool:
         """Whether something that may have gone into a divergence differs: here, anything before it in the step."""

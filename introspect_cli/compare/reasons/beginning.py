@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
 
+MODES = ("train", "eval")
 _SEEDS = {"torch.manual_seed": "torch", "random.seed": "python", "numpy.random.seed": "numpy"}
 
 
@@ -30,9 +31,12 @@ class Event:
     Attributes:
         seed: what it was seeded with; "" for a draw.
         state: the generator's state before a draw.
-        by: the function; "" for a draw by something that was not seen itself.
-        name: the parameter that was filled; "" for none that has a name.
-        line: of the user's code; where nobody saw what drew, the line that came next. "" for none.
+        by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
+            that was not seen itself.
+        name: the parameter that was filled, or the module; "" for none that has a name.
+        line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
+            one was called. "" for none.
+        arguments: what the function was given beside what it fills; None where that is not on record.
     """
 
     seed: str
@@ -40,6 +44,7 @@ class Event:
     by: str
     name: str
     line: str
+    arguments: str | None = None
 
     @property
     def is_unseen(self) -> bool:
@@ -54,6 +59,8 @@ class Event:
     def __str__(self) -> str:
         """A clause: `normal_ of GPT.wte.weight (model.py:15)`."""
         at = f" ({self.line})" if self.line else ""
+        if self.by in MODES:
+            return f"one in {self.name}, called in {self.by} mode before the first step{at}"
         if self.seed:
             return f"{self.by}({self.seed}){at}"
         if not self.by:
@@ -107,28 +114,58 @@ def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
     return (a if len(a) >= len(b) else b)[-1].is_unseen
 
 
-def differing_events(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
-    """Of each generator, the first seeding or draw before the first step that differs, in a and in b."""
+def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[list[Event], list[Event]]:
+    """What differs before the first step, in a and in b: of each generator, the first seeding or draw.
+
+    Args:
+        runs: the two.
+        rank: of each.
+        name: of a parameter, whose initialisers count if they differ.
+    """
     per_run: tuple[list[Event], list[Event]] = [], []
     for generator in ("torch", "python", "numpy"):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         same = _agreeing(a, b)
+        # the same draw from another state: the one before it took another number
+        longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
         for kept, events in zip(per_run, (a, b), strict=True):
-            kept.extend(events[same : same + 1])
+            kept.extend(events[same - longer : same + 1])
+    one, two = (_fillings(_events(run, rank, "") or [], name)[-1:] for run in runs) if name else ((), ())
+    if [(event.by, event.arguments) for event in one] != [(event.by, event.arguments) for event in two]:
+        per_run[0].extend(one)
+        per_run[1].extend(two)
+    return per_run
+
+
+def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The lines between which something drew that differs and was not seen itself, in a and in b."""
+    per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
+    for generator in ("torch", "python", "numpy"):
+        a, b = (_events(run, rank, generator) or [] for run in runs)
+        same = _agreeing(a, b)
+        for kept, events in zip(per_run, (a, b), strict=True):
+            if 0 < same < len(events) and events[same].is_unseen:
+                kept.append((events[same - 1].line, events[same].line))
     return per_run
 
 
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
     """How many events two runs begin with alike."""
     shorter = range(min(len(a), len(b)))
-    return next((place for place in shorter if _sameness(a, place) != _sameness(b, place)), len(shorter))
+    return next((place for place in shorter if not _is_alike(a, b, place)), len(shorter))
 
 
-def _sameness(events: Sequence[Event], place: int) -> tuple[object, ...]:
-    """What an event shares with the other run's; of a draw that nobody saw, the state after it tells its length."""
-    event = events[place]
-    unseen = event.is_unseen and [other.state for other in events[place + 1 : place + 2]]
-    return event.what, event.state, unseen
+def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
+    """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
+
+    What one run filled may have no name there: it was exchanged for something else since.
+    """
+    one, two = a[place], b[place]
+    named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
+    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
+        return False
+    after = [[other.state for other in own[place + 1 : place + 2]] for own in (a, b)]
+    return not one.is_unseen or after[0] == after[1]
 
 
 def _place(event: Event | None, events: Sequence[Event]) -> int:
@@ -143,19 +180,35 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
     sides = [_events(run, rank, "") for run in runs]
     if sides[0] is None or sides[1] is None:
         return ""
-    one, two = ([event for event in events if event.name == name] for events in (sides[0], sides[1]))
+    one, two = (_fillings(events, name) for events in (sides[0], sides[1]))
     if not one and not two:
         return ""
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
     if one[-1].state != two[-1].state:
+        states = [{event.state for event in own} for own in (one, two)]
+        if one[-1].state in states[1] or two[-1].state in states[0]:
+            return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
         return first_draw(runs, rank, "torch")
     if one[-1].by != two[-1].by:
         return f"{one[-1]} initialises it in a, {two[-1]} in b"
+    given = one[-1].arguments, two[-1].arguments
+    if given[0] != given[1] and None not in given:
+        return f"{two[-1]} initialises it with {given[0] or 'no arguments'} in a, {given[1] or 'with none'} in b"
+    if one[-1].arguments is not None and given[0] == given[1]:
+        return (
+            f"{two[-1]} drew it from one random state and with the same arguments in both runs, so the script changed "
+            "it before it was recorded"
+        )
     return (
-        f"{two[-1]} drew it from one random state in both runs, so the initialisation has other arguments, or the "
-        "script changed it before it was recorded"
+        f"{two[-1]} drew it from the same random state, so it had other arguments, or the script changed it before it "
+        "was recorded"
     )
+
+
+def _fillings(events: Sequence[Event], name: str) -> list[Event]:
+    """What drew the values of a parameter."""
+    return [event for event in events if event.name == name and event.by not in MODES]
 
 
 def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
@@ -171,5 +224,7 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
             if generator in {"", _SEEDS.get(fields[1])}:
                 events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
         elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
-            events.append(Event("", fields[2], fields[3], fields[4], " ".join(fields[5:])))
+            by, given, arguments = fields[3].partition("(")
+            known = arguments.removesuffix(")").replace(",", ", ") if given else None
+            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), known))
     return events

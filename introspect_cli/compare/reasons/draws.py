@@ -61,7 +61,7 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
         return []
     alignment, draws = step.alignment, []
     sides = {
-        side: _Side(alignment, unions, np.asarray(batch.sequence))
+        side: _Side(alignment, unions, batch.sequence)
         for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
     }
     for side, other in ("ba", "ab"):

@@ -7,7 +7,6 @@ same is none either.
 
 from __future__ import annotations
 
-import configparser
 import difflib
 import json
 import sys
@@ -163,28 +162,38 @@ def parsed(text: str, ending: str) -> Any:
 
             found = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            parser = configparser.RawConfigParser(strict=False)
-            parser.read_string(text)
-            found = {section: dict(parser.items(section)) for section in parser.sections()}
+            found = _sections(text)
         else:
             return None
-    except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
+    except (ValueError, yaml.YAMLError, RecursionError):
         return None
-    return found if isinstance(found, (dict, list)) and _bounded(found) else None
+    return found if isinstance(found, (dict, list)) and _few(found) else None
 
 
-def _bounded(found: Any) -> bool:
-    """Whether nested data is small enough to be compared value by value."""
-    waiting, count = [found], 0
+def _sections(text: str) -> dict[str, dict[str, str]] | None:
+    import configparser
+
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(text)
+        return {section: dict(parser.items(section)) for section in parser.sections()}
+    except configparser.Error:
+        return None
+
+
+def _few(root: Any) -> bool:
+    """Whether nested data, or YAML's nodes with their aliases followed, is few enough to be compared one by one."""
+    waiting, count = [root], 0
     while waiting:
         value = waiting.pop()
-        count += 1
+        count += not isinstance(value, tuple)  # a key with its value
         if count > _MOST_NODES:
             return False
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+        inside = value.value if isinstance(value, yaml.CollectionNode) else value
+        if isinstance(inside, dict):
+            waiting.extend(inside.values())
+        elif isinstance(inside, (list, tuple)):
+            waiting.extend(inside)
     return True
 
 
@@ -218,22 +227,6 @@ def _yaml(text: str) -> Any:
         return loader.construct_document(node)
     finally:
         loader.dispose()
-
-
-def _few(root: Any) -> bool:
-    """Whether a tree of nodes, its aliases followed, has few enough of them."""
-    waiting, count = [root], 0
-    while waiting:
-        node = waiting.pop()
-        count += 1
-        if count > _MOST_NODES:
-            return False
-        if isinstance(node, yaml.MappingNode):
-            for pair in node.value:
-                waiting.extend(pair)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
-    return True
 
 
 def _lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:

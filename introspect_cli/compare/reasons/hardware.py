@@ -40,11 +40,11 @@ def suspect(scene: Scene) -> Suspect | None:
         return None
     if first.a.layout != first.b.layout or attribute_changes(scene):
         return None
-    kept = all("runtime" in dict(run.settings or {}) for run in (scene.run_a, scene.run_b))
+    kept = all("runtime" in dict(run.settings or {}) for run in scene.runs)
     if not kept or any(change.weight > _SAYS_NOTHING for change in scene.settings):
         return None
     found = _DEVICE.match(first.a.layout.device)
-    devices = [_gpu(run, int(found[1])) for run in (scene.run_a, scene.run_b)] if found else []
+    devices = [_gpu(run, int(found[1])) for run in scene.runs] if found else []
     if not devices or devices[0] != devices[1] or not devices[0]:
         return None
     return Suspect(devices[0], f"step {first.step}", what(first.site, first.module_class))

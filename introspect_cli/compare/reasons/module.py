@@ -60,14 +60,14 @@ class Module(Reason):
         start = _fed_equally(step, site, order)
         if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
             return None
-        return self.cause(*rests_on(step, Place(site, order), RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
 
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""
         first = scene.first
         taken = [e for e in scene.cause.evidence if not (e.thing in RANDOM and _draws_nothing(first.module_class))]
         text = f"{what(first.site, first.module_class)} differs{how_far(first)}{although(taken)}{scaled(first)}"
-        return f"{text}. {_inside(scene)}"
+        return f"{text}; {_inside(scene)}"
 
 
 class OwnCode(Reason):
@@ -118,8 +118,7 @@ class OwnCode(Reason):
             f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
         )
         side = drew_alone(scene.draws, scene.site, before=True)
-        taken = [fact for fact in cause.evidence if not (side and fact.thing in RANDOM)]
-        text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
+        text += f"{scaled(first)}; {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
@@ -161,7 +160,7 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
     alignment = step.alignment
-    sequence = np.asarray(step.table.a.sequence)
+    sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
     prefix = fqn + "."
     for row in rows[np.argsort(sequence[rows])[::-1]]:
@@ -187,7 +186,7 @@ def _inside(scene: Scene) -> str:
         return f"{scene.the_cause_is} inside this module: in {side} {how}."
     side = _frozen_buffers(scene)
     if side and not attribute_changes(scene):
-        return f"Its buffers do not change in {side}: it is in eval mode there."
+        return f"its buffers do not change in {side}: it is in eval mode there."
     other = scene.step.alignment.b_class.get(scene.union, "")
     if other:
         return (

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
-
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
@@ -47,26 +45,24 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
-        text += nondeterministic(first)
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)};"
+        after = nondeterministic(first)
         options = argument_changes(scene)
         if options:
             when = "is" if scene.is_first_step else "was first"
-            return f"{text} It {when} called with {'; '.join(options)}."
+            return f"{text} it {when} called with {'; '.join(options)}.{after}"
         if first.site.phase is Phase.BACKWARD:
-            return (
-                f"{text} This gradient is computed in a different way, or its forward operator has different options."
-            )
+            return f"{text} it is computed in a different way, or its forward operator has different options.{after}"
         formats = memory_formats(scene)
         told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
-        return f"{text} The operator has different options or a different kernel{told}.{scene.rounding_words()}"
+        return f"{text} it has different options or a different kernel{told}.{after}{scene.rounding_words()}"
 
 
 def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    documents = [run.settings.get("operators") for run in (scene.run_a, scene.run_b)]
+    documents = [run.settings.get("operators") for run in scene.runs]
     a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
@@ -169,7 +165,7 @@ def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
     row = table.rows_of(side)[union]
     if Status(int(batch.status[row])) not in _SEEN:
         return ""
-    return reader.layouts[int(np.asarray(batch.layout)[row])].strides
+    return reader.layouts[int(batch.layout[row])].strides
 
 
 def _name(scene: Scene, union: int) -> str:

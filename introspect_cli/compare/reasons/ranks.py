@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
@@ -176,7 +174,7 @@ def _samples_of_ranks(readers: Sequence[RankReader], step: int) -> dict[int, int
         if step not in reader:
             return {}
         batch, seen = reader.read(step), set()
-        for number, layout in zip(np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), strict=True):
+        for number, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
             shape, draw = reader.layouts[layout].shape, (reader.sites.fqn[number], int(reader.sites.call[number]))
             is_batch = reader.sites.kind[number] == Kind.BATCH.value and reader.sites.phase[number] == Phase.DATA.value
             if is_batch and shape and draw not in seen:
@@ -353,7 +351,7 @@ class NotWhole(Reason):
             if summary is not None and summary.joined is Joined.INCOMPLETE
         ]
         text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
-        return f"{text}. {scene.the_cause_is} {self.place}."
+        return f"{text}; {scene.the_cause_is} {self.place}."
 
 
 REASONS = (

@@ -10,9 +10,10 @@ from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
-from introspect_cli.compare.reasons.settings import describe, rounds_differently
+from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
 
 
 class Scene:
@@ -33,6 +33,7 @@ class Scene:
         cause: why it is one.
         run_a: run a.
         run_b: run b.
+        runs: both.
         compared: the compared steps of its rank, in a's numbering.
         ranks: how many ranks were compared.
         narrowed: whether only some records were selected.
@@ -44,17 +45,16 @@ class Scene:
         lost: whether a resumed run did not restore something.
     """
 
-    def __init__(
-        self, outcome: RankOutcome, runs: tuple[Run, Run], peers: Sequence[RankOutcome], *, narrowed: bool
-    ) -> None:
+    def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
         """Take what came out of comparing the rank that diverges first."""
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
-        self.run_a, self.run_b = runs
+        stored = self.step.sides.tensors
+        self.run_a, self.run_b = self.runs = stored.a, stored.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
-        self.narrowed, self.tolerated = narrowed, outcome.tolerated
+        self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
         self.merges = () if outcome.structure is None else tuple(outcome.structure.merges)
         self.shared = outcome.shared
@@ -69,7 +69,7 @@ class Scene:
     @property
     def the_cause_is(self) -> str:
         """How a sentence says what the cause is, as certain as that is."""
-        return "The cause is" if self.cause.certain else "The cause may be"
+        return "the cause is" if self.cause.certain else "the cause may be"
 
     @property
     def site(self) -> Site:
@@ -213,7 +213,7 @@ class Scene:
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
-            drew = differs_unseen((self.run_a, self.run_b), self.first.rank, self.site.fqn)
+            drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
         unseen = self.cause.reason == "plain" or any(
             found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)

@@ -15,7 +15,6 @@ from introspect_cli.compare.reasons.ranks import uneven_ranks
 from introspect_cli.compare.reasons.words import although, both_values, how_far, often, same_values, scaled, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
-    RESTS_ON,
     Place,
     batches,
     calls_left_out,
@@ -49,16 +48,14 @@ class Batch(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
-        text = f"{what(scene.site)} differs{how_far(scene.first)}."
+        text = f"{what(scene.site)} differs{how_far(scene.first)};"
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and shapes_differ(a, b):
-            return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
+            return f"{text} its shape is different: batch size, sequence length, cropping or padding."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-            return f"{text} Its dtype is different: the data is converted differently."
-        text += _hash_seed(scene)
-        if same_values(scene.first):
-            return f"{text} It is shuffled or shifted differently."
-        return f"{text} {_before(scene)}"
+            return f"{text} its dtype is different: the data is converted differently."
+        why = "it is shuffled or shifted differently." if same_values(scene.first) else _before(scene)
+        return f"{text} {why}{_hash_seed(scene)}"
 
 
 def _before(scene: Scene) -> str:
@@ -70,10 +67,10 @@ def _before(scene: Scene) -> str:
     if known is Known.UNSEEN and step.state_before is not None:
         known = answer(step.state_before[own])
     if known in {Known.EQUAL, Known.WITHIN}:
-        return f"The batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
-    told = "The data differs from the first recorded batch on"
+        return f"the batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
+    told = "the data differs from the first recorded batch on"
     if scene.steps_before:
-        told = "No batch of this loader was recorded just before it"
+        told = "no batch of this loader was recorded just before it"
     rest = own[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         told += ", and the rest of the batch is equal"
@@ -83,7 +80,7 @@ def _before(scene: Scene) -> str:
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
     known = [fact.known for fact in scene.cause.evidence]
-    environments = [run.settings.get("environment") for run in (scene.run_a, scene.run_b)]
+    environments = [run.settings.get("environment") for run in scene.runs]
     if Known.EQUAL not in known or not all(
         isinstance(environment, Mapping) and environment for environment in environments
     ):
@@ -112,12 +109,12 @@ class Script(Reason):
         site, order = step.sites[position], step.order_at(position)
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
-        place = Place(site, order)
-        found = rests_on(step, place, RESTS_ON[self.word])
+        found = self.rests_on(step, position)
         if calls_left_out(step, site.fqn):
             return self.cause(*found, LEFT_OUT)
         return self.cause(
-            *found, *(output for output in outputs(step, place) if output.known in {Known.EQUAL, Known.WITHIN})
+            *found,
+            *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
         )
 
     def sentence(self, scene: Scene) -> str:
@@ -129,21 +126,21 @@ class Script(Reason):
             fed = [seen] if seen.known is not Known.UNSEEN else []
             given = "module outputs, the batch" if fed else "module outputs, data that no loader gave"
             return (
-                f"{text}{although([*before, *fed])}{scaled(scene.first)}. {scene.the_cause_is} in the "
+                f"{text}{scaled(scene.first)}; {scene.the_cause_is} in the "
                 f"script's own code that computes it: from {given} or values of its own (targets, masks, weights)."
             )
         if seen.known is not Known.UNSEEN:
             known = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (
-                f"{text} although the batch is {known}: the script changes something between the data loader and "
+                f"{text} although the batch is {known}; the script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
         loaded = "no data loader was recorded"
         if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
             loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
-            "script's own preparation of the batch."
+            f"{text}, before any other record of the step; {scene.the_cause_is} the data pipeline or the script's own "
+            f"preparation of the batch ({loaded})."
         )
 
 
@@ -178,10 +175,10 @@ class Loss(Reason):
         uneven = uneven_ranks(scene)
         if uneven:
             return (
-                f"{text}. {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
+                f"{text}; {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
                 f"over all samples. Else it is in the loss code{targets}."
             )
-        return f"{text}. {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
+        return f"{text}; {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
 
 
 class OwnValue(Reason):
@@ -198,7 +195,7 @@ class OwnValue(Reason):
         first = scene.first
         text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(scene.cause.evidence)}"
         return (
-            f"{text}{scaled(first)}. {scene.the_cause_is} in the script's code that computes it, or in what it was "
+            f"{text}{scaled(first)}; {scene.the_cause_is} in the script's code that computes it, or in what it was "
             f"computed from and is not recorded.{scene.rounding_words()}"
         )
 
@@ -256,8 +253,7 @@ class Product(Reason):
         """It is made of what is trained, and nothing but what is saved differs."""
         if step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites):
             return None
-        place = Place(step.sites[position], step.order_at(position))
-        return self.cause(*rests_on(step, place, RESTS_ON[self.word]))
+        return self.cause(*self.rests_on(step, position))
 
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""
@@ -267,7 +263,7 @@ class Product(Reason):
             return f"only {side} has {what(first.site)}: {other} saves the file without it."
         text = f"{what(first.site)} differs{how_far(first)}{although(scene.cause.evidence)}"
         return (
-            f"{text}. {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
+            f"{text}; {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
             "a conversion)."
         )
 

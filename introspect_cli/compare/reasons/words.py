@@ -225,6 +225,7 @@ _THE = {
     Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
     Thing.STATE_BEFORE: ("the optimizer state before", False),
     Thing.TRAINED: ("every tensor that requires gradients", False),
+    Thing.UPDATED: ("what the script's own update left of the parameters", False),
     Thing.EVERYTHING: ("everything recorded before it", False),
 }
 
@@ -257,6 +258,12 @@ def things(found: Sequence[Evidence], one: str, many: str) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names as a list in a sentence: `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{rest}"
 
 
 def although(evidence: Sequence[Evidence]) -> str:

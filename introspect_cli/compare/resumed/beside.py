@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.join.carried import Tensor, values_of
-from introspect_cli.compare.join.resume import Goes, Late, began_with, scalar
-from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
+from introspect_cli.compare.join.resume import Goes, began_with, scalar
+from introspect_cli.compare.join.sites import Columns, kind_code, phase_code, picked
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
@@ -40,11 +38,6 @@ class Beside:
     goes: Goes
 
     @cached_property
-    def runs(self) -> Late:
-        """The later run and the whole one."""
-        return Late.of(self.comparison.sides, self.goes.late)
-
-    @cached_property
     def kinds(self) -> frozenset[str]:
         """Kinds that both captures watched for; all where a run does not say."""
         sides, every = self.comparison.sides, {kind.value for kind in Kind}
@@ -61,12 +54,12 @@ class Beside:
     @property
     def first(self) -> tuple[Side, Side]:
         """The first step of the later run, and the step of the whole run that it is compared with."""
-        own = self.runs
+        own = self.goes.runs
         return (own.late, self.goes.first, own.sites), (own.whole, self.goes.at, own.sites_whole)
 
     def steps(self) -> Iterator[tuple[Side, Side]]:
         """The steps of both from there on, as far as they are looked at."""
-        own = self.runs
+        own = self.goes.runs
         for step in range(self.goes.first, self.goes.first + _LOOKED_AT):
             at = step - self.goes.first + self.goes.at
             if step in own.late and at in own.whole:
@@ -79,20 +72,21 @@ class Beside:
 
     def whole_steps(self) -> Iterator[Side]:
         """The whole run's steps, as far as they are looked at."""
-        for row in range(min(len(self.runs.whole), _LOOKED_AT)):
-            yield self.runs.whole, int(self.runs.whole.entries["step"][row]), self.runs.sites_whole
+        own = self.goes.runs
+        for row in range(min(len(own.whole), _LOOKED_AT)):
+            yield own.whole, int(own.whole.entries["step"][row]), own.sites_whole
 
     # --- what either had when that step began
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums of the tensors that the later run begins with."""
-        return began_with(self.runs.late, self.runs.sites)
+        return began_with(self.goes.runs.late, self.goes.runs.sites)
 
     @cached_property
     def there(self) -> dict[Tensor, int] | None:
         """Those of the whole run when that step began; None where they are not on record."""
-        own, at = self.runs, self.goes.at
+        own, at = self.goes.runs, self.goes.at
         if at - 1 not in own.whole:
             begun = values_of(own.whole, at, own.sites_whole, Phase.START) if at in own.whole else {}
             return begun or None
@@ -123,10 +117,7 @@ def numbers_of(side: Side, kind: Kind) -> Iterator[tuple[tuple[str, str], float 
     if step not in reader:
         return
     batch = reader.read(step)
-    numbers = np.asarray(batch.site)
-    wanted = (sites.kind == kind_code(kind)) & (sites.phase == phase_code(Phase.OPTIMIZER))
-    for row in np.flatnonzero(wanted[numbers]).tolist():
-        number = int(numbers[row])
+    for row, number in picked(batch, sites, kind, Phase.OPTIMIZER):
         yield (sites.fqn[number], sites.path[number]), scalar(batch, row)
 
 

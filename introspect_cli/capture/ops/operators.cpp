@@ -1,0 +1,250 @@
+// The results of an operator that did the same a step ago: run by the same module, or by a node that was made for a known operator,
+// and given what the same sites wrote. It is what `record_results` of probe.py does; whatever is different goes there.
+#include "probes.h"
+
+namespace {
+
+enum Held {
+    LEFT, BY_HAND, OF_PARAMETER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
+    BEGIN, TENSOR, PARAMETER, BACKWARD, OPTIMIZER, HELD
+};
+using Operators = Holder<HELD>;
+
+Name WANTED{"wanted"}, STEP{"step"}, CODE{"f_code"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
+    BETWEEN{"between"}, UNDER_WAY{"calls"}, PHASE{"phase"}, WATCHED{"watched"}, FQN{"fqn"}, NUMBER{"_sequence_nr"},
+    OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
+    NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
+
+struct Ref {  // a reference of ours, or null; no exception stays
+    PyObject *held;
+    explicit Ref(PyObject *own) : held(own) {
+        if (!own) PyErr_Clear();
+    }
+    Ref(const Ref &) = delete;
+    ~Ref() {
+        if (held) Py_DecRef(held);
+    }
+    operator PyObject *() const { return held; }
+};
+
+struct Operator {  // one that has run, and what was raised meanwhile by code of the script's
+    PyObject *func, *args, *kwargs, *result, *frame;
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+};
+
+PyObject *item(PyObject *dictionary, PyObject *key) {  // borrowed, or null without an exception
+    PyObject *found = key && dictionary && PyDict_Check(dictionary) ? PyDict_GetItemWithError(dictionary, key) : nullptr;
+    if (!found) PyErr_Clear();
+    return found;
+}
+PyObject *kept(PyObject *found) { return found ? Py_NewRef(found) : nullptr; }
+
+// Whether code that is known to be none of this package's has called the operator, or autograd.
+bool is_others(Operators *self, PyObject *frame) {
+    if (frame == Py_None) return true;
+    Ref code(attribute(frame, CODE)), key(PyLong_FromVoidPtr(code));
+    PyObject *judged = item(self->held[OURS], key);
+    return judged && PyTuple_GetItem(judged, 1) == Py_False;
+}
+
+// Whether a region may run that `torch.compile` made: `compiled_entries` of private_api.py.
+bool may_be_compiled(Operators *self) {
+    PyObject *found = self->held[COMPILER], *backend, *key;
+    if (!PyList_Size(found)) return item(PyImport_GetModuleDict(), EVAL_FRAME.get());
+    PyObject *backends = PyTuple_GetItem(PyList_GetItem(found, 0), 0);
+    if (!backends || !PyDict_Check(backends)) return PyErr_Clear(), true;
+    Py_ssize_t at = 0;
+    return PyDict_Size(backends) > 1 || (PyDict_Next(backends, &at, &key, &backend) && backend != Py_None);
+}
+
+bool is_float(Operators *self, PyObject *tensor) {
+    Ref dtype(attribute(tensor, DTYPE));
+    const bool is = dtype && PySet_Contains(self->held[FLOATS], dtype) == 1;
+    return PyErr_Clear(), is;
+}
+
+// The site that wrote a tensor's memory last, of a parameter its own, -1 where there is none: `Writers.of`. -2 if something was raised.
+i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
+    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr));
+    PyObject *site = item(self->held[SITES], memory);
+    if (site) return PyLong_AsLongLong(site);
+    if ((PyObject *)Py_TYPE(tensor) != self->held[PARAMETER]) return -1;
+    PyObject *found = PyObject_CallFunctionObjArgs(self->held[OF_PARAMETER], tensor, nullptr);
+    if (!found) return PyErr_Fetch(&ran.type, &ran.value, &ran.traceback), -2;
+    const i64 own = PyLong_AsLongLong(found);
+    Py_DecRef(found);
+    return own;
+}
+
+// Notes what a view is of: a view of a parameter is known by its memory from here on. False where Python has to.
+bool is_noted(Operators *self, Operator &ran) {
+    PyObject *first = PyTuple_Size(ran.args) ? PyTuple_GetItem(ran.args, 0) : Py_None, *type = (PyObject *)Py_TYPE(first);
+    if (type == self->held[TENSOR]) return true;
+    if (type == self->held[PARAMETER]) return writer_of(self, ran, first) != -2;
+    return !PyType_IsSubtype((PyTypeObject *)type, (PyTypeObject *)self->held[TENSOR]);
+}
+
+// ---- what an operator is given
+
+struct Inputs {  // compared with the sites that were named a step ago, one after the other
+    static constexpr int MOST = 63;
+    PyObject *before;
+    i64 sites[MOST];
+    int count = 0;
+};
+
+bool is_next(Inputs &inputs, i64 site) {  // whether a site is named already, or is the next that was
+    for (int i = 0; i < inputs.count; i++)
+        if (inputs.sites[i] == site) return true;
+    if (inputs.count >= Inputs::MOST || inputs.count >= PyList_Size(inputs.before)) return false;
+    if (PyLong_AsLongLong(PyList_GetItem(inputs.before, inputs.count)) != site) return false;
+    inputs.sites[inputs.count++] = site;
+    return true;
+}
+
+// Goes on with what a value is: `Writers._collect`.
+bool goes_on(Operators *self, Operator &ran, Inputs &inputs, PyObject *value) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type == self->held[TENSOR] || type == self->held[PARAMETER]) {
+        if (!is_float(self, value)) return true;
+        const i64 site = writer_of(self, ran, value);
+        return site != -2 && is_next(inputs, site);
+    }
+    if (PyTuple_Check(value) || PyList_Check(value)) {
+        const bool is_tuple = PyTuple_Check(value);
+        for (Py_ssize_t i = 0; i < (is_tuple ? PyTuple_Size(value) : PyList_Size(value)); i++)
+            if (!goes_on(self, ran, inputs, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i))) return false;
+        return true;
+    }
+    return !PyType_IsSubtype((PyTypeObject *)type, (PyTypeObject *)self->held[TENSOR]);
+}
+
+// Whether the operator was given what it was a step ago, and belongs to the same forward operator: `_given`.
+bool is_given_the_same(Operators *self, PyObject *call, PyObject *origin, Operator &ran) {
+    Ref known(attribute(call, KNOWN));
+    if (!known || !PyTuple_Check(known) || PyTuple_GetItem(known, 1) != (origin ? origin : Py_None)) return false;
+    Inputs inputs{PyTuple_GetItem(known, 0)};
+    if (!inputs.before || !PyList_Check(inputs.before) || !goes_on(self, ran, inputs, ran.args)) return false;
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; ran.kwargs != Py_None && PyDict_Next(ran.kwargs, &at, &key, &value);)
+        if (!goes_on(self, ran, inputs, value)) return false;
+    return inputs.count == PyList_Size(inputs.before);
+}
+
+bool is_one_result(Operators *self, PyObject *facts, PyObject *result) {
+    if ((PyObject *)Py_TYPE(result) != self->held[TENSOR] || !attribute_is(facts, EACH, Py_False)) return false;
+    Ref written(attribute(facts, WRITTEN));
+    return written && PyTuple_Check(written) && !PyTuple_Size(written) && is_float(self, result);
+}
+
+// ---- which call it is
+
+struct Place {  // where an operator runs: null what is not known
+    PyObject *fqn = nullptr, *phase = nullptr, *origin = nullptr;
+    ~Place() {
+        for (PyObject *one : {fqn, phase, origin})
+            if (one) Py_DecRef(one);
+    }
+};
+
+// Finds the module and phase that an operator runs in, where it is a module's forward pass or a node that was made in one.
+bool find_place(Operators *self, PyObject *node, Place &place) {
+    Ref calls(attribute(self->held[STACK], UNDER_WAY));
+    const Py_ssize_t depth = calls && PyList_Check(calls) ? PyList_Size(calls) : -1;
+    if (depth < 0 || (depth > 0) == (node != Py_None)) return false;
+    if (depth > 0) {
+        PyObject *state = PyList_GetItem(calls, depth - 1);
+        Ref tracing(PyObject_CallNoArgs(self->held[TRACING]));
+        if (state == Py_None || !attribute_is(state, WATCHED, Py_True) || tracing != Py_None) return false;
+        place.fqn = attribute(state, FQN), place.phase = attribute(self->held[STACK], PHASE);
+    } else {
+        Ref ask(attribute(node, NUMBER)), number(ask ? PyObject_CallNoArgs(ask) : nullptr);
+        PyObject *origin = item(self->held[BY_NODE], number);
+        if (!origin || origin == Py_None) return false;
+        place.origin = Py_NewRef(origin), place.fqn = attribute(origin, FQN), place.phase = Py_NewRef(self->held[BACKWARD]);
+    }
+    return place.fqn && place.phase;
+}
+
+// Records a result, and notes that its memory has it. False with an exception, which is the script's.
+bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) {
+    if (record_given(self->held[INTAKE], site, result, self->held[ROWS], given) < 0) {
+        PyErr_Clear();
+        PyObject *done = PyObject_CallFunctionObjArgs(self->held[BY_HAND], site, result, given, nullptr);
+        if (!done) return false;
+        Py_DecRef(done);
+    }
+    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], result, nullptr));
+    if (memory && PyObject_IsTrue(memory) == 1) PyDict_SetItem(self->held[SITES], memory, site);
+    return PyErr_Clear(), true;
+}
+
+// Counts the call of an operator, and has the autograd node that was made last be its own: `Calls.of`.
+void count(Operators *self, PyObject *repeated, PyObject *step, i64 number, PyObject *node_number, PyObject *call) {
+    Ref next(PyLong_FromLongLong(number + 1));
+    if (!next || PyObject_SetAttr(repeated, STEP.get(), step) || PyObject_SetAttr(repeated, COUNT.get(), next)) PyErr_Clear();
+    if (!item(self->held[BY_NODE], node_number) && PyDict_SetItem(self->held[BY_NODE], node_number, call)) PyErr_Clear();
+}
+
+// 1 if the operator has been dealt with, 0 if Python has to, and nothing is done; -1 with an exception, which is the script's.
+int is_dealt_with(Operators *self, Operator &ran) {
+    if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || !is_others(self, ran.frame)) return 0;
+    Ref key(PyLong_FromVoidPtr(ran.func)), node(PyObject_CallNoArgs(self->held[NODE])), next(PyObject_CallNoArgs(self->held[NEXT]));
+    PyObject *known = item(self->held[FACTS], key);
+    if (!known || !node || !next || !PyTuple_Check(ran.args)) return 0;
+    Ref facts(kept(PyTuple_GetItem(known, 1))), last(PyLong_FromLongLong(PyLong_AsLongLong(next) - 1));
+    if (!facts || (node != Py_None && !attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]))) return 0;
+    const bool recorded = attribute_is(facts, RECORDED, Py_True);
+    if (!recorded && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
+    if (!recorded && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
+    Place place;
+    if (!find_place(self, node, place) || may_be_compiled(self)) return 0;
+    Ref pair(PyTuple_Pack(2, place.fqn, place.phase)), scope(kept(item(self->held[SCOPES], pair)));
+    Ref operators(scope ? attribute(scope, OPERATORS) : nullptr), repeated(kept(item(operators, facts)));
+    Ref calls(repeated ? attribute(repeated, BY_NUMBER) : nullptr), step(attribute(self->held[RECORDER], STEP));
+    if (!calls || !step) return 0;
+    const i64 number = integer(repeated, STEP) == PyLong_AsLongLong(step) ? integer(repeated, COUNT) : 0;
+    Ref place_in_step(PyLong_FromLongLong(number)), call(kept(item(calls, place_in_step)));
+    if (!call) return 0;
+    if (!recorded) return count(self, repeated, step, number, last, call), 1;
+    Ref sites(attribute(call, OWN_SITES)), site(kept(item(sites, NO_PATH.get()))), given(attribute(call, GIVEN));
+    if (!site || !given || !is_one_result(self, facts, ran.result) || !is_given_the_same(self, call, place.origin, ran)) return 0;
+    count(self, repeated, step, number, last, call);
+    return record(self, site, given, ran.result) ? 1 : -1;
+}
+
+PyObject *results(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    Operators *self = (Operators *)object;
+    if (count != 5 || !(given[2] == Py_None || PyDict_Check(given[2])))
+        return PyErr_Format(PyExc_TypeError, "an operator, its arguments, its result and a frame wanted");
+    Operator ran{given[0], given[1], given[2], given[3], given[4]};
+    const int done = is_dealt_with(self, ran);
+    if (done < 0) return nullptr;
+    PyErr_Clear();
+    if (ran.type) return PyErr_Restore(ran.type, ran.value, ran.traceback), nullptr;
+    if (done) return Py_NewRef(Py_None);
+    return PyObject_CallFunctionObjArgs(self->held[LEFT], given[0], given[1], given[2], given[3], given[4], nullptr);
+}
+
+PyMethodDef METHODS[] = {
+    {"results", (PyCFunction)(void (*)())results, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot SLOTS[] = {
+    {Py_tp_dealloc, (void *)Operators::free_all}, {Py_tp_traverse, (void *)Operators::visit_all},
+    {Py_tp_clear, (void *)Operators::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
+PyType_Spec SPEC = {
+    "introspect_cli.tensors._kernels.Operators", sizeof(Operators), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
+};
+PyObject *TYPE = nullptr;
+
+}  // namespace
+
+PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
+    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[BY_NODE]) && PyDict_Check(arguments[SITES]) &&
+                           PyList_Check(arguments[COMPILER]) && PyType_Check(arguments[TENSOR])))
+        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries, a list and a class wanted");
+    return Operators::make(TYPE, arguments, given);
+}

@@ -1,0 +1,129 @@
+"""Send a run to object storage while it is written, in rounds.
+
+Ranks of a launch send their own, each from the process beside it. Storage that is slow or fails delays what sends, and
+nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import StoreError
+from introspect_cli.publish.share import ANOTHER, Share
+from introspect_cli.store import documents
+from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, Folder, reason
+from introspect_cli.store.launch import ATTEMPT_NAME, launch_of
+from introspect_cli.store.objects import NothingThereError, Storage
+from introspect_cli.store.reader import RANK_NAME, read_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVERY = 10.0
+"""Seconds between two rounds."""
+
+FRACTION = 0.02
+"""Of the time so far, where that is more: a run of a week has some hundred rounds, not sixty thousand."""
+
+AT_ONCE = 8
+
+
+def _job(manifest: bytes, path: str) -> object:
+    """Which launch a manifest is of."""
+    said = documents.load(manifest, path)
+    return (launch_of(said) or {}).get("job") if isinstance(said, dict) else None
+
+
+class Sender:
+    """Sends a run, or one rank of it."""
+
+    def __init__(self, run: Path, url: str, rank: int | None = None, *, sources: bool = False) -> None:
+        """Find the place.
+
+        Args:
+            run: its directory.
+            url: what is to be the run's.
+            rank: which rank of the last attempt of a launch; all of all, where it is None.
+            sources: whether the text of source files goes with it.
+
+        Raises:
+            StoreError: it cannot be reached.
+        """
+        self.storage = Storage(url)
+        self._run = run
+        self._rank = rank
+        self._sources = sources
+        self._shares: dict[str, Share] = {}
+        self._announced: set[str] = set()
+        self._began = time.monotonic()
+        self._next = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were there to send, and were not sent yet."""
+        return sum(share.waiting for share in self._shares.values())
+
+    @property
+    def steps(self) -> int:
+        """Steps that are there, of the rank with the fewest."""
+        return min((share.steps for share in self._shares.values()), default=0)
+
+    def is_due(self) -> bool:
+        """Whether it is time for another round."""
+        return time.monotonic() >= self._next
+
+    def send(self) -> None:
+        """Send what is new.
+
+        Raises:
+            StoreError: some of it was not sent.
+        """
+        now = time.monotonic()
+        every = max(EVERY, FRACTION * (now - self._began))
+        self._next = now + every
+        try:
+            shares = [self._shares.get(place) or self._begin(place) for place in self._places()]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                for done in [pool.submit(share.send, every) for share in shares]:
+                    done.result()
+        except OSError as error:
+            raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
+
+    def _begin(self, place: str) -> Share:
+        with Folder.at(str(self._run / place)) as folder:
+            run_id = str(read_manifest(folder).get("id"))
+        self._shares[place] = share = Share(self._run, place, self.storage, run_id, sources=self._sources)
+        return share
+
+    def _places(self) -> list[str]:
+        """The directories that have a catalogue each; manifests that stand above them are sent."""
+        with Folder.at(str(self._run)) as folder:
+            if launch_of(read_manifest(folder)) is None:
+                return [""]
+            numbers = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
+        bases = ["", *(f"attempt{number}/" for number in sorted(numbers))]
+        places = []
+        for base in bases:
+            with Folder.at(str(self._run / base)) as folder:
+                if base not in self._announced and MANIFEST in folder:
+                    self._announce(folder, base)
+                names = [match for match in map(RANK_NAME.fullmatch, folder.names()) if match]
+            if self._rank is not None:
+                names = [match for match in names if int(match[1]) == self._rank and base == bases[-1]]
+            places += [f"{base}{match[0]}" for match in names]
+        return [place for place in places if (self._run / place / MANIFEST).exists()]
+
+    def _announce(self, folder: Folder, base: str) -> None:
+        """Have the manifest of a launch there, which its ranks all write alike."""
+        name = f"{base}{MANIFEST}"
+        data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
+        [there] = self.storage.read([(name, 0, LIMIT_DOCUMENT)])
+        if isinstance(there, NothingThereError):
+            self.storage.put(name, data)
+        elif isinstance(there, StoreError):
+            raise there
+        elif _job(there, f"{self.storage.url}/{name}") != _job(data, name):
+            raise StoreError(ANOTHER.format(self.storage.url))
+        self._announced.add(base)

@@ -1,0 +1,448 @@
+"""Runs in object storage: sent while they are written, read where they lie, and what is said where that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import time
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+from storage import only, serving
+from synthetic import batch, row
+
+from introspect_cli.cli import main
+from introspect_cli.errors import StoreError
+from introspect_cli.publish import places, share
+from introspect_cli.publish.send import Sender
+from introspect_cli.store import catalogue, pieces
+from introspect_cli.store.files import NAMES, DamageError
+from introspect_cli.store.launch import Launch
+from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.writer import StoreWriter
+
+s3fs = pytest.importorskip("s3fs", reason="the client of s3:// is not installed")
+pytest.importorskip("moto", reason="the server of object storage is not installed")
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    with serving() as served, pytest.MonkeyPatch.context() as patch:
+        for name, value in served.settings.items():
+            patch.setenv(name, value)
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch):
+    monkeypatch.setattr(pieces, "KEPT", pieces.Kept(1 << 24))
+
+
+def rows(step, rank, *, changed=False):
+    values = [[float(step + number), float(rank), 1.0 + changed] for number in range(30)]
+    return [row("forward", "output", f"Net.{number}", value) for number, value in enumerate(values)]
+
+
+class Writing:
+    """A run that is written step by step: of one process, or of a rank of a launch."""
+
+    def __init__(self, path, rank=None, ranks=1, attempt=0):
+        launch = None if rank is None else Launch(f"a{attempt}" * 16, "ab" * 16, rank, ranks, attempt)
+        self.path, self.rank = path, rank or 0
+        self.store = StoreWriter.create(path, launch=launch)
+        about = {"rank": rank, "world_size": ranks} if rank is not None else {}
+        self.about = {"tool": {"name": "introspect", "version": "0"}, "script": "train.py", "argv": [], **about}
+        self.store.write_manifest({**self.about, "status": "running"})
+        self.store.write_settings("environment", {"python": "3", "rank": self.rank})
+        self.writer = None
+
+    def steps(self, *numbers, changed=()):
+        self.writer = self.writer or self.store.rank(self.rank)
+        for step in numbers:
+            self.writer.append(step, batch(self.writer, rows(step, self.rank, changed=step in changed)))
+        return self
+
+    def end(self):
+        self.store.write_manifest({**self.about, "status": "complete", "exit_code": 0})
+        self.store.close()
+        return self.path
+
+
+def launch(path, ranks=3, changed=()):
+    for rank in range(ranks):
+        Writing(path, rank, ranks).steps(*range(STEPS), changed=changed if rank == 1 else ()).end()
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(bucket, tmp_path_factory):
+    """Two runs of three ranks, of which step 7 of rank 1 differs, here and there."""
+    place = tmp_path_factory.mktemp("runs")
+    for name, changed in (("a", ()), ("b", (7,)), ("again", ())):
+        launch(place / name, changed=changed)
+        Sender(place / name, f"{bucket.url}/runs/{name}").send()
+    return place
+
+
+@pytest.fixture
+def ask(monkeypatch, capsys):
+    """Run `introspect ARGS...` in this process, which has the client of s3:// already."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["introspect", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp_path):
+    asked = {
+        "diff": ("a", "b"),
+        "check": ("b",),
+        "show": ("b", "--step", "7"),
+        "verify": ("a",),
+    }
+    for verb, words in asked.items():
+        here = ask(verb, *(runs / word if len(word) == 1 and word != "7" else word for word in words))
+        there = ask(verb, *(f"{bucket.url}/runs/{word}" if len(word) == 1 and word != "7" else word for word in words))
+        plain = [re.sub(rf"{re.escape(str(runs))}|{bucket.url}/runs", "RUNS", said) for _, said, _ in (here, there)]
+        assert (there[0], plain[1]) == (here[0], plain[0]), there[2]
+        assert here[1], (verb, here)
+    for verb, *more in (("pack", "-o", tmp_path / "a.zip"), ("merge", "-o", tmp_path / "merged")):
+        code, _, err = ask(verb, f"{bucket.url}/runs/a", *more)
+        assert code == 0, err
+        assert ask("diff", more[-1], runs / "a")[0] == 0
+
+
+def test_a_run_there_is_published_and_is_not_labelled(runs, bucket, ask, tmp_path):
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", tmp_path / "out")
+    assert code == 0, err
+    assert ask("diff", tmp_path / "out" / "a" / "a.introspect.zip", runs / "a")[0] == 0
+    code, _, err = ask("publish", f"{bucket.url}/runs/a", f"{bucket.url}/copies")
+    assert (code, "s3://bucket/runs/a is no directory of a run" in err) == (2, True)
+    code, _, err = ask("runs", "label", f"{bucket.url}/runs/a", "mine")
+    assert (code, "cannot label s3://bucket/runs/a: label the run where it was recorded" in err) == (2, True)
+
+
+def fetched(asked, kind):
+    return [(path, span) for method, path, span in asked if method == "GET" and path.partition("?")[0].endswith(kind)]
+
+
+def test_catalogues_are_read_once_and_records_of_the_steps_that_are_asked_for(runs, bucket, ask):
+    with open_run(runs / "b") as run:
+        length = max(entry.length for entry in run.rank(1).steps)
+    total = sum(file.stat().st_size for name in "ab" for file in (runs / name).rglob("records.arrow"))
+    urls = [f"{bucket.url}/runs/{name}" for name in "ab"]
+    with bucket.failing(lambda method, path: None) as asked:
+        code, out, _ = ask("diff", *urls)
+    assert code == 1
+    assert "First divergence at step 7, rank 1" in out
+    assert len(fetched(asked, "catalogue")) == 6
+    read = [span for _, span in fetched(asked, ".piece")]
+    # Of a, the first and last step of each rank are looked at for what it did not see; of rank 1, three of both runs.
+    sizes = [int(last) - int(first) + 1 for first, last in (span.removeprefix("bytes=").split("-") for span in read)]
+    assert sum(sizes) < total / 2
+    assert len([size for size in sizes if size == length]) <= 2 * 3 + 6
+    with bucket.failing(lambda method, path: None) as asked:
+        assert ask("diff", urls[0], f"{bucket.url}/runs/again")[0] == 0
+    assert {name for name, _ in fetched(asked, ".piece")} <= {
+        name for name, _ in fetched(asked, ".piece") if "/runs/a/" in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("what", "where"), [("500", "catalogue"), ("500", "piece"), ("cut", "piece"), ("cut", "catalogue")]
+)
+def test_a_request_that_fails_once_changes_no_answer(what, where, runs, bucket):
+    with bucket.failing(only(what, rf"GET .*{where}", 1)) as asked, open_run(f"{bucket.url}/runs/a") as run:
+        there = [list(run.rank(rank).records(5)) for rank in run.ranks]
+    with open_run(runs / "a") as run:
+        assert there == [list(run.rank(rank).records(5)) for rank in run.ranks]
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("what", "where", "says"),
+    [
+        ("500", "GET .*rank1/catalogue", r"cannot read s3://bucket/runs/a/rank1/catalogue: .*Internal"),
+        ("404", "GET .*rank1/.*piece", r"a/rank1/0{6}-\w{8}\.piece is damaged: it is missing; publish the run again"),
+        ("spoil", "GET .*rank1/.*piece", r"a/rank1/0{6}-\w{8}\.piece is damaged: .* are not those that were"),
+        ("spoil", "GET .*rank1/catalogue", r"a/rank1/catalogue is damaged: its bytes are not those that were sent"),
+    ],
+)
+def test_a_fault_that_lasts_is_one_sentence_with_the_url(what, where, says, runs, bucket):
+    def read():
+        with open_run(f"{bucket.url}/runs/a") as run:
+            return [list(run.rank(rank).records(step)) for rank in run.ranks for step in range(STEPS)]
+
+    with bucket.failing(only(what, where)), pytest.raises(StoreError, match=says) as told:
+        read()
+    assert "\n" not in str(told.value)
+
+
+def test_what_is_not_there_is_one_sentence(runs, bucket, ask, monkeypatch):
+    wrong = {
+        "s3://bucket/runs/c": "there is no run at s3://bucket/runs/c: check the URL",
+        "s3://bucket/runs": "name one of the runs in it, such as s3://bucket/runs/a",
+        "s3://elsewhere/runs/a": "there is no such bucket: check its name",
+        "nonsense://x/y": "cannot reach nonsense://x/y: Protocol not known",
+    }
+    for url, says in wrong.items():
+        code, _, err = ask("diff", url, runs / "a")
+        assert (code, says in err) == (2, True), err
+    code, _, err = ask("publish", runs / "a", "s3://elsewhere/runs")
+    assert code == 2
+    assert "s3://elsewhere/runs/a/manifest.yaml: there is no such bucket: check its name" in err
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    s3fs.S3FileSystem.clear_instance_cache()
+    code, _, err = ask("show", "s3://bucket/runs/a")
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert code == 2
+    assert "there are no credentials: set those that its client looks for" in err
+
+
+def test_another_run_is_not_written_over(runs, bucket, tmp_path):
+    other = Writing(tmp_path / "other").steps(0).end()
+    Sender(other, f"{bucket.url}/once").send()
+    third = Writing(tmp_path / "third").steps(0).end()
+    with pytest.raises(StoreError, match="s3://bucket/once holds another run: choose another URL"):
+        Sender(third, f"{bucket.url}/once").send()
+
+
+# --- while it is written
+
+
+def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp_path, monkeypatch, ask):
+    url = f"{bucket.url}/lost"
+    begun = [Writing(tmp_path / "run", rank, 2) for rank in (0, 1)]
+    for one in begun:
+        one.steps(*range(5))
+    Sender(tmp_path / "run", url).send()
+    begun[0].steps(*range(5, 9)).end()
+    begun[1].steps(*range(5, 9))
+    Sender(tmp_path / "run", url, 0).send()  # the machine of rank 1 is gone
+    with open_run(url) as run:
+        assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
+        assert re.fullmatch(r"What is there was sent by [-\d]+ [:\d]+ UTC, and more was to follow", *run.endings)
+    monkeypatch.setattr(pieces, "now", lambda: 1e12)
+    with open_run(url) as run:
+        assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
+        said = "What rank 1 of 2 sent ends with step 4: its last pieces may be missing, and more may lie where"
+        assert any(sentence.startswith(said) for sentence in run.endings)
+    begun[1].end()
+    Sender(tmp_path / "run", url).send()
+    with open_run(url) as run:
+        assert (run.state, run.last_step, run.endings) == (RunState.COMPLETE, 8, [])
+    assert ask("diff", url, tmp_path / "run")[0] == 0
+
+
+def test_a_script_that_was_killed_is_interrupted_there_as_here(bucket, tmp_path):
+    one = Writing(tmp_path / "run")
+    sender = Sender(tmp_path / "run", f"{bucket.url}/killed")
+    sender.send()  # before there is a step
+    with open_run(f"{bucket.url}/killed") as run:
+        assert (run.state, run.last_step) == (RunState.RUNNING, None)
+    one.steps(*range(4))
+    sender.send()
+    one.steps(4)
+    one.store.abandon()
+    sender.send()
+    with open_run(f"{bucket.url}/killed") as run:
+        assert (run.state, run.last_step, run.endings) == (RunState.INTERRUPTED, 4, [])
+
+
+def test_a_round_that_fails_is_made_up_for_by_the_next(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(share, "PIECE", 4096)  # many pieces
+    one = Writing(tmp_path / "run").steps(*range(6))
+    sender = Sender(tmp_path / "run", f"{bucket.url}/failing")
+    calls = itertools.count()
+    with bucket.failing(lambda method, path: "500" if method == "PUT" and next(calls) >= 3 else None) as asked:
+        with pytest.raises(StoreError, match="cannot write s3://bucket/failing"):
+            sender.send()
+        first = {path for method, path, _ in asked if method == "PUT"}
+        assert sender.waiting > 0
+    one.steps(6).end()
+    with bucket.failing(lambda method, path: None) as asked:
+        sender.send()
+    again = [path for method, path, _ in asked if method == "PUT"]
+    assert sender.waiting == 0
+    assert len(first) > 3
+    assert "000000-" not in "".join(again)  # what arrived is not sent again
+    with open_run(f"{bucket.url}/failing") as there, open_run(tmp_path / "run") as here:
+        assert there.state is RunState.COMPLETE
+        for step in range(7):
+            assert list(there.rank(0).records(step)) == list(here.rank(0).records(step))
+
+
+def test_what_could_not_be_sent_is_said_with_what_to_do(bucket, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(places, "PAUSES", (0.0,))
+    one = Writing(tmp_path / "run").steps(*range(6))
+    Sender(tmp_path / "run", f"{bucket.url}/down/run").send()
+    one.steps(6).end()
+    with bucket.failing(lambda method, path: "500" if method == "PUT" else None):
+        code, _, err = ask("publish", tmp_path / "run", f"{bucket.url}/down")
+    assert code == 2
+    says = (
+        r"run was not published to s3://bucket/down as a whole: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
+    )
+    assert re.search(says, err), err
+    assert re.search(r"; `introspect publish \S+/run s3://bucket/down` sends the rest", err), err
+    assert ask("publish", tmp_path / "run", f"{bucket.url}/down")[0] == 0
+    assert ask("diff", tmp_path / "run", f"{bucket.url}/down/run")[0] == 0
+
+
+def test_a_sender_goes_on_where_another_stopped_and_mends_what_is_missing(bucket, tmp_path):
+    url = f"{bucket.url}/resumed"
+    one = Writing(tmp_path / "run").steps(*range(6))
+    Sender(tmp_path / "run", url).send()
+    one.steps(6).end()
+    with bucket.failing(lambda method, path: None) as asked:
+        Sender(tmp_path / "run", url).send()
+    puts = [path for method, path, _ in asked if method == "PUT"]
+    assert [re.sub(r"-\w{8}", "", path.rpartition("/")[2]) for path in puts] == ["000001.piece", "catalogue"]
+    storage = Sender(tmp_path / "run", url).storage
+    storage.remove([name for name in storage.entries() if name.startswith("000000")])
+    with pytest.raises(DamageError, match="it is missing"), open_run(url) as run:
+        list(run.rank(0).records(3))
+    Sender(tmp_path / "run", url).send()
+    with open_run(url) as there, open_run(tmp_path / "run") as here:
+        assert there.state is RunState.COMPLETE
+        assert [list(there.rank(0).records(step)) for step in range(7)] == [
+            list(here.rank(0).records(step)) for step in range(7)
+        ]
+
+
+def test_steps_that_were_dropped_or_taken_back_are_dropped_there_as_well(tmp_path):
+    one = Writing(tmp_path / "run").steps(*range(6))
+    url = f"file://{tmp_path}/far"
+    sender = Sender(tmp_path / "run", url)
+    sender.send()
+    one.writer.thin([1, 2], "max_size")
+    sender.send()
+    with open_run(url) as run:
+        assert run.rank(0).entries["step"].tolist() == [0, 3, 4, 5]
+        assert run.rank(0).thinned
+        list(run.rank(0).records(4))
+    one.writer.restart()
+    one.steps(0, 1, changed=(0, 1)).end()
+    sender.send()
+    with open_run(url) as there, open_run(tmp_path / "run") as here:
+        assert there.state is RunState.COMPLETE
+        for step in (0, 1):
+            assert list(there.rank(0).records(step)) == list(here.rank(0).records(step))
+    left = {file.name for file in (tmp_path / "far").iterdir()}
+    named = re.findall(r"\d{6}-\w{8}\.piece", " ".join(left))
+    with open_run(url) as run:
+        assert len(named) == len(run._folder.sent.catalogue.pieces)  # no piece is left that nothing names
+
+
+def test_a_launch_that_was_restarted_is_read_by_its_last_attempt(bucket, tmp_path):
+    for attempt in (0, 2):
+        for rank in (0, 1):
+            one = Writing(tmp_path / "run", rank, 2, attempt).steps(*range(3 + attempt))
+            one.end() if attempt else one.store.abandon()
+            Sender(tmp_path / "run", f"{bucket.url}/again", rank).send()
+    with open_run(f"{bucket.url}/again") as run, open_run(tmp_path / "run") as here:
+        assert (run.state, run.last_step, run.ranks) == (RunState.COMPLETE, 4, (0, 1))
+        assert run.endings == here.endings
+        assert "attempt 2" in run.endings[0]
+
+
+def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_path):
+    one = Writing(tmp_path / "run").steps(*range(3))
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    one.store.save_tensor(0xABC, memoryview(values).cast("B"), "float32", values.shape)
+    digest = blake2b(b"x = 1", digest_size=8).hexdigest()
+    one.store.save_source(digest, b"x = 1")
+    one.end()
+    Sender(tmp_path / "run", "memory://there/run").send()
+    with open_run("memory://there/run") as run:
+        assert (run.tensor(0xABC) == values).all()
+        assert not run.kept_sources
+    Sender(tmp_path / "run", "memory://there/run", sources=True).send()
+    with open_run("memory://there/run") as run:
+        assert run.source(digest) == b"x = 1"
+        assert (run.state, run.last_step, run.settings["environment"]) == (
+            RunState.COMPLETE,
+            2,
+            {"python": "3", "rank": 0},
+        )
+
+
+def test_a_catalogue_from_a_stranger_is_no_way_out():
+    said = catalogue.Catalogue("ab", files={"manifest.yaml": [catalogue.Extent(catalogue.INLINE, 0, 3)]}, inline=b"abc")
+    whole = said.encoded()
+    assert catalogue.decode(whole, "x", NAMES).inline == b"abc"
+    for at in range(len(whole)):
+        with pytest.raises(DamageError):
+            catalogue.decode(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], "x", NAMES)
+    outside = {
+        "files": {"../../etc/passwd": [catalogue.Extent(catalogue.INLINE, 0, 3)]},
+        "pieces": [("../other", 3)],
+        "run_id": "../x",
+    }
+    for name, value in outside.items():
+        with pytest.raises(DamageError):
+            catalogue.decode(catalogue.Catalogue(**{"inline": b"abc", name: value}).encoded(), "x", NAMES)
+    for extent in ([-2, 0, 1, ""], [0, 0, 1, ""], [-1, 2, 2, ""], [-1, -1, 1, ""], [-1, 0, 1.5, ""], "none"):
+        files = {"manifest.yaml": [extent]}
+        with pytest.raises(DamageError):
+            catalogue.decode(catalogue.Catalogue(inline=b"abc", files=files).encoded(), "x", NAMES)
+
+
+# --- beside training
+
+TRAIN = """\
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    loss = net(torch.ones(2, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(loss.item())
+"""
+HURRIED = """
+from introspect_cli.capture.publishing import Publishing
+from introspect_cli.cli import main
+Publishing.finish.__defaults__ = (0.0,)  # what is published in the background, nobody waits for
+main()
+"""
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "one"}
+
+
+@pytest.mark.usefixtures("quick_python")
+def test_a_rank_sends_its_own_and_storage_that_does_not_answer_holds_it_back_in_nothing(bucket, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    bare = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", HURRIED, "capture", "--no-packages", "--publish", f"{bucket.url}/slow"]
+    command += ["-o", "run", "train.py"]
+    with bucket.failing(lambda method, path: "hang"):
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | LAUNCHED
+        )
+        assert (done.returncode, done.stdout) == (0, bare.stdout), done.stderr
+        with open_run(tmp_path / "run") as run:
+            assert (run.rank(1).ended, run.last_step) == (True, 3)
+    bucket.release.set()
+    there = None
+    while there is None:  # as long as a test may take
+        with contextlib.suppress(StoreError), open_run(f"{bucket.url}/slow/run") as run:
+            if run.ranks and run.rank(1).ended and not run.rank(1).unfinished:
+                there = run.endings, run.ranks, run.last_step
+        time.sleep(0.2)
+    assert there == (["Rank 0 of 2 sent nothing"], (1,), 3)
