@@ -21,7 +21,7 @@ Examples:
   introspect check --list --rule 'loss-*'
   introspect check --ignore raw-inputs --fail-on error runA
   introspect check --rule 'loss-*' --format json runA
-  introspect check --copies runA            (thousands of ranks, in seconds)""",
+  introspect check --copies run             (thousands of ranks, in seconds)""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")

@@ -102,7 +102,7 @@ def diff(
     zoom: bool,
     **asked: Any,
 ) -> int:
-    """Find where runs A and B first diverge, and why; of more runs, which agree with which.
+    """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
     Without runs, the last two below introspect-runs/ are compared. A run is a path, @1 for the last one, @2 for the one
     before it, or a label. With a script behind `--`, A and B may be git revisions, or `.` for the work tree as it is:

@@ -20,7 +20,7 @@ from introspect_cli.exit_codes import SAME
 \b
 Examples:
   introspect export runA --format parquet -o tables
-  introspect export runA --format yaml --steps 0,10 -o reports
+  introspect export runA --format yaml --steps 0,3 -o reports
   introspect export runA --format csv --modules 'blocks.*.attn' -o attention
   introspect export runA --format json-tree --steps 0 --prune-layers -o trees""",
 )

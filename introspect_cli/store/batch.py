@@ -205,6 +205,19 @@ def short_texts(values: Sequence[str], rows: int) -> Texts:
     return texts([value and value[:LIMIT_TEXT] for value in values])
 
 
+def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
+    """C where c * a is nearest to b, and what is then left, relative to b; NaN where one is zero or not finite.
+
+    A sketch is linear, so that this tells of two sketches whether one tensor is a multiple of the other.
+    """
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    size_a, size_b = float(a @ a), float(b @ b)
+    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
+        return np.nan, np.nan
+    factor = float(a @ b) / size_a
+    return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
+
+
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
     """Records of one rank after some of another of its steps, which get other sites.
 

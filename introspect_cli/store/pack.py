@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +79,8 @@ def local(path: str | Path) -> Iterator[Path]:
         if not isinstance(folder, RemoteFolder):
             yield Path(folder.path)
             return
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as place:
             copy_of(folder, Path(place))
             yield Path(place)

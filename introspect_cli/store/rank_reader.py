@@ -34,7 +34,8 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
-from introspect_cli.store.remote import RemoteFile, RemoteFolder, fetch
+from introspect_cli.store.pieces import RemoteFile, fetch
+from introspect_cli.store.remote import RemoteFolder
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
-    from introspect_cli.store.remote import Range
+    from introspect_cli.store.pieces import Range
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
