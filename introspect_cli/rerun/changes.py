@@ -22,8 +22,9 @@ from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.element import Element, counted, place_of
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
-from introspect_cli.rerun.ground import Ground, at_commits, in_directories, survey, tracked
+from introspect_cli.rerun.ground import Ground, survey
 from introspect_cli.rerun.minimise import ddmin
+from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import End, Rerun, end_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
