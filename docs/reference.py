@@ -239,6 +239,7 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
             yield from ("", f"## {name}", "", escaped(about[:1].upper() + about[1:].removesuffix(".")) + ".", "")
             yield from keys(definition) if "properties" in definition else ()
         yield from ("", "## Documents of the other verbs", "", "Each begins with `format`, as a comparison does.")
+        told = {"DiffResult", *made["$defs"]}
         for name in [name for name in schemas if name != "diff"]:
             one = schemas[name]
             yield from (
@@ -250,18 +251,18 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
                 *keys(one),
             )
             for inner, definition in one.get("$defs", {}).items():
-                if "properties" in definition:
+                if "properties" in definition and inner not in told:
+                    told.add(inner)
                     yield from ("", f"Each {inner}: {definition['description']}", "", *keys(definition))
 
     about = (
         "`introspect diff A B --format json` prints one object, in strict JSON; `--format yaml` prints it as YAML. "
-        "`check`, `runs`, `show` and a `diff` of more than two runs have "
+        "`check`, `runs`, `show` with each of its views, `bisect` and a `diff` of more than two runs have "
         "[documents too](#documents-of-the-other-verbs). A JSON Schema of each comes with the package, below "
-        "`render/assets/` of `introspect_cli`: `diff`, `groups` (of more than two runs), `check`, `show`, `runs`. The "
-        "tests hold real answers against them. What `show` prints of a part of a run (`--tree`, `--step`, `--history`, "
-        "`--values`, `--graph`) and what `bisect` prints has no schema. [Reasons](reasons.md) says what the word of "
-        "`reason` means. Checksums have 16 hexadecimal digits. A Summary has the [statistics](statistics.md) by name "
-        "beside these keys."
+        f"`render/assets/` of `introspect_cli`: {', '.join(f'`{name}`' for name in schemas)}. The tests hold real "
+        "answers against them. [Reasons](reasons.md) says what the word of `reason` means. Checksums have 16 "
+        "hexadecimal digits. A Summary and a Record have the [statistics](statistics.md) by name beside these keys. "
+        "A DiffResult is the document of a comparison."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
         'schema = json.loads(files("introspect_cli.render").joinpath("assets/diff.schema.json").read_text())\n```'
     )

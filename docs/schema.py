@@ -15,7 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -25,39 +25,173 @@ from typing import Any
 
 from introspect_cli.compare.groups import Groups
 from introspect_cli.compare.result import DiffResult
-from introspect_cli.health.findings import CheckResult
+from introspect_cli.health.findings import CheckResult, Rule
+from introspect_cli.inspect.data_flow import Graph
+from introspect_cli.inspect.history import History, Stored  # noqa: TC001 - read when the schema is made
+from introspect_cli.inspect.module_tree import ModuleRow  # noqa: TC001 - read when the schema is made
 from introspect_cli.inspect.overview import Overview
 from introspect_cli.inspect.runs import RunList
-from introspect_cli.render.json import (
-    FORMAT,
-    check_document,
-    diff_document,
-    groups_document,
-    overview_document,
-    runs_document,
-)
+from introspect_cli.records import Record  # noqa: TC001 - read when the schema is made
+from introspect_cli.render import json as documents
+from introspect_cli.render.json import FORMAT
+from introspect_cli.rerun.bisect import Culprit
+from introspect_cli.rerun.changes import Proof
+from introspect_cli.rerun.minimise import Smallest
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The modules of a run.
+
+    Attributes:
+        modules: in order, each before those inside it.
+    """
+
+    modules: tuple[ModuleRow, ...]
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a step.
+
+    Attributes:
+        step: the step.
+        labels: what the training framework calls it; None for no framework.
+        records: in the order of recording.
+    """
+
+    step: int
+    labels: Mapping[str, Any]
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """A statistic of sites over all steps.
+
+    Attributes:
+        stat: the statistic.
+        histories: one a site.
+    """
+
+    stat: str
+    histories: tuple[History, ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Whole tensors.
+
+    Attributes:
+        values: one a record.
+    """
+
+    values: tuple[Stored, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        settings: by document, as the YAML files below `settings/` of the run have them.
+    """
+
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The health rules.
+
+    Attributes:
+        rules: in the order in which they are listed.
+    """
+
+    rules: tuple[Rule, ...]
+
 
 DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
     "diff": (
         "introspect diff A B --format json",
         "A comparison of two runs, of two checkpoints, or of a run with a checkpoint.",
         DiffResult,
-        diff_document,
+        documents.diff_document,
     ),
     "groups": (
         "introspect diff A B C... --format json",
         "More than two runs, by what they agree with.",
         Groups,
-        groups_document,
+        documents.groups_document,
     ),
     "check": (
         "introspect check RUN --format json",
         "What the health rules find in a run.",
         CheckResult,
-        check_document,
+        documents.check_document,
     ),
-    "show": ("introspect show RUN --format json", "What a run is.", Overview, overview_document),
-    "runs": ("introspect runs --format json", "Runs below some directories.", RunList, runs_document),
+    "show": ("introspect show RUN --format json", "What a run is.", Overview, documents.overview_document),
+    "show-tree": (
+        "introspect show --tree RUN --format json",
+        "The modules of a run.",
+        Tree,
+        lambda one: documents.tree_document(one.modules),
+    ),
+    "show-step": (
+        "introspect show --step N RUN --format json",
+        "The records of a step.",
+        Records,
+        lambda one: documents.records_document(one.records, one.step, one.labels),
+    ),
+    "show-history": (
+        "introspect show --history SITE RUN --format json",
+        "A statistic of sites over all steps; of two runs, such a document each, under `a` and `b`.",
+        Histories,
+        lambda one: documents.history_document(one.histories, one.stat),
+    ),
+    "show-values": (
+        "introspect show --values NAME RUN --format json",
+        "Whole tensors that a run has stored.",
+        Values,
+        lambda one: documents.values_document(one.values),
+    ),
+    "show-graph": (
+        "introspect show --graph RUN --format json",
+        "The operators of a step, and what flows between them.",
+        Graph,
+        documents.graph_document,
+    ),
+    "show-settings": (
+        "introspect show --settings RUN --format json",
+        "The settings of a run.",
+        Settings,
+        lambda one: documents.settings_document(one.settings),
+    ),
+    "rules": (
+        "introspect check --list --format json",
+        "The health rules.",
+        Rules,
+        lambda one: documents.rules_document(one.rules),
+    ),
+    "runs": ("introspect runs --format json", "Runs below some directories.", RunList, documents.runs_document),
+    "bisect": (
+        "introspect bisect --good REV SCRIPT --format json",
+        "The first commit that diverges.",
+        Culprit,
+        documents.culprit_document,
+    ),
+    "bisect-settings": (
+        "introspect bisect --settings A B --format json",
+        "The smallest set of settings that makes two runs diverge.",
+        Smallest,
+        documents.smallest_document,
+    ),
+    "bisect-changes": (
+        "introspect bisect --changes A B --format json",
+        "The smallest set of changes that makes two runs diverge.",
+        Proof,
+        documents.proof_document,
+    ),
 }
 """Of each schema: the command, what it prints, the dataclass of its result, and what makes the document of one."""
 
@@ -66,6 +200,15 @@ NAMED_OTHERWISE = {
     ("CodeChanges", "changes"): "ranked",
     ("CheckResult", "not_observed"): "unseen",
     ("RunList", "runs"): "rows",
+    ("ModuleRow", "class"): "module_class",
+    ("ModuleRow", "output_shape"): "shape",
+    ("ModuleRow", "output_dtype"): "dtype",
+    ("ModuleRow", "output_std"): "scale",
+    ("ValueRow", "class"): "value_class",
+    ("ValueRow", "std"): "scale",
+    ("Rule", "rule"): "id",
+    ("Node", "site"): "number",
+    ("Node", "operator"): "op",
 }
 """Keys of documents whose field has another name."""
 
@@ -79,9 +222,15 @@ RARE = {
             "description": "stands where sketches cannot tell the values apart: the distance is below this number",
             **NUMBER,
         }
-    }
+    },
+    "ModuleRow": {
+        "variable": {
+            "description": "of a root, what the script called it; null where that is not known",
+            "type": ["string", "null"],
+        }
+    },
 }
-"""Keys that no sample has."""
+"""Keys that no sample has as they may be."""
 
 Definitions = dict[str, Any]
 
@@ -132,6 +281,8 @@ def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Defi
             continue
         name = NAMED_OTHERWISE.get((cls.__name__, key), key)
         kind = _type(known[name], value, (*place, key), definitions) if name in known else _guess(value)
+        if isinstance(least, dict) and key in least and least[key] is None and value is not None:
+            kind = kind if kind == NUMBER or "null" in json.dumps(kind) else {"anyOf": [kind, {"type": "null"}]}
         properties[key] = {"description": said[name], **kind} if name in said else kind
     properties |= RARE.get(cls.__name__, {})
     whole["required"] = [key for key in document if key in least and key != ANY_KEY]
@@ -150,7 +301,9 @@ def _type(hint: Any, value: Any, place: tuple[Any, ...], definitions: Definition
         return {"enum": list(arguments)}
     if origin in (tuple, list) and isinstance(value, (list, tuple)):
         if origin is list or arguments[1:] == (Ellipsis,):
-            return {"type": "array", "items": _type(arguments[0], value[0], (*place, 0), definitions)}
+            kinds = typing.get_args(arguments[0]) if len(value) > 1 else arguments[:1]  # a sample has one of each
+            each = [_type(one, value[at], (*place, at), definitions) for at, one in enumerate(kinds)]
+            return {"type": "array", "items": each[0] if len(each) == 1 else {"anyOf": each}}
         each = [_type(one, value[at], (*place, at), definitions) for at, one in enumerate(arguments)]
         return {"type": "array", "prefixItems": each, "minItems": len(each), "maxItems": len(each)}
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
@@ -225,7 +378,10 @@ def hints(cls: type) -> dict[str, Any]:
     for node in ast.walk(ast.parse(getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
             found = import_module(node.module)
-            names |= {alias.name: getattr(found, alias.name) for alias in node.names if hasattr(found, alias.name)}
+            named = {alias.name: getattr(found, alias.name) for alias in node.names if hasattr(found, alias.name)}
+            names |= named
+            if any(isinstance(one, str) for one in named.values()):  # a type in quotes, of names that are known there
+                names = vars(found) | names
     computed = {name: typing.get_type_hints(one.fget, names)["return"] for name, one in properties_of(cls).items()}
     return computed | typing.get_type_hints(cls, names)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.schedule.rules import Schedule
     from introspect_cli.store.reader import Run
 
-_RANKS_HELP = "give numbers with commas between, such as 0,3, or one-per-replica, or all"
+_RANKS_HELP = "give numbers separated by commas, such as 0,3, or one-per-replica, or all"
 
 
 def words(texts: Iterable[str]) -> tuple[str, ...]:

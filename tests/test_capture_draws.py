@@ -103,27 +103,27 @@ FAULTS = {
     "behind all draws": (
         1,
         (Phase.FORWARD, Kind.INPUT, "Net.head"),
-        "The cause is in the forward code of Net itself, between Net.right and Net.head",
+        "the cause is in the forward code of Net itself, between Net.right and Net.head",
     ),
     "before the backward pass": (
         2,
         (Phase.START, Kind.RNG, "torch"),
-        "During step 1, random numbers were drawn between Net and the backward pass in b and not in a",
+        "during step 1, random numbers were drawn between Net and the backward pass in b and not in a",
     ),
     "before the step": (
         1,
         (Phase.START, Kind.RNG, "torch"),
-        "Between the backward pass of step 0 and the start of step 1, one run drew random numbers",
+        "one run drew random numbers that the other did not, after the backward pass of step 0",
     ),
     "other p": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs and the random state are equal. The cause is inside this module: p 0.5 -> 0.4",
+        "although its inputs and the random state are equal; the cause is inside this module: p 0.5 -> 0.4",
     ),
     "eval mode": (
         0,
         (Phase.FORWARD, Kind.OUTPUT, "Net.right.drop"),
-        "although its inputs are equal. The cause is inside this module: train mode in a, eval mode in b",
+        "although its inputs are equal; the cause is inside this module: train mode in a, eval mode in b",
     ),
 }
 

@@ -150,7 +150,7 @@ def test_what_a_container_and_its_optimizers_were_given_alike_is_told_once(tmp_p
 
     runs = [captured(tmp_path / name, trained(decay)) for name, decay in (("a", 0.1), ("b", 0.2))]
     result = compared(*runs)
-    assert result.sentence.endswith("The cause is weight_decay 0.1 -> 0.2.")
+    assert result.sentence.endswith("the cause is weight_decay 0.1 -> 0.2.")
     assert [change.name for change in result.settings if change.source == "hyperparameter"] == ["weight_decay"]
     before = next(line for line in result.evidence if "before it" in line)
     assert re.fullmatch(r"\d+ records before it in step 0 are equal\.", before), before

@@ -156,12 +156,12 @@ def compare(tmp_path):
 FAULTS = [
     # fault, step, phase, kind, fqn, reason, words of the sentence
     ("seed", 0, "start", "rng", "torch", "rng", ["seed", "first captured step"]),
-    ("draw", 1, "start", "rng", "torch", "rng", ["extra random draw", "step 0"]),
+    ("draw", 1, "start", "rng", "torch", "rng", ["drew random numbers that the other did not", "step 0"]),
     ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "data pipeline"]),
     ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["the same values in another order"]),
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
-    ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "The cause is inside this module"]),
+    ("module", 1, "forward", "output", "Net.a", "module", ["Net.a (Linear)", "the cause is inside this module"]),
     ("rounding", 1, "forward", "output", "Net.a", "module", ["float32 rounding units", "kernel"]),
     ("half", 1, "forward", "output", "Net.a", "module", ["float32 against float16", "precision"]),
     (
@@ -179,8 +179,8 @@ FAULTS = [
     ("scaled", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["0.25 times a", "clipping"]),
     ("stale", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["zero_grad is missing", "in b"]),
     ("kernel", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["rounding"]),
-    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["In b, SGD leaves this parameter as it was"]),
-    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started afresh"]),
+    ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b, SGD leaves this parameter as it was"]),
+    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started anew"]),
     (
         "buffer",
         1,
@@ -340,7 +340,7 @@ def test_a_parameter_that_an_optimizer_lacks_is_said_to_be_so(compare):
     groups = ({"lr": 0.1, "params": ["Net.a", "Net.b"]}, {"lr": 0.1, "params": ["Net.a"]})
     settings = tuple({"optimizers": [{"name": "SGD", "class": "SGD", "groups": [group]}]} for group in groups)
     result = compare(both, [both[0][:1]], settings=settings)
-    assert "the optimizer of b does not have this parameter" in result.sentence
+    assert "no optimizer that steps in b has this parameter" in result.sentence
 
 
 def test_hyperparameters_of_the_parameters_own_group(compare):
@@ -374,7 +374,7 @@ def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
         return [[*rows, row("forward", "output", "Net.bn", output), row("optimizer", "buffer", "Net.bn.mean", mean)]]
 
     result = compare(steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32)))
-    assert "Its buffers do not change in b: it is in eval mode there." in result.sentence
+    assert "its buffers do not change in b: it is in eval mode there." in result.sentence
 
 
 def test_a_lonely_environment_variable_is_suspected(compare):
@@ -443,7 +443,7 @@ SGD = row("optimizer", "hyperparameter", "SGD", 0.1, path="[0]['lr']")
 
 @pytest.mark.parametrize(
     ("stepped", "words"),
-    [([SGD], "It was changed outside of an optimizer step"), ([], "the script updates its parameters by hand")],
+    [([SGD], "it was changed outside of an optimizer step"), ([], "the script updates it by hand")],
     ids=["optimizer", "none"],
 )
 def test_a_tensor_changed_outside_of_the_optimizer(compare, stepped, words):

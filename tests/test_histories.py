@@ -47,7 +47,7 @@ def test_each_commit_is_captured_once_and_told_beside_its_lines(tmp_path, capsys
     same, rate, broken = json.loads((tmp_path / "pairs.json").read_text())
     assert (same["verdict"], same["place"], same["changed"]) == ("same", "", ["train.py", "+ # the end"])
     assert rate["place"] == "step 0, param Sequential.0.weight"
-    assert "The cause is SGD's lr 0.1 -> 0.2." in rate["answer"]
+    assert "the cause is SGD's lr 0.1 -> 0.2." in rate["answer"]
     assert rate["named"].startswith("train.py:7: optimizer = ")
     assert rate["likely"]
     assert (broken["verdict"], broken["answer"]) == ("failed", "no such thing")

@@ -27,7 +27,7 @@ def test_a_warm_up_that_begins_with_zero_is_named_by_its_learning_rates(tmp_path
     runs = [train(tmp_path / "a", rates=(0.0, 0.05)), train(tmp_path / "b", rates=(0.05, 0.1))]
     sentence = introspect_cli.diff(*(reversed(runs) if backwards else runs)).sentence
     change, side = ("lr 0.05 -> 0", "b") if backwards else ("lr 0 -> 0.05", "a")
-    assert f"The cause is {change}: with lr 0, AdamW leaves it as it was in {side}." in sentence
+    assert f"the cause is {change}: with lr 0, AdamW leaves it as it was in {side}." in sentence
     assert "not among its parameters" not in sentence
 
 
@@ -51,6 +51,40 @@ def test_optimizers_whose_parameters_were_exchanged_are_told_by_what_each_steps(
     sentence = introspect_cli.diff(*runs).sentence
     assert "AdamW steps it in a, SGD in b" in sentence
     assert "cleared" not in sentence
+
+
+def adversarial(path, *, fault, record="default"):
+    """A discriminator and a generator with an optimizer each, of one class."""
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"d": nn.Linear(2, 1), "g": nn.Linear(2, 2)})
+    noise = torch.randn(3, 4, 2)
+    with introspect_cli.recording(net, path, record=record):
+        first, second = (torch.optim.Adam(net[name].parameters(), lr=1e-2) for name in "dg")
+        for number, values in enumerate(noise):
+            net["d"].zero_grad()
+            net["d"](net["g"](values).detach()).square().mean().backward()
+            if fault != "left out" or number:
+                first.step()
+            net["g"].zero_grad()
+            net["d"](net["g"](values)).mean().backward()
+            (first if fault == "always" or (fault == "twice" and not number) else second).step()
+    return path
+
+
+@pytest.mark.parametrize("record", ["default", "param,grad,loss"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("twice", "step in a different order (Adam#2 in a; Adam in b)."),
+        ("left out", "in a an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g.bias"),
+    ],
+)
+def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, said, record):
+    runs = [adversarial(tmp_path / name, fault=how, record=record) for name, how in (("a", ""), ("b", fault))]
+    sentence = introspect_cli.diff(*runs).sentence
+    assert said in sentence
+    assert "cleared" not in sentence
+    assert "accumulated" not in sentence
 
 
 @pytest.mark.parametrize("record", ["default", "param,grad,loss"])
@@ -98,6 +132,6 @@ optimizer.step()
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         introspect("capture", "-q", "-o", name, "--record", record, "train.py", rate)
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
-    certain = "The cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
+    certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
     assert certain is (record == "default"), answer
     assert ("or its hyper-parameters, or lies in what was not recorded" in answer) is (record != "default"), answer

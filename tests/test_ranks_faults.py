@@ -125,7 +125,7 @@ FOUND = [
 UNREDUCED = "their mean is that of a, so each rank took its own: it was not reduced"
 SUM = "is 2 x that of a (residual R) on both ranks: it is summed over"
 OR_ALL = "instead of averaged, or all gradients are scaled after that (clipping, unscaling)."
-HALVED = "as the optimizer sees it, differs|b is 0.5 times a. The cause is clipping, unscaling, averaging over"
+HALVED = "as the optimizer sees it, differs|b is 0.5 times a; the cause is clipping, unscaling, averaging over"
 ALL = f"equal: {UNREDUCED}"
 RIGHT = "rank 0 has that of a; on rank 1 it was not reduced, or changed after that"
 BARE = "rank 0 has 0.9|x that of a. The gradients of Net.head.bias, each without its rank's factor"
@@ -153,7 +153,7 @@ TOLD = [
     ("hand-stale", "n", 1, "step 0, rank 1: the parameter Net.head.weight differs before any training"),
     ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
     ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),
-    ("hand-rate", "n", 1, "step 0, rank 1: the parameter|The cause is SGD's lr 0.01 -> 0.02"),
+    ("hand-rate", "n", 1, "step 0, rank 1: the parameter|the cause is SGD's lr 0.01 -> 0.02"),
     ("hand-rate", "1", 0, "differs after the optimizer step|In b its copies differ: rank 1 from rank 0"),
     ("hand-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("fsdp2-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
@@ -163,12 +163,12 @@ TOLD = [
     ("fsdp2-offset", "1", 0, "the parameter Net.head.weight differs before any training"),
     ("tp-mesh", "n", 0, f"the parameter GPT.tok.weight are not the whole: in b the parts of it on record {HALF}"),
     ("fsdp2-mesh", "n", 0, f"the parameter Net.tok.weight are not the whole: in b the parts of it on record {HALF}"),
-    ("fsdp2-mesh", "1", 0, f"are not the whole: in b the parts of it on record {HALF}. The cause is how it is cut"),
+    ("fsdp2-mesh", "1", 0, f"are not the whole: in b the parts of it on record {HALF}; the cause is how it is cut"),
     ("hand-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("ddp-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("hand-uneven", "1", 0, "step 2: the loss differs|the ranks of b had different numbers of samples (rank 0: 4, r"),
-    ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is its reduction over the ranks, clipping"),
-    ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|The cause is clipping"),
+    ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|the cause is its reduction over the ranks, clipping"),
+    ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|the cause is clipping"),
 ]  # fmt: skip
 THREE_QUARTERS = "cover 3/4 of it: ranks 1, 2 hold the same part"
 FOUR = [

@@ -89,7 +89,7 @@ def test_parts_that_are_not_the_whole_are_a_divergence(tmp_path, place, parts, t
     result = compared(*runs)
     assert (result.verdict, result.first.role, result.first.reason) == (Verdict.DIVERGED, Role.ORIGIN, "parts")
     what = "the parameter Net.head.weight" if place == PARAM else "the gradient of Net.head.weight"
-    sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {told}. The cause is how it is"
+    sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {told}; the cause is how it is"
     assert result.sentence.startswith(sentence)
     assert f"in a {told}" in compared(*runs[::-1]).sentence
 

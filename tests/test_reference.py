@@ -77,8 +77,10 @@ def captured(tmp_path_factory, forks):
 
     @cache
     def run(*arguments):
-        path = folder / f"run {' '.join(arguments)}"
-        done = forks("capture", "--no-packages", "-o", path.name, "train.py", *arguments, cwd=folder, env=())
+        path = folder / f"run {' '.join(arguments).replace('*', '')}"
+        options = [word for word in arguments if word.startswith("--")]
+        words = ["--no-packages", "-o", path.name, *options, "train.py", *arguments[len(options) :]]
+        done = forks("capture", *words, cwd=folder, env=())
         assert done.returncode == 0, done.stderr
         return path
 
@@ -118,6 +120,10 @@ def test_the_json_of_a_run_that_lacks_records_fits_the_schema(strict, introspect
         ("groups", ["diff", "a", "b", "c"], 1),
         ("diff", ["diff", "two ranks", "other ranks"], 1),
         ("diff", ["diff", "a", "later"], 2),  # no step in common
+        ("show-tree", ["show", "--tree", "a"], 0),
+        ("show-step", ["show", "--step", "1", "a"], 0),
+        ("show-settings", ["show", "--settings", "a"], 0),
+        ("rules", ["check", "--list"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -131,6 +137,46 @@ def test_the_json_of_every_verb_that_has_a_schema_fits_it(introspect, tmp_path, 
     done = introspect(*words, "--format", "json")
     assert done.returncode == code, done.stdout + done.stderr
     schema(name).validate(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("show-tree", ["--tree"]),
+        ("show-step", ["--step", "1"]),
+        ("show-history", ["--history", "*"]),
+        ("show-values", ["--values", "0"]),
+        ("show-graph", ["--graph"]),
+        ("show-settings", ["--settings"]),
+    ],
+)
+def test_the_json_of_every_view_of_show_fits_its_schema(introspect, captured, name, words):
+    run = captured("--save-tensors=*", "--level=op", "0.1", "1")
+    done = introspect("show", *words, "--format", "json", run)
+    assert done.returncode == 0, done.stderr
+    schema(name).validate(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("how", ["settings", "changes"])
+def test_the_json_of_bisecting_two_runs_fits_its_schema(introspect, captured, how):
+    a, b = captured("0.1", "1"), captured("0.2", "1")
+    script = [a.parent / "train.py"] if how == "settings" else []
+    done = introspect("bisect", "--format", "json", f"--{how}", a, b, *script, cwd=a.parent)
+    assert done.returncode == 1, done.stderr
+    schema(f"bisect-{how}").validate(json.loads(done.stdout))
+
+
+def test_the_json_of_bisecting_commits_fits_its_schema(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for number, command in enumerate(["init -q", "add .", "commit -qm first", "commit -qam second"]):
+        if number == 3:
+            (tmp_path / "train.py").write_text(SCRIPT.replace("0.5", "0.25"))
+        git = ["git", "-c", "user.name=reader", "-c", "user.email=reader@example.org", *command.split()]
+        subprocess.run(git, cwd=tmp_path, check=True)
+    words = ["--format", "json", "--good", "HEAD~1", "train.py", "0.1", "1"]
+    done = introspect("bisect", *words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    schema("bisect").validate(json.loads(done.stdout))
 
 
 def test_a_document_of_another_shape_does_not_fit(strict):

@@ -88,7 +88,7 @@ class ComparedOptions:
     )
     noise: tuple[str, ...] = option(
         (),
-        "A repeated run of the one to compare with; differences as small as its own pass.",
+        "A repeated run of the one to compare with: differences as small as between these two pass.",
         "--noise",
         metavar="RUN",
         repeated=True,
@@ -97,7 +97,7 @@ class ComparedOptions:
     )
     diff: str | None = option(
         None,
-        "More options of diff for that, in one text: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
+        "More options of diff for that, as one argument: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
         "--diff",
         metavar="OPTIONS",
         in_manifest=False,
@@ -126,7 +126,7 @@ class RecordedOptions:
 
     record: frozenset[Kind] = option(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
-        f"Kinds of values, with commas between: {', '.join(KINDS)}; or default (all but collective), all, none.",
+        f"Kinds of values, separated by commas: {', '.join(KINDS)}; or default (all but collective), all, none.",
         "--record",
         "--kinds",
         metavar="KINDS",
@@ -135,7 +135,7 @@ class RecordedOptions:
     )
     stats: tuple[str, ...] = option(
         DEFAULT_STATS,
-        f"Statistics of each tensor, with commas between: {', '.join(STATS)}; or default "
+        f"Statistics of each tensor, separated by commas: {', '.join(STATS)}; or default "
         f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
         "--stats",
         metavar="NAMES",

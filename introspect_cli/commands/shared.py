@@ -27,7 +27,7 @@ _SELECTING: dict[str, Callable[[Any], Any]] = {
         "kinds",
         metavar="KINDS",
         multiple=True,
-        help="Only these kinds of values, with commas between.",
+        help="Only these kinds of values, separated by commas.",
     ),
     "modules": click.option(
         "--modules",
@@ -89,7 +89,12 @@ atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences u
 _COMPARED = (
     rtol,
     atol,
-    click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A; differences of its size pass."),
+    click.option(
+        "--noise",
+        multiple=True,
+        type=RunType(),
+        help="A repeated run of A: differences as small as between these two pass.",
+    ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
     click.option(
         "--match",
@@ -106,13 +111,12 @@ _COMPARED = (
     ),
 )
 
-HERE = "here"
 engine_option = click.option(
     "--engine",
     metavar="ENGINE",
-    default=HERE,
+    default="here",
     show_default=True,
-    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+    help="Where many ranks are read: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
 )
 
 

@@ -48,9 +48,9 @@ Examples:
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show this rank [default: the first].")
 @formats()
 def show(run: str | None, run_b: str | None, format_: str, **asked: Any) -> int:
-    """Show what ran, on what, how it ended, and what was recorded; with --history, of RUN and RUN_B.
+    """Show what ran, on what, how it ended, and what was recorded.
 
-    Without RUN, it is the last one below introspect-runs/.
+    Without RUN, the last one below introspect-runs/ is shown. With --history, RUN_B is shown beside RUN.
     """
     from contextlib import ExitStack
 
@@ -136,7 +136,7 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
         return lambda: json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
-        return lambda: {"format": json.FORMAT, "settings": settings}, lambda _: show_text.settings_blocks(settings)
+        return lambda: json.settings_document(settings), lambda _: show_text.settings_blocks(settings)
     about = overview.overview(run)
     return lambda: json.overview_document(about), lambda _: show_text.overview_blocks(about)
 

@@ -11,7 +11,7 @@ from introspect_cli.render.findings import findings_document
 from introspect_cli.render.plain import divergence_document, label_document, plain, summary_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.groups import Groups
     from introspect_cli.compare.result import DiffResult, Separate
@@ -145,7 +145,7 @@ def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
     """`input` or `output`: the outermost line that a value stands under."""
-    return next(value.name for value in reversed(values[: place + 1]) if value.depth == 1)
+    return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
 
 
 def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
@@ -200,6 +200,11 @@ def _listed(values: Any) -> Any:
     if values.dtype.kind == "c":
         return [_listed(values.real), _listed(values.imag)]
     return plain(values.tolist())
+
+
+def settings_document(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run."""
+    return {"format": FORMAT, "settings": dict(settings)}
 
 
 def graph_document(graph: Graph) -> dict[str, Any]:

@@ -201,8 +201,8 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
             "it before it was recorded"
         )
     return (
-        f"{two[-1]} drew it from one random state in both runs, so the initialisation has other arguments, or the "
-        "script changed it before it was recorded"
+        f"{two[-1]} drew it from the same random state, so it had other arguments, or the script changed it before it "
+        "was recorded"
     )
 
 

@@ -8,7 +8,7 @@ from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.module import Module, attribute_changes
 from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
-from introspect_cli.compare.reasons.words import although, how_far, things, what
+from introspect_cli.compare.reasons.words import although, how_far, listed, thing, what
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, Phase
 
@@ -52,15 +52,14 @@ class Gap(Reason):
         known = [fact for fact in cause.evidence if fact.known is not Known.UNSEEN]
         unseen = those(cause.evidence, Known.UNSEEN)
         text = f"{what(site, scene.first.module_class)} differs{how_far(scene.first)}{although(known)}"
-        lacks = f"{things(unseen, 'was', 'were')} not recorded"
-        if scene.dropped:
-            lacks = f"{things(unseen, 'is', 'are')} not on record"
+        lacks = "is not on record" if scene.dropped else "was not recorded"
+        lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = attribute_changes(scene) if cause.instead == Module.word else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
-            return f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies earlier. {_between(scene, 'by')}"
-        text = f"{text}; {lacks}. {scene.the_cause_is} {place}, or lies in what was not recorded."
+            return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
+        text = f"{text}; {scene.the_cause_is} {place}, or lies in what {lacks}."
         return text if site.phase is Phase.START else text + scene.rounding_words()
 
 

@@ -28,6 +28,7 @@ from introspect_cli.compare.reasons.words import although, how_far, named, scale
 from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
+from introspect_cli.store.batch import fitted
 
 if TYPE_CHECKING:
     from introspect_cli.compare.step import Step
@@ -79,9 +80,10 @@ def _not_of_before(scene: Scene) -> bool:
     """Whether what a gradient differs by is not made of it and that of the step before, as it is without zero_grad."""
     before = scene.step.before
     old = None if before is None else before.sketch(scene.union, "a")
-    a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
-    if a is None or b is None or old is None or not all(np.isfinite(own).all() for own in (a, b, old)):
+    sketches = scene.table.sketches(scene.union)
+    if sketches is None or old is None:
         return False
+    a, b = sketches
     distance, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
     if distance < _MEASURED * float(np.linalg.norm(a)):
         return False  # of so small a difference, sketches have no direction
@@ -96,11 +98,8 @@ def _no_factor(scene: Scene) -> bool:
         return False
     if max(ROUNDING.get(own.layout.dtype, 1.0) for own in (first.a, first.b)) > ROUNDING["float32"]:
         return False
-    a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
-    if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()) or not a.any() or not b.any():
-        return False
-    rest = float(np.linalg.norm(b - float(a @ b) / float(a @ a) * a))
-    return rest > _REST * float(np.linalg.norm(b))
+    sketches = scene.table.sketches(scene.union)
+    return sketches is not None and fitted(*sketches)[1] > _REST
 
 
 def excluded_words(gone: frozenset[Handling]) -> str:
@@ -120,12 +119,12 @@ class Backward(Reason):
     def sentence(self, scene: Scene) -> str:
         """Through which module, or of which output."""
         first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
-        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}. "
+        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}; "
         text += f"{scene.the_cause_is} in the backward pass "
         module = named(first.site, first.module_class)
         if _recomputed(scene):
             return (
-                f"{text}through {module}, which was recomputed under activation checkpointing: look at what that draws "
+                f"{text}through {module}, which was recomputed under activation checkpointing. Look at what that draws "
                 "or computes differently (preserve_rng_state)."
             )
         if first.site.kind is Kind.GRAD_INPUT:
@@ -226,12 +225,11 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
-        text += although([fact for fact in scene.cause.evidence if fact.thing not in RANDOM])
         side = stale_side(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
             return (
-                f"{text}. In {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
+                f"{text}; in {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
         own = _use_in_module(scene)
@@ -239,7 +237,7 @@ class Gradient(Reason):
             words = reduction_words(scene)
             if words:
                 factor = f"b is {first.scale:.6g} x a: {words}"
-                return f"{text}; {factor}. {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
+                return f"{text}; {factor}; {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
             text += scaled(first)
             alone = no_multiples(scene)
             if alone:
@@ -250,13 +248,13 @@ class Gradient(Reason):
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
                 )
             last = own or ", or their order"
-            return f"{text}. {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
+            return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
-            return f"{text}. {_rounded(scene)}"
+            return f"{text}; {_rounded(scene)}"
         place = self.where(scene=scene, last=not own)
         if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
             place = f"its reduction over the ranks, {place}"
-        return f"{text}. {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
+        return f"{text}; {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
@@ -273,7 +271,7 @@ def _rounded(scene: Scene) -> str:
     place = f"{fqn} ({owners[0]})" if owners else fqn
     changed = attribute_changes(scene, fqn)
     how = f" ({'; '.join(changed[:3])})" if changed else ""
-    return f"As its size tells, that is rounding in the backward pass of {place}{how}."
+    return f"as its size tells, that is rounding in the backward pass of {place}{how}."
 
 
 def no_multiples(scene: Scene) -> list[str]:
@@ -290,9 +288,10 @@ def no_multiples(scene: Scene) -> list[str]:
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
             continue
-        a, b = table.sketch(union, "a"), table.sketch(union, "b")
-        if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        sketches = table.sketches(union)
+        if sketches is None:
             return []
+        a, b = sketches
         rest = float(np.linalg.norm(b - first.scale * a))
         if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
             others.append(site.fqn)
@@ -323,12 +322,11 @@ def stale_side(step: Step, position: int) -> str:
         earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
         old = table.sketch(earlier[0], "a") if earlier else None
     else:
-        old = None
-        if step.before is not None:
-            old = step.before.sketch(union, "a")
-    a, b = table.sketch(union, "a"), table.sketch(union, "b")
-    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
+        old = None if step.before is None else step.before.sketch(union, "a")
+    sketches = table.sketches(union)
+    if sketches is None or old is None or not old.any():
         return ""
+    a, b = sketches
     if _is_mix(b, a, old):
         return "b"
     return "a" if _is_mix(a, b, old) else ""
@@ -337,8 +335,6 @@ def stale_side(step: Step, position: int) -> str:
 def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
     basis = np.stack([fresh, old], axis=1)
-    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
-        return False
     if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
         return False
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]

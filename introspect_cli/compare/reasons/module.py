@@ -67,7 +67,7 @@ class Module(Reason):
         first = scene.first
         taken = [e for e in scene.cause.evidence if not (e.thing in RANDOM and _draws_nothing(first.module_class))]
         text = f"{what(first.site, first.module_class)} differs{how_far(first)}{although(taken)}{scaled(first)}"
-        return f"{text}. {_inside(scene)}"
+        return f"{text}; {_inside(scene)}"
 
 
 class OwnCode(Reason):
@@ -118,8 +118,7 @@ class OwnCode(Reason):
             f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
         )
         side = drew_alone(scene.draws, scene.site, before=True)
-        taken = [fact for fact in cause.evidence if not (side and fact.thing in RANDOM)]
-        text += f"{although(taken)}{scaled(first)}. {scene.the_cause_is} in the forward code of {cause.module} itself, "
+        text += f"{scaled(first)}; {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
@@ -187,7 +186,7 @@ def _inside(scene: Scene) -> str:
         return f"{scene.the_cause_is} inside this module: in {side} {how}."
     side = _frozen_buffers(scene)
     if side and not attribute_changes(scene):
-        return f"Its buffers do not change in {side}: it is in eval mode there."
+        return f"its buffers do not change in {side}: it is in eval mode there."
     other = scene.step.alignment.b_class.get(scene.union, "")
     if other:
         return (

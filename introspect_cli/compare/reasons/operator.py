@@ -45,19 +45,17 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)}."
-        text += nondeterministic(first)
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)};"
+        after = nondeterministic(first)
         options = argument_changes(scene)
         if options:
             when = "is" if scene.is_first_step else "was first"
-            return f"{text} It {when} called with {'; '.join(options)}."
+            return f"{text} it {when} called with {'; '.join(options)}.{after}"
         if first.site.phase is Phase.BACKWARD:
-            return (
-                f"{text} This gradient is computed in a different way, or its forward operator has different options."
-            )
+            return f"{text} it is computed in a different way, or its forward operator has different options.{after}"
         formats = memory_formats(scene)
         told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
-        return f"{text} The operator has different options or a different kernel{told}.{scene.rounding_words()}"
+        return f"{text} it has different options or a different kernel{told}.{after}{scene.rounding_words()}"
 
 
 def argument_changes(scene: Scene) -> list[str]:

@@ -66,15 +66,12 @@ class RandomState(Reason):
             if drawn:
                 return f"{text}: {drawn}."
             return (
-                f"{text}. The cause is a different seed (or none), or a different number of random draws before it."
+                f"{text}; the cause is a different seed (or none), or a different number of random draws before it."
                 f"{_built(scene)}"
             )
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
-        return (
-            f"{what(site)} differs when the step begins, although {scene.all_before}. "
-            f"{_drawn_before(scene)} (an extra random draw)."
-        )
+        return f"{what(site)} differs when the step begins, although {scene.all_before}; {_drawn_before(scene)}."
 
 
 def _built(scene: Scene) -> str:
@@ -95,20 +92,20 @@ def _built(scene: Scene) -> str:
 def _drawn_before(scene: Scene) -> str:
     """Where in the step before one run drew more, as far as the records tell."""
     step, last = scene.step, scene.first.step - 1
-    text = "one run drew random numbers that the other did not"
+    text = "one run drew random numbers that the other did not, "
     if step.before is None:
-        return f"Since the last recorded step, {text}"
+        return f"{text}since the last recorded step"
     draws = lone_draws(step, step.before, scene.site.fqn)
     if draws:
-        return f"During step {last}, {draws[0]}"
+        return f"during step {last}, {draws[0]}"
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
         step.comparison.notices_all_draws
         and scene.before is not None
         and set(map(int, losses)) & {*scene.before.rows_of("a")}
     ):
-        return f"Between the backward pass of step {last} and the start of step {last + 1}, {text}"
-    return f"During step {last}, {text}"
+        return f"{text}after the backward pass of step {last}"
+    return f"{text}during step {last}"
 
 
 def _within(scene: Scene) -> str:

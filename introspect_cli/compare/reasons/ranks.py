@@ -351,7 +351,7 @@ class NotWhole(Reason):
             if summary is not None and summary.joined is Joined.INCOMPLETE
         ]
         text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
-        return f"{text}. {scene.the_cause_is} {self.place}."
+        return f"{text}; {scene.the_cause_is} {self.place}."
 
 
 REASONS = (

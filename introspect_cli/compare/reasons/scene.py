@@ -69,7 +69,7 @@ class Scene:
     @property
     def the_cause_is(self) -> str:
         """How a sentence says what the cause is, as certain as that is."""
-        return "The cause is" if self.cause.certain else "The cause may be"
+        return "the cause is" if self.cause.certain else "the cause may be"
 
     @property
     def site(self) -> Site:

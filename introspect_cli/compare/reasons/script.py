@@ -48,16 +48,14 @@ class Batch(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
-        text = f"{what(scene.site)} differs{how_far(scene.first)}."
+        text = f"{what(scene.site)} differs{how_far(scene.first)};"
         a, b = scene.first.a, scene.first.b
         if a is not None and b is not None and shapes_differ(a, b):
-            return f"{text} Its shape is different: batch size, sequence length, cropping or padding."
+            return f"{text} its shape is different: batch size, sequence length, cropping or padding."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-            return f"{text} Its dtype is different: the data is converted differently."
-        text += _hash_seed(scene)
-        if same_values(scene.first):
-            return f"{text} It is shuffled or shifted differently."
-        return f"{text} {_before(scene)}"
+            return f"{text} its dtype is different: the data is converted differently."
+        why = "it is shuffled or shifted differently." if same_values(scene.first) else _before(scene)
+        return f"{text} {why}{_hash_seed(scene)}"
 
 
 def _before(scene: Scene) -> str:
@@ -69,10 +67,10 @@ def _before(scene: Scene) -> str:
     if known is Known.UNSEEN and step.state_before is not None:
         known = answer(step.state_before[own])
     if known in {Known.EQUAL, Known.WITHIN}:
-        return f"The batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
-    told = "The data differs from the first recorded batch on"
+        return f"the batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
+    told = "the data differs from the first recorded batch on"
     if scene.steps_before:
-        told = "No batch of this loader was recorded just before it"
+        told = "no batch of this loader was recorded just before it"
     rest = own[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         told += ", and the rest of the batch is equal"
@@ -128,21 +126,21 @@ class Script(Reason):
             fed = [seen] if seen.known is not Known.UNSEEN else []
             given = "module outputs, the batch" if fed else "module outputs, data that no loader gave"
             return (
-                f"{text}{although([*before, *fed])}{scaled(scene.first)}. {scene.the_cause_is} in the "
+                f"{text}{scaled(scene.first)}; {scene.the_cause_is} in the "
                 f"script's own code that computes it: from {given} or values of its own (targets, masks, weights)."
             )
         if seen.known is not Known.UNSEEN:
             known = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (
-                f"{text} although the batch is {known}: the script changes something between the data loader and "
+                f"{text} although the batch is {known}; the script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
         loaded = "no data loader was recorded"
         if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
             loaded = "the loader's batches of the step are not what it uses"
         return (
-            f"{text} and is the first record of the step that does; {loaded}, so the cause is the data pipeline or the "
-            "script's own preparation of the batch."
+            f"{text}, before any other record of the step; {scene.the_cause_is} the data pipeline or the script's own "
+            f"preparation of the batch ({loaded})."
         )
 
 
@@ -177,10 +175,10 @@ class Loss(Reason):
         uneven = uneven_ranks(scene)
         if uneven:
             return (
-                f"{text}. {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
+                f"{text}; {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
                 f"over all samples. Else it is in the loss code{targets}."
             )
-        return f"{text}. {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
+        return f"{text}; {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
 
 
 class OwnValue(Reason):
@@ -197,7 +195,7 @@ class OwnValue(Reason):
         first = scene.first
         text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(scene.cause.evidence)}"
         return (
-            f"{text}{scaled(first)}. {scene.the_cause_is} in the script's code that computes it, or in what it was "
+            f"{text}{scaled(first)}; {scene.the_cause_is} in the script's code that computes it, or in what it was "
             f"computed from and is not recorded.{scene.rounding_words()}"
         )
 
@@ -265,7 +263,7 @@ class Product(Reason):
             return f"only {side} has {what(first.site)}: {other} saves the file without it."
         text = f"{what(first.site)} differs{how_far(first)}{although(scene.cause.evidence)}"
         return (
-            f"{text}. {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
+            f"{text}; {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
             "a conversion)."
         )
 

@@ -50,53 +50,54 @@ class Initial(Reason):
         late = scene.is_first_step and step > 0  # training had begun when the captures did
         when = "when recording begins" if late else "before any training"
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
-        text = f"{what(scene.site)} differs {when}{how_far(scene.first)}"
-        text += _others(scene.step)
-        seeds = [perturbed_by(run.manifest) for run in scene.runs]
-        if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
-            told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
-            return f"{text}: {listed(told)} moved the initial parameters by one rounding."
-        children = _children(scene)
-        if children:
-            return (
-                f"{text}. The cause may be that the script runs {children} in a process of its own, which is not "
-                "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
-            )
-        a, b = scene.first.a, scene.first.b
-        if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-            return f"{text}. The model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
-        if a is not None and b is not None and a.layout.shape != b.layout.shape:
-            return f"{text}. The model is built with other sizes."
-        if scene.is_first_step and scene.first.size is Size.ROUNDING:
-            return (
-                f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
-            )
-        other = _exchanged(scene)
-        if other:
-            return (
-                f"{text}. The cause: the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
-                "They are initialised in a different order, or one is taken for the other."
-            )
-        if not scene.is_first_step:
-            return f"{text}: it was built, copied or updated differently before."
-        if late:
-            return (
-                f"{text}. The steps before step {step} {scene.absent}, so the runs diverged there or began with "
-                "a different initialisation, seed or checkpoint."
-            )
-        wild = _wild(a, "a") or _wild(b, "b")
-        if wild:
-            return (
-                f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
-                "initialisation, seed or checkpoint."
-            )
-        drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
-        if drawn:
-            return f"{text}: {drawn}."
+        return _why(scene, f"{what(scene.site)} differs {when}{how_far(scene.first)}", late=late) + _others(scene.step)
+
+
+def _why(scene: Scene, text: str, *, late: bool) -> str:
+    """What made the tensor differ, as far as the records tell; `text` says that it does."""
+    seeds = [perturbed_by(run.manifest) for run in scene.runs]
+    if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
+        told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
+        return f"{text}: {listed(told)} moved the initial parameters by one rounding."
+    children = _children(scene)
+    if children:
         return (
-            f"{text}. The cause is a different initialisation or seed, a different checkpoint, or a change by the "
-            "script before it was recorded."
+            f"{text}; the cause may be that the script runs {children} in a process of its own, which is not "
+            "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
         )
+    a, b = scene.first.a, scene.first.b
+    if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
+        return f"{text}; the model was cast, to {a.layout.dtype} in a and to {b.layout.dtype} in b."
+    if a is not None and b is not None and a.layout.shape != b.layout.shape:
+        return f"{text}; the model is built with other sizes."
+    if scene.is_first_step and scene.first.size is Size.ROUNDING:
+        return f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
+    other = _exchanged(scene)
+    if other:
+        return (
+            f"{text}; the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
+            "They are initialised in a different order, or one is taken for the other."
+        )
+    if not scene.is_first_step:
+        return f"{text}: it was built, copied or updated differently before."
+    if late:
+        return (
+            f"{text}. The steps before step {scene.first.step} {scene.absent}, so the runs diverged there or began "
+            "with a different initialisation, seed or checkpoint."
+        )
+    wild = _wild(a, "a") or _wild(b, "b")
+    if wild:
+        return (
+            f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
+            "initialisation, seed or checkpoint."
+        )
+    drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
+    if drawn:
+        return f"{text}: {drawn}."
+    return (
+        f"{text}; the cause is a different initialisation or seed, a different checkpoint, or a change by the "
+        "script before it was recorded."
+    )
 
 
 def _wild(summary: Summary | None, run: str) -> str:
@@ -126,15 +127,15 @@ def _others(step: Step) -> str:
     states, others = _states(step), total - 1
     if not others:
         return ""
-    whole = f"the other {f'{others} tensors' if others > 1 else 'tensor'} recorded there"
+    whole = f"other {f'{others} tensors' if others > 1 else 'tensor'} recorded there"
     if differ > 1:
-        some = whole if differ == total else f"{differ - 1} of {whole}"
-        return f", as {'does' if differ == 2 else 'do'} {some}"
+        some = "The" if differ == total else f"{differ - 1} of the"
+        return f" {some} {whole} {'differs' if differ == 2 else 'differ'}, too."
     parts = [(states.count(state), word) for state, word in _KNOWN]
     told = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
     if len(told) == 1:
-        return f"; {whole} {told[0][1]}"
-    return f"; of {whole}, {listed([''.join(pair) for pair in told])}"
+        return f" The {whole} {told[0][1]}."
+    return f" Of the {whole}, {listed([''.join(pair) for pair in told])}."
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
@@ -196,18 +197,20 @@ class Outside(Reason):
                 f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = f"{what(first.site)} differs when the step begins{how_far(first)}{do}"
+        text = f"{what(first.site)} differs when the step begins{how_far(first)}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
-            return f"{text}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
-        text += f", although {scene.all_before}."
-        if updates_by_hand(scene.step):
             return (
-                f"{text} No optimizer steps in these runs, so the script updates its parameters by hand after "
-                f"the backward pass of {step}, {_rule(scene)}."
+                f"{text}{do}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
+            )
+        if updates_by_hand(scene.step):
+            also = f" So {'does' if differ == 2 else 'do'} {more}." if more else ""
+            return (
+                f"{text}, although {scene.all_before}; the script updates it by hand after the backward pass of "
+                f"{step}, {_rule(scene)}. No optimizer steps in these runs.{also}"
             )
         return (
-            f"{text} It was changed outside of an optimizer step (loading a checkpoint, a moving average, "
-            f"copying, in-place code) after {step} was recorded."
+            f"{text}{do}, although {scene.all_before}; it was changed outside of an optimizer step (loading a "
+            f"checkpoint, a moving average, copying, in-place code) after {step} was recorded."
         )
 
 

@@ -81,11 +81,11 @@ class Optimizer(Reason):
         first = scene.first
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
-        text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)}."
+        text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)};"
         a, b = scene.optimizers
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
-            return f"{text} The optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
+            return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
         other = other_optimizer(*_settings(scene), first.site.fqn)
@@ -96,7 +96,7 @@ class Optimizer(Reason):
             return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene.table, first.site.fqn)
         if side:
-            return f"{text} The optimizer state of {side} started afresh ({counts})."
+            return f"{text} the optimizer state of {side} started anew ({counts})."
         found = changes(scene)
         told = in_words(found)
         if not found and scene.cause.grown:
@@ -117,7 +117,7 @@ def _owed(scene: Scene) -> str:
     sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
     side = owing_side(scene.step, sites.tolist())
     return (
-        f"In {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
+        f"in {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
         "an optimizer that takes each rank's share as it is makes another step."
     )
 
@@ -126,9 +126,9 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     """Why one run's optimizer leaves a parameter as it was, as far as the records tell."""
     rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
     if rates:
-        return f"The cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
+        return f"the cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
     has = has_parameter(_settings(scene)["ab".index(side)], scene.site.fqn)
-    left = f"In {side}, {name} leaves this parameter as it was"
+    left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
     told = in_words(changes(scene))
@@ -137,7 +137,7 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
 
 def _amplified(name: str) -> str:
     """That the optimizer made a tolerated difference larger, where its hyper-parameters are equal."""
-    text = f"The suspect is a small difference in what went in, amplified by {name}"
+    text = f"the suspect is a small difference in what went in, amplified by {name}"
     if re.match(r"(N?R?Adam|RMSprop|Ada|Lion|Sign|Rprop|LAMB|SparseAdam)", name, re.IGNORECASE):
         text += ", which divides a gradient by its size (in the first step only its sign is left)"
     return f"{text}."
@@ -219,15 +219,15 @@ class Buffer(Reason):
     def sentence(self, scene: Scene) -> str:
         """Whether it is updated in both runs."""
         text = (
-            f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)}."
+            f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
         side = untouched_side(scene.table, scene.before, scene.union)
         if side:
-            return f"{text} It does not change in {side} (eval mode or frozen there)."
+            return f"{text} it does not change in {side} (eval mode or frozen there)."
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if changed:
-            return f"{text} It is updated differently: its module has {'; '.join(changed[:3])}."
-        return f"{text} It is updated differently (momentum, mode, or a different number of times)."
+            return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
+        return f"{text} it is updated differently (momentum, mode, or a different number of times)."
 
 
 REASONS = (
