@@ -71,15 +71,16 @@ def adversarial(path, *, fault, record="default"):
     return path
 
 
-@pytest.mark.parametrize("record", ["default", "param,grad,loss"])
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "record", "said"),
     [
-        ("twice", "step in a different order (Adam#2 in a; Adam in b)."),
-        ("left out", "in a an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g.bias"),
+        ("twice", "default", "step in a different order (Adam#2 in a; Adam in b)."),
+        ("always", "default", "Adam steps here in b, and in a Adam#2, which does not have this parameter."),
+        ("left out", "default", "an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g."),
+        ("left out", "param,grad,loss", "Adam steps here in a, and in b Adam, which does not have this parameter."),
     ],
 )
-def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, said, record):
+def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, record, said):
     runs = [adversarial(tmp_path / name, fault=how, record=record) for name, how in (("a", ""), ("b", fault))]
     sentence = introspect_cli.diff(*runs).sentence
     assert said in sentence
