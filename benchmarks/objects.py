@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import scale
 
 from introspect_cli.publish.send import Sender
-from introspect_cli.store import remote
+from introspect_cli.store import pieces, remote
 from introspect_cli.store.objects import Storage
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main() -> None:
         ("two layouts, equal to the bit", "rows", "columns"),
     ):
         size = sum(file.stat().st_size for name in pair for file in (given.folder / name).rglob("*") if file.is_file())
-        remote.KEPT = remote.Kept(64 << 20)
+        pieces.KEPT = pieces.Kept(64 << 20)
         Counted.requests = Counted.together = Counted.fetched = 0
         clock = time.perf_counter()
         said = scale.WORK["compare"](*(f"{given.url}/{name}" for name in pair))

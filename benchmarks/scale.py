@@ -1,23 +1,33 @@
 """Thousands of ranks: what opening, comparing, putting together and checking them costs, on synthetic stores.
 
-    python benchmarks/scale.py write FOLDER --ranks 1024 --steps 20 --sites 200     # three runs, by the store's writer
-    python benchmarks/scale.py measure FOLDER [--engine processes:2]                # a table of what reading costs
+    python benchmarks/scale.py write FOLDER --ranks 1024 --steps 20 --sites 200   # six runs, by the store's writer
+    python benchmarks/scale.py measure FOLDER [--engines here,processes:2,dask:1,dask:2]     # a table of what it costs
 
 The runs are `rows` and `columns`, which hold the same parameters, cut by rows and by columns; `again`, equal to `rows`;
-`late`, `again` with another last step; and `odd`, in which one rank's copy of what all have is another from the middle
-on. Each measurement is a process of its own, so that its memory is its own; open files are looked at every 20 ms.
+`late`, `again` with another last step; `once`, in which all differs from the first step on; and `odd`, in which one
+rank's copy of what all have is another from the middle on.
+
+Each measurement is a process of its own, and `dask:N` in it a scheduler with N worker processes. All its processes are
+looked at every 100 ms: what they read, how much memory they took, how many files they had open. On a busy machine the
+clock says little, so CPU seconds are counted: of the process that asks, of the busiest worker, and of all workers. The
+last over W, and the first beside it, are what W free processors would take, where there are so many tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,20 +37,16 @@ from introspect_cli.store.launch import Launch
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.sums import header, mix
 
-RUNS = ("rows", "columns", "again", "late", "odd")
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.engine import Engine
+
+RUNS = ("rows", "columns", "again", "late", "once", "odd")
 _COPIED = 8
 """One site in so many is whole on every rank."""
 
-MEASURE = """
-import json, os, resource, sys, threading, time
-sys.path.insert(0, {here!r})
-import scale
-began, clock = time.process_time(), time.perf_counter()
-watch = scale.Watch()
-said = scale.WORK[{what!r}](*{given!r})
-print(json.dumps(dict(cpu=time.process_time() - began, wall=time.perf_counter() - clock, said=said, files=watch.most(),
-    memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
-"""
+_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def build(path: Path, name: str, ranks: int, steps: int, sites: int, *, lean: bool) -> None:
@@ -74,11 +80,13 @@ def build(path: Path, name: str, ranks: int, steps: int, sites: int, *, lean: bo
             if lean
             else {n: np.zeros(sites, np.int64) for n, kept in STATISTICS.items() if kept.type == "<i8"},
             floats={} if lean else {n: np.ones(sites) for n, kept in STATISTICS.items() if kept.type != "<i8"},
-            sketch=None if lean else np.ones((sites, 16), np.float32),
+            sketch=None if lean else np.ones((sites, 16), np.float32) * (2 if name == "once" else 1),
             text=[""] * sites,
         )
         for step in range(steps):
             more = np.uint64(step) * (copied | (rank == 0))
+            if name == "once":
+                more = more + np.uint64(1)
             if name == "late" and step == steps - 1 and rank == ranks // 2:
                 more = more + ~copied
             if name == "odd" and rank == ranks // 3 and step >= steps // 2:
@@ -90,119 +98,228 @@ def build(path: Path, name: str, ranks: int, steps: int, sites: int, *, lean: bo
 
 
 class Watch:
-    """Counts the open files of this process."""
+    """Looks at this process and those that it starts, again and again."""
 
     def __init__(self) -> None:
-        self._most, self._done = 0, threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
+        self._seen: dict[int, dict[str, float]] = {}
+        self._before = {pid: _looked_at(pid) for pid in _family(os.getpid())}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
 
     def _look(self) -> None:
-        while not self._done.is_set():
-            self._most = max(self._most, len(list(Path("/proc/self/fd").iterdir())))
-            time.sleep(0.02)
+        while not self._done.wait(0.1):
+            self._once()
 
-    def most(self) -> int:
-        """The most that were seen."""
+    def _once(self) -> None:
+        for pid in _family(os.getpid()):
+            with suppress(OSError, ValueError, IndexError):
+                now, seen = _looked_at(pid), self._seen.setdefault(pid, {})
+                for name in ("cpu", "read"):
+                    now[name] -= self._before.get(pid, {}).get(name, 0)
+                for name, value in now.items():
+                    seen[name] = max(seen.get(name, 0), value)
+
+    def result(self) -> dict[str, float]:
+        """What all of them used."""
+        self._once()
         self._done.set()
-        return self._most
+        self._thread.join()
+        own = self._seen.pop(os.getpid())
+        workers = list(self._seen.values())
+        every = [own, *workers]
+        return {
+            "cpu": own["cpu"],
+            "busiest": max((each["cpu"] for each in workers), default=0.0),
+            "workers": sum(each["cpu"] for each in workers),
+            "memory": max(each["memory"] for each in every),
+            "files": max(each["files"] for each in every),
+            "read": sum(each["read"] for each in every),
+        }
 
 
-def _open(path: str) -> str:
+def _looked_at(pid: int) -> dict[str, float]:
+    at = Path(f"/proc/{pid}")
+    fields = (at / "stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in (at / "status").read_text().splitlines())
+    return {
+        "cpu": (int(fields[11]) + int(fields[12])) / _TICK,
+        "memory": int(status["VmHWM"].split()[0]) / 1024,
+        "files": len(list((at / "fd").iterdir())),
+        "read": int((at / "io").read_text().split()[1]),
+    }
+
+
+def _family(pid: int) -> list[int]:
+    """A process and those below it."""
+    found = [pid]
+    for own in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{own}/task").iterdir():
+                found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+@contextmanager
+def _cluster(engine: str) -> Iterator[str]:
+    """The engine to ask for, with a scheduler and workers where it is Dask's."""
+    if not engine.startswith("dask:"):
+        yield engine
+        return
+    import dask
+    from distributed import LocalCluster
+
+    number = int(engine.removeprefix("dask:"))
+    with (
+        dask.config.set({"distributed.worker.daemon": False, "distributed.worker.preload": []}),
+        LocalCluster(n_workers=number, threads_per_worker=1, processes=True, dashboard_address=None) as local,
+    ):
+        yield f"dask:{local.scheduler_address}"
+
+
+def _open(path: str, _: Engine) -> tuple[str, int]:
     from introspect_cli.store.reader import open_run
 
     with open_run(path) as run:
-        return f"{len(run.ranks)} ranks"
+        return f"{len(run.ranks)} ranks", 0
 
 
-def _compare(a: str, b: str) -> str:
+def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import open_run
 
     with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions())
+        result = compare_runs(one, two, DiffOptions(limit=12, whole_step=True), (), engine.elsewhere)
+        records = sum(run.rank(rank).rows_in(slice(None)) for run in (one, two) for rank in run.ranks)
     where = f" at step {result.first.step}, rank {result.first.rank}" if result.first else ""
-    return f"{result.verdict.value}{where}, {result.counts.records:,} records"
+    return f"{result.verdict.value}{where}", records
 
 
-def _copies(path: str, engine: str) -> str:
-    from introspect_cli.engine import engine_of
+def _records(path: str) -> int:
+    from introspect_cli.store.reader import open_run
+
+    with open_run(path) as run:
+        return sum(run.rank(rank).rows_in(slice(None)) for rank in run.ranks)
+
+
+def _copies(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.health.odd import odd_ranks
     from introspect_cli.store.reader import open_run
 
-    with open_run(path) as run, engine_of(engine) as at_work:
-        found = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, at_work.total).findings]
-    return ", ".join(found) or "nothing found"
+    with open_run(path) as run:
+        found = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, engine.total).findings]
+    return ", ".join(found) or "nothing found", 0
 
 
-def _reduce(path: str, out: str, engine: str) -> str:
-    from introspect_cli.engine import engine_of
+def _check(path: str, engine: Engine) -> tuple[str, int]:
+    from introspect_cli.health.check import check
+    from introspect_cli.store.reader import open_run
+
+    with open_run(path) as run:
+        result = check(run, work=engine.elsewhere)
+    return f"{len(result.findings)} findings", _records(path)
+
+
+def _merge(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.store.reduce import reduce_run
 
-    with engine_of(engine) as at_work:
-        return f"{reduce_run(path, Path(out), at_work.run)} steps"
+    out = Path(f"{path}-whole")
+    shutil.rmtree(out, ignore_errors=True)
+    return f"{reduce_run(path, out, engine.run)} steps", _records(path)
 
 
-WORK = {"open": _open, "compare": _compare, "reduce": _reduce, "copies": _copies}
+def _export(path: str, engine: Engine) -> tuple[str, int]:
+    from introspect_cli.exchange.formats import export
+    from introspect_cli.store.reader import open_run
+
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as out, open_run(path) as run:
+        return f"{export(run, 'parquet', out, work=engine.elsewhere)} files", _records(path)
 
 
-def measured(what: str, *given: str) -> dict[str, object]:
-    """What one piece of work costs in a process of its own."""
-    code = MEASURE.format(here=str(Path(__file__).parent), what=what, given=given)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {
-            "cpu": float("nan"),
-            "wall": float("nan"),
-            "said": done.stderr.splitlines()[-1],
-            "files": 0,
-            "memory": 0.0,
-        }
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+WORK = {
+    "opened": (_open, ("rows",)),
+    "diff, one layout, equal": (_diff, ("rows", "again")),
+    "diff, one layout, the last step differs on one rank": (_diff, ("rows", "late")),
+    "diff, one layout, all differs from step 0": (_diff, ("rows", "once")),
+    "diff, two layouts, equal to the bit": (_diff, ("columns", "rows")),
+    "diff, two layouts, all differs from step 0": (_diff, ("columns", "once")),
+    "check --copies": (_copies, ("odd",)),
+    "check": (_check, ("odd",)),
+    "export --format parquet": (_export, ("rows",)),
+    "merge --whole": (_merge, ("rows",)),
+    "merge --whole, another layout": (_merge, ("columns",)),
+    "diff of both put together": (_diff, ("rows-whole", "columns-whole")),
+}
 
 
-def measure(folder: Path, engine: str) -> None:
+def measured(what: str, folder: Path, engine: str) -> dict[str, object]:
+    """What one piece of work costs, in this process and those that it starts."""
+    from introspect_cli.engine import engine_of
+
+    work, runs = WORK[what]
+    with _cluster(engine) as text, engine_of(text) as at_work:
+        if engine != "here":
+            list(at_work.run(abs, range(64)))  # workers have started
+        tasks = 0
+        kind, run = type(at_work), type(at_work).run
+
+        def counted(self: Engine, task: Any, given: Sequence[Any]) -> Any:
+            nonlocal tasks
+            tasks += len(given)
+            return run(self, task, given)
+
+        kind.run = counted  # type: ignore[method-assign]
+        watch, clock = Watch(), time.perf_counter()
+        said, records = work(*(str(folder / name) for name in runs), at_work)
+        wall = time.perf_counter() - clock
+        return {**watch.result(), "wall": wall, "tasks": tasks, "said": said, "records": records}
+
+
+def measure(folder: Path, engines: Sequence[str], only: str) -> None:
     """Print a table."""
-    rows, columns, again, late = (str(folder / name) for name in RUNS[:4])
-    works = [
-        ("opened", "open", rows),
-        ("one layout, equal", "compare", rows, again),
-        ("one layout, the last step differs", "compare", rows, late),
-        ("two layouts, equal to the bit", "compare", columns, rows),
-        ("two layouts, the last step differs", "compare", columns, late),
-        (f"put together ({engine})", "reduce", rows, str(folder / "rows-whole"), engine),
-        (f"another layout put together ({engine})", "reduce", columns, str(folder / "columns-whole"), engine),
-        (f"copies on all ranks ({engine})", "copies", str(folder / "odd"), engine),
-        ("both put together, compared", "compare", str(folder / "rows-whole"), str(folder / "columns-whole")),
-    ]
-    print("| | CPU s | by the clock | MB | open files | |\n|---|---|---|---|---|---|")
-    for words, what, *given in works:
-        read = given[:1] if what != "compare" else given
-        if not all(Path(path).exists() for path in read):
-            continue
-        found = measured(what, *given)
-        print(
-            f"| {words} | {found['cpu']:.1f} | {found['wall']:.1f} | {found['memory']:.0f} | {found['files']} "
-            f"| {found['said']} |",
-            flush=True,
-        )
+    print(
+        "| | engine | clock s | CPU s of who asks | of the busiest worker | of all workers | tasks | MB read "
+        "| records/s a worker | MB of a process | open files | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for what, (_, runs) in WORK.items():
+        for engine in engines if what != "opened" and "both" not in what else ("here",):
+            if only not in what or not all((folder / name).exists() for name in runs):
+                continue
+            words = [sys.executable, __file__, "one", str(folder), "--what", what, "--engines", engine]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"| {what} | {engine} | {done.stderr.splitlines()[-1]} |", flush=True)
+                continue
+            found = json.loads(done.stdout.splitlines()[-1])
+            spent = found["workers"] if found["tasks"] and engine != "here" else found["cpu"]
+            speed = f"{found['records'] / spent:,.0f}" if found["records"] and spent else ""
+            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(found)
+            print(
+                f"| {what} | {engine} | {numbers} | {found['read'] / 1e6:,.0f} | {speed} | {found['memory']:.0f} "
+                f"| {found['files']:.0f} | {found['said']} |",
+                flush=True,
+            )
 
 
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("write", "measure"))
+    parser.add_argument("what", choices=("write", "measure", "one"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sites", type=int, default=200)
     parser.add_argument("--lean", action="store_true", help="checksums alone")
-    parser.add_argument("--engine", default="here")
+    parser.add_argument("--engines", default="here,processes:2,dask:1,dask:2")
     parser.add_argument("--runs", default=",".join(RUNS), help="which of the runs to write")
+    parser.add_argument("--what", dest="which", default="", help="which of the work to measure: a part of its name")
     given = parser.parse_args()
+    if given.what == "one":
+        print(json.dumps(measured(given.which, given.folder, given.engines)))
+        return
     if given.what == "measure":
-        measure(given.folder, given.engine)
+        measure(given.folder, given.engines.split(","), given.which)
         return
     for name in given.runs.split(","):
         began = time.perf_counter()

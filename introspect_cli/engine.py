@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial, reduce
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+HERE = "here"
 _PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
 _PATIENCE = "10s"
 _TOGETHER = 8
@@ -32,6 +34,10 @@ _TOGETHER = 8
 
 class Engine(Protocol):
     """Runs work; a context manager that gives back what it took."""
+
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
+        """`run`, begun at once; None where work runs in this process, which has read what it works on already."""
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """The result of each task, in order.
@@ -61,7 +67,7 @@ def engine_of(text: str) -> Engine:
         UsageError: none is.
     """
     match = _PROCESSES.fullmatch(text)
-    if text == "here":
+    if text == HERE:
         return Here()
     if match:
         return Processes(int(match[1]))
@@ -72,6 +78,8 @@ def engine_of(text: str) -> Engine:
 
 class Here:
     """This process."""
+
+    elsewhere = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
@@ -95,11 +103,18 @@ class Processes:
     def __init__(self, number: int) -> None:
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]]:
+        """As `Engine.elsewhere`."""
+        return self.run
+
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
+        return self._results(self._pool.map(partial(_attempt, work), tasks))
+
+    def _results(self, done: Iterator[Any]) -> Iterator[Any]:
         try:
-            for done in self._pool.map(partial(_attempt, work), tasks):
-                yield _result(done)
+            yield from map(_result, done)
         except BrokenProcessPool:
             raise StoreError(
                 "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
@@ -125,11 +140,15 @@ class Dask:
         self._address = address
         self._client: Any = None
 
+    @property
+    def elsewhere(self) -> Callable[..., Iterator[Any]]:
+        """As `Engine.elsewhere`."""
+        return self.run
+
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
         futures = self._client.map(partial(_attempt, work), tasks, pure=False)
-        while futures:
-            yield self._gathered(futures.pop(0))
+        return (self._gathered(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
         """As `Engine.total`: a tree, of which no worker holds more than a few results."""
@@ -166,6 +185,8 @@ class Dask:
     def __exit__(self, *_: object) -> None:
         """Leave the cluster as it was."""
         if self._client is not None:
+            with suppress(Exception):  # workers, or the scheduler, may be gone: then nothing is open
+                self._client.run(_forget)
             self._client.close()
 
 
@@ -181,6 +202,13 @@ def _attempt(work: Callable[[Any], Any], task: Any) -> Any:
         return work(task)
     except StoreError as error:
         return _Failed(str(error))
+
+
+def _forget() -> None:
+    """Close what a worker keeps open from task to task."""
+    from introspect_cli.store.spread import forget
+
+    forget()
 
 
 def _result(done: Any) -> Any:

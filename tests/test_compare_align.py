@@ -14,7 +14,8 @@ from introspect_cli.compare.result import Restored, Verdict
 from introspect_cli.compare.watched import option_notes
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.selection import Schedule, selects
+from introspect_cli.schedule.rules import Schedule
+from introspect_cli.selection import selects
 from introspect_cli.store.reader import open_run
 
 F32 = np.float32

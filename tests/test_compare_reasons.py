@@ -340,7 +340,7 @@ def test_a_parameter_that_an_optimizer_lacks_is_said_to_be_so(compare):
     groups = ({"lr": 0.1, "params": ["Net.a", "Net.b"]}, {"lr": 0.1, "params": ["Net.a"]})
     settings = tuple({"optimizers": [{"name": "SGD", "class": "SGD", "groups": [group]}]} for group in groups)
     result = compare(both, [both[0][:1]], settings=settings)
-    assert "the optimizer of b does not have this parameter" in result.sentence
+    assert "no optimizer that steps in b has this parameter" in result.sentence
 
 
 def test_hyperparameters_of_the_parameters_own_group(compare):

@@ -9,16 +9,18 @@ import re
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 
+import numpy as np
 import pytest
 from storage import only, serving
 from synthetic import batch, row
 
 from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
-from introspect_cli.publish import send
+from introspect_cli.publish import places, share
 from introspect_cli.publish.send import Sender
-from introspect_cli.store import catalogue, remote
+from introspect_cli.store import catalogue, pieces
 from introspect_cli.store.files import NAMES, DamageError
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.reader import RunState, open_run
@@ -40,7 +42,7 @@ def bucket():
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(remote, "KEPT", remote.Kept(1 << 24))
+    monkeypatch.setattr(pieces, "KEPT", pieces.Kept(1 << 24))
 
 
 def rows(step, rank, *, changed=False):
@@ -51,8 +53,8 @@ def rows(step, rank, *, changed=False):
 class Writing:
     """A run that is written step by step: of one process, or of a rank of a launch."""
 
-    def __init__(self, path, rank=None, ranks=1):
-        launch = None if rank is None else Launch("ab" * 16, "ab" * 16, rank, ranks)
+    def __init__(self, path, rank=None, ranks=1, attempt=0):
+        launch = None if rank is None else Launch(f"a{attempt}" * 16, "ab" * 16, rank, ranks, attempt)
         self.path, self.rank = path, rank or 0
         self.store = StoreWriter.create(path, launch=launch)
         about = {"rank": rank, "world_size": ranks} if rank is not None else {}
@@ -236,7 +238,7 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
     with open_run(url) as run:
         assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
         assert re.fullmatch(r"What is there was sent by [-\d]+ [:\d]+ UTC, and more was to follow", *run.endings)
-    monkeypatch.setattr(remote, "now", lambda: 1e12)
+    monkeypatch.setattr(pieces, "now", lambda: 1e12)
     with open_run(url) as run:
         assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
         said = "What rank 1 of 2 sent ends with step 4: its last pieces may be missing, and more may lie where"
@@ -264,7 +266,7 @@ def test_a_script_that_was_killed_is_interrupted_there_as_here(bucket, tmp_path)
 
 
 def test_a_round_that_fails_is_made_up_for_by_the_next(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(send, "PIECE", 4096)  # many pieces
+    monkeypatch.setattr(share, "PIECE", 4096)  # many pieces
     one = Writing(tmp_path / "run").steps(*range(6))
     sender = Sender(tmp_path / "run", f"{bucket.url}/failing")
     calls = itertools.count()
@@ -284,6 +286,23 @@ def test_a_round_that_fails_is_made_up_for_by_the_next(bucket, tmp_path, monkeyp
         assert there.state is RunState.COMPLETE
         for step in range(7):
             assert list(there.rank(0).records(step)) == list(here.rank(0).records(step))
+
+
+def test_what_could_not_be_sent_is_said_with_what_to_do(bucket, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(places, "PAUSES", (0.0,))
+    one = Writing(tmp_path / "run").steps(*range(6))
+    Sender(tmp_path / "run", f"{bucket.url}/down/run").send()
+    one.steps(6).end()
+    with bucket.failing(lambda method, path: "500" if method == "PUT" else None):
+        code, _, err = ask("publish", tmp_path / "run", f"{bucket.url}/down")
+    assert code == 2
+    says = (
+        r"run was not published to s3://bucket/down as a whole: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
+    )
+    assert re.search(says, err), err
+    assert re.search(r"; `introspect publish \S+/run s3://bucket/down` sends the rest", err), err
+    assert ask("publish", tmp_path / "run", f"{bucket.url}/down")[0] == 0
+    assert ask("diff", tmp_path / "run", f"{bucket.url}/down/run")[0] == 0
 
 
 def test_a_sender_goes_on_where_another_stopped_and_mends_what_is_missing(bucket, tmp_path):
@@ -331,10 +350,32 @@ def test_steps_that_were_dropped_or_taken_back_are_dropped_there_as_well(tmp_pat
         assert len(named) == len(run._folder.sent.catalogue.pieces)  # no piece is left that nothing names
 
 
-def test_memory_is_a_place_as_well(tmp_path):
-    Writing(tmp_path / "run").steps(*range(3)).end()
+def test_a_launch_that_was_restarted_is_read_by_its_last_attempt(bucket, tmp_path):
+    for attempt in (0, 2):
+        for rank in (0, 1):
+            one = Writing(tmp_path / "run", rank, 2, attempt).steps(*range(3 + attempt))
+            one.end() if attempt else one.store.abandon()
+            Sender(tmp_path / "run", f"{bucket.url}/again", rank).send()
+    with open_run(f"{bucket.url}/again") as run, open_run(tmp_path / "run") as here:
+        assert (run.state, run.last_step, run.ranks) == (RunState.COMPLETE, 4, (0, 1))
+        assert run.endings == here.endings
+        assert "attempt 2" in run.endings[0]
+
+
+def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_path):
+    one = Writing(tmp_path / "run").steps(*range(3))
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    one.store.save_tensor(0xABC, memoryview(values).cast("B"), "float32", values.shape)
+    digest = blake2b(b"x = 1", digest_size=8).hexdigest()
+    one.store.save_source(digest, b"x = 1")
+    one.end()
     Sender(tmp_path / "run", "memory://there/run").send()
     with open_run("memory://there/run") as run:
+        assert (run.tensor(0xABC) == values).all()
+        assert not run.kept_sources
+    Sender(tmp_path / "run", "memory://there/run", sources=True).send()
+    with open_run("memory://there/run") as run:
+        assert run.source(digest) == b"x = 1"
         assert (run.state, run.last_step, run.settings["environment"]) == (
             RunState.COMPLETE,
             2,

@@ -53,6 +53,40 @@ def test_optimizers_whose_parameters_were_exchanged_are_told_by_what_each_steps(
     assert "cleared" not in sentence
 
 
+def adversarial(path, *, fault, record="default"):
+    """A discriminator and a generator with an optimizer each, of one class."""
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"d": nn.Linear(2, 1), "g": nn.Linear(2, 2)})
+    noise = torch.randn(3, 4, 2)
+    with introspect_cli.recording(net, path, record=record):
+        first, second = (torch.optim.Adam(net[name].parameters(), lr=1e-2) for name in "dg")
+        for number, values in enumerate(noise):
+            net["d"].zero_grad()
+            net["d"](net["g"](values).detach()).square().mean().backward()
+            if fault != "left out" or number:
+                first.step()
+            net["g"].zero_grad()
+            net["d"](net["g"](values)).mean().backward()
+            (first if fault == "always" or (fault == "twice" and not number) else second).step()
+    return path
+
+
+@pytest.mark.parametrize("record", ["default", "param,grad,loss"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("twice", "step in a different order (Adam#2 in a; Adam in b)."),
+        ("left out", "in a an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g.bias"),
+    ],
+)
+def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, said, record):
+    runs = [adversarial(tmp_path / name, fault=how, record=record) for name, how in (("a", ""), ("b", fault))]
+    sentence = introspect_cli.diff(*runs).sentence
+    assert said in sentence
+    assert "cleared" not in sentence
+    assert "accumulated" not in sentence
+
+
 @pytest.mark.parametrize("record", ["default", "param,grad,loss"])
 def test_optimizers_that_step_in_another_order_are_told_so_where_each_step_is_its_own(tmp_path, record):
     runs = [two_optimizers(tmp_path / name, crossed=name == "b", record=record) for name in "ab"]

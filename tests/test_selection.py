@@ -11,8 +11,8 @@ from test_compare_reasons import MODULES, train
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import (
-    Schedule,
     check_selection,
     did_you_mean,
     matches,

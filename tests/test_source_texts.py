@@ -3,14 +3,17 @@
 import ast
 import gzip
 import os
+import subprocess
+import sys
 import time
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import introspect_cli
-from introspect_cli.capture.environment import redact_source, sources
+from introspect_cli.capture.environment import redact_source, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.reader import open_run
@@ -114,6 +117,29 @@ def test_a_golden_run_has_the_texts_only_if_asked_for(project, introspect, tmp_p
             assert bool(source_texts(run)) == bool(options)
 
 
+def test_what_goes_to_a_url_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
+    path = project("run")
+    for name, options in (("plain", ()), ("asked", ("--sources",))):
+        introspect("pack", path, "-o", f"file://{tmp_path}/{name}.zip", *options)
+        with open_run(tmp_path / f"{name}.zip") as run:
+            assert bool(source_texts(run)) == (name == "asked")
+
+
+def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
+    code = "import introspect_cli, torch\nwith introspect_cli.recording(torch.nn.Linear(2, 2), 'run') as r:\n    pass\n"
+    (tmp_path / "piece.txt").write_text(code)
+    with (tmp_path / "piece.txt").open() as piece:
+        subprocess.run([sys.executable, "-"], stdin=piece, cwd=tmp_path, check=True)
+    with open_run(tmp_path / "run") as run:
+        assert source_texts(run) == {"<stdin>": code}
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "x = 1"])
+    assert list(source_files._without_file()) == [("-c", "x = 1")]
+    main.In, main.get_ipython = ["", "a = 1\n", "b = 2"], print
+    assert list(source_files._without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
+
+
 def test_the_script_is_kept_as_it_was_when_it_was_compiled(project):
     edits = "import pathlib\npathlib.Path(__file__).write_text('changed = 1')\n"
     path = project("run", train=edits + TRAIN)
@@ -139,9 +165,6 @@ def test_files_of_any_encoding_and_end_of_line_are_kept_to_the_byte(project):
 
 
 def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
-    import sys
-    import types
-
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "huge.py").write_bytes(b"x = 1\n" * (LIMIT_FILE // 3))
     (tmp_path / "enormous.py").write_bytes(b"#" * (9 << 20))
@@ -245,8 +268,6 @@ def prepared_again(home):
 
 
 def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
-    from introspect_cli.capture.environment import source_files
-
     monkeypatch.setattr(source_files, "LIMIT_RUN", 100)
     kept = {}
     files = SourceFiles(kept.__setitem__, (), 0.0)

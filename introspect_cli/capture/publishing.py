@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard
 
 
+UNPUBLISHED = " was not published to "
+"""What a sentence says of a place that failed."""
+
 LOGGER = "logger"
 """Stands for whatever Lightning or transformers' Trainer log to."""
 
@@ -49,7 +52,7 @@ class Publishing:
         if not ended:
             return [f"still publishing to {', '.join(self.places)}, in the background"]
         lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
-        told = [line for line in lines if line.startswith("published ") or " not published " in line]
+        told = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
         return told or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
 
     def abandon(self) -> None:

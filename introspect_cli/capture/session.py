@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
-from introspect_cli.capture.publishing import Publishers
+from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.reference import Reference
 from introspect_cli.capture.run_directory import run_directory
@@ -97,6 +97,7 @@ class Session:
         self._store_lost = ""
         self._tracebacks = TracebackFilter()
         self._signals = Signals(self._guard.sections)
+        self._unsent: list[str] = []
         self.words: list[str] = []
         """What there is to say at the end."""
         self._documents = Documents(target, options, self._store, self._guard, self.launch)
@@ -294,7 +295,9 @@ class Session:
         else:
             lost = bool(self._store_lost)
             self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
-        self.words += self._publishers.finish()
+        published = self._publishers.finish()
+        self.words += published
+        self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
         box = probes.keeping.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
@@ -305,9 +308,9 @@ class Session:
 
     def last_word(self) -> None:
         """Say where the run is, after the script has said everything it had to say."""
-        if not self.rank or self._store_lost:  # of many ranks, one says where the run is
-            for sentence in self.words:
-                self._terminal.say(sentence)
+        # Of many ranks, one says where the run is, and each what it could not send.
+        for sentence in self.words if not self.rank or self._store_lost else self._unsent:
+            self._terminal.say(sentence)
         self.words = []
 
     def forked(self) -> None:

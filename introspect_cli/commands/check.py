@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from introspect_cli.commands.shared import HERE, RunType, answer, engine_option, formats, last_runs
+from introspect_cli.commands.shared import RunType, answer, engine_option, formats, last_runs
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 _WIDEST = 80  # of the list of rules, which is read as help is
@@ -75,10 +75,8 @@ def check(
         return SAME
     if copies and (rules or ignore):
         raise UsageError("--copies puts no rules: leave out --rule and --ignore.")
-    if engine != HERE and not copies:
-        raise UsageError("--engine says where --copies compares ranks; rules run here.")
     with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
-        result = odd_ranks(opened, at_work.total) if copies else check_run(opened, chosen)
+        result = odd_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.reaches(Level(fail_on)):
         return DIVERGED

@@ -12,6 +12,7 @@ from introspect_cli.commands.shared import (
     answer,
     compared_by,
     comparing,
+    engine_option,
     exit_code,
     formats,
     pair_of,
@@ -86,6 +87,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--repeat", is_flag=True, help="Of revisions: first run A twice, and say whether it repeats itself.")
 @click.option("--fresh", is_flag=True, help="Of revisions: run again what was run before.")
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Of revisions: large data that git does not keep.")
+@engine_option
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
 @click.pass_context
 def diff(
@@ -205,6 +207,7 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     from contextlib import ExitStack
 
     from introspect_cli.compare.groups import group_runs
+    from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.render.diff_text import groups_blocks
@@ -216,7 +219,8 @@ def _group(paths: tuple[str, ...], format_: str, **asked: Any) -> Any:
     options = _options(grouped=False, **asked)
     with ExitStack() as stack:
         noise = [stack.enter_context(open_any(path)) for path in asked["noise"]]
-        groups = group_runs([stack.enter_context(open_any(path)) for path in paths], options, noise)
+        work = stack.enter_context(engine_of(asked["engine"])).elsewhere
+        groups = group_runs([stack.enter_context(open_any(path)) for path in paths], options, noise, work)
     answer(format_, lambda: groups_document(groups), lambda _: groups_blocks(groups))
     return groups.verdict
 
@@ -236,6 +240,7 @@ def _compare(
 
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.moment import as_moments
+    from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
     from introspect_cli.render.code_text import changes_blocks
@@ -251,7 +256,7 @@ def _compare(
         one, two = as_moments(one, two, written)
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
-        result = compare_runs(one, two, options, noise)
+        result = compare_runs(one, two, options, noise, stack.enter_context(engine_of(asked["engine"])).elsewhere)
         graph = _graph(one, two, result, options) if level == "op" else None
         first = result.first if asked["values"] else None
         stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, say, selecting, selection_of
+from introspect_cli.commands.shared import RunType, engine_option, say, selecting, selection_of
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.exit_codes import SAME
 
@@ -29,8 +29,10 @@ Examples:
 @click.option("-o", "--output", type=click.Path(), required=True, help="Directory to write to; new or empty.")
 @selecting("steps", "kinds", "modules", "ranks")
 @click.option("--prune-layers", is_flag=True, help="json-tree: keep the first and the last of repeated layers.")
-def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: Any) -> int:
+@engine_option
+def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: str, **asked: Any) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
+    from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write
@@ -38,9 +40,9 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, **asked: 
     from introspect_cli.selection import check_selection
 
     wanted = selection_of(asked)
-    with open_any(run) as opened:
+    with open_any(run) as opened, engine_of(engine) as at_work:
         wanted = check_selection(wanted, [opened])
-        written = write(opened, format_, output, wanted, prune_layers=prune_layers)
+        written = write(opened, format_, output, wanted, at_work.elsewhere, prune_layers=prune_layers)
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
     say(f"wrote {count(written, 'file')} to {output}")

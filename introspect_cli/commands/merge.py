@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import HERE, RunType, engine_option, say
+from introspect_cli.commands.shared import RunType, engine_option, say
 from introspect_cli.exit_codes import SAME
 
 
@@ -29,13 +29,13 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
     RUNS are directories, packs of them, or URLs; their files are copied as they are. With --whole, the ranks of one run
     become a run that every verb reads like one of a single process.
     """
+    from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.records import count
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.store.reader import open_run
 
     if whole:
-        from introspect_cli.engine import engine_of
         from introspect_cli.store.reduce import reduce_run
 
         if len(runs) > 1:

@@ -111,13 +111,12 @@ _COMPARED = (
     ),
 )
 
-HERE = "here"
 engine_option = click.option(
     "--engine",
     metavar="ENGINE",
-    default=HERE,
+    default="here",
     show_default=True,
-    help="Where the work runs: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
+    help="Where many ranks are read: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
 )
 
 

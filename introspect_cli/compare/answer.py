@@ -23,7 +23,7 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Finding, Separate, Verdict
 from introspect_cli.compare.separate import separate_sentence, separately
-from introspect_cli.compare.verdict import counts_of, doubted, first_of, lines_of, undiverged
+from introspect_cli.compare.verdict import agreeing_lines, counts_of, doubted, first_of, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
 
@@ -108,6 +108,7 @@ def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
     if reach is not None:
         sentence = leaves_words(reach, first) + sentence
     sentence, later = at_the_end(scene, sentence)
+    before = agreeing_lines(scene)
     trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
     renamed = reason in {"structure", "initial"}
     return DiffResult(
@@ -115,7 +116,8 @@ def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         b=str(b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
-        evidence=(*lines_of(scene), *together(scene), *nothing_changed(scene, code)),
+        evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
+        before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(outcomes, first, None if options.whole_step else options.limit),

@@ -7,42 +7,36 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
+from introspect_cli.compare.by_rank import Pair, compare_ranks
 from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
 from introspect_cli.compare.element.closeup import samples_note
-from introspect_cli.compare.join.distance import Tensors
-from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.split import Splits, splits_of
-from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
-from introspect_cli.compare.match.correspondence import correspond
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.outcome import unchanged
-from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.verdict import structure_of
-from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
-from introspect_cli.records import perturbed_by
 from introspect_cli.selection import check_selection
 from introspect_cli.store.rank_reader import expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.by_rank import Work
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.whole import Reader
 
 
-def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()) -> DiffResult:
+def compare_runs(
+    a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
+) -> DiffResult:
     """Compare two opened runs.
 
     Args:
@@ -50,28 +44,31 @@ def compare_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = ()
         b: the run that should equal it.
         options: what counts.
         noise: runs that should equal a, whose spread is let pass.
+        work: runs tasks, of which each compares some ranks or puts some steps together; None to do so here.
 
     Raises:
         StoreError: a store turns out to be damaged.
         UsageError: nothing can be meant by the options for these runs.
     """
-    answer = _compare(a, b, options, noise)
-    return replace(answer, suggestions=_helpful(answer, (a, b), options, noise)) if answer.suggestions else answer
+    answer = _compare(a, b, options, noise, work)
+    return replace(answer, suggestions=_helpful(answer, (a, b), options, noise, work)) if answer.suggestions else answer
 
 
-def _helpful(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, noise: Sequence[Run]) -> tuple[str, ...]:
+def _helpful(
+    answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, noise: Sequence[Run], work: Work | None
+) -> tuple[str, ...]:
     """Of the renames that an answer suggests, those under which more records agree; each is tried with those before."""
     kept, best = [], answer.counts.equal + answer.counts.within
     for text in answer.suggestions:
         rename = (*options.rename, parse_rename(shlex.split(text)[1]))
-        tried = _compare(*runs, replace(options, rename=rename), noise).counts
+        tried = _compare(*runs, replace(options, rename=rename), noise, work).counts
         if tried.equal + tried.within > best:
             kept.append(text)
             options, best = replace(options, rename=rename), tried.equal + tried.within
     return tuple(kept)
 
 
-def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> DiffResult:
+def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None) -> DiffResult:
     """The answer, with what it suggests not tried yet."""
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, are_checkpoints(a, b)
@@ -81,24 +78,18 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> Diff
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
-    notes: list[str] = []
-    outcomes: list[RankOutcome] = []
-    later = options.later
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
         if not alike or (splits.differ and not options.strict):
-            answer = _as_wholes(a, b, options, noise, splits)
+            answer = _as_wholes(Pair.of(a, b, noise), options, splits, work)
             # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
-    for rank in ranks:
-        outcome, told = _rank(a, b, (a.rank(rank), b.rank(rank)), replace(options, later=later), noise)
-        outcomes.append(outcome)
-        later -= outcome.later
-        notes += [note for note in told if note not in notes]
+    if work is None:
+        expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
+    outcomes, notes = compare_ranks(Pair.of(a, b, noise), ranks, options, work)
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
         same = outcomes[0].first is None
@@ -125,11 +116,12 @@ def _all_same(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> bool:
     return answer.verdict is Verdict.SAME and all(outcome.first is None for outcome in outcomes)
 
 
-def _as_wholes(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], splits: Splits) -> DiffResult:
+def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> DiffResult:
     """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
-    readers = wholes(a, b, splits)
+    a, b, noise = pair.a, pair.b, pair.noise
+    readers = wholes(a, b, splits, work)
     options = tolerances(options, readers)
-    outcome, told = _rank(a, b, readers, options, (), splits)
+    outcome, told = pair.compare(readers, options, splits)
     notes = [layouts_note(a, b, options, splits), *stages_note(readers), *told]
     if outcome.first is not None:
         notes = [*copies_note(outcome.first, (a, b)), *notes]
@@ -149,45 +141,3 @@ def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
     """What run a against each of the others, without tolerance, says of the device."""
     exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
     return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
-
-
-def _read(run: Run, rank: int) -> dict[str, str]:
-    """The checkpoints that a rank read before its first step and those that its run opened, by what they are."""
-    return tensor_files(run) | checkpoints_read(run.settings_of(rank).get(DOCUMENT))
-
-
-def _rank(
-    a: Run,
-    b: Run,
-    readers: tuple[Reader, Reader],
-    options: DiffOptions,
-    noise: Sequence[Run],
-    splits: Splits | None = None,
-) -> tuple[RankOutcome, list[str]]:
-    """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
-    one, two = readers
-    match = correspond(one, two, options)
-    sides = Sides(
-        rank=one.rank,
-        a=one,
-        b=two,
-        noise=tuple(run.rank(one.rank) for run in noise if one.rank in run.ranks),
-        seeds=tuple(perturbed_by(run.manifest) for run in noise if one.rank in run.ranks),
-        manifest_a=a.manifest,
-        manifest_b=b.manifest,
-        tensors=Tensors(a, b),
-        rename=match.rename,
-        splits=splits,
-        read=(_read(a, one.rank), _read(b, two.rank)),
-        # What ranks that went on alone recorded has no partner: a lost rank takes the others' last step with it.
-        ends=(a.last_step if a.endings else None, b.last_step if b.endings else None),
-    )
-    offset, note = options.offset, ""
-    if offset is None:
-        offset, note = detected_offset(sides, same_size=a.world_size == b.world_size)
-    outcome = compare_rank(sides, options, offset)
-    outcome.match = match
-    add_evaluation(outcome, sides, options)
-    root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
-    notes = [text for text in (*match.notes, note, root) if text]
-    return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]

@@ -17,6 +17,7 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.by_rank import Work
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import Run
 
@@ -57,8 +58,10 @@ class Groups:
     differences: tuple[GroupDifference, ...]
 
 
-def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = ()) -> Groups:
-    """Put opened runs into groups that agree.
+def group_runs(
+    runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
+) -> Groups:
+    """Put opened runs into groups that agree; `work` as `compare_runs` takes it.
 
     Raises:
         StoreError: a store turns out to be damaged.
@@ -74,7 +77,7 @@ def group_runs(runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] =
     def compared(a: Run, b: Run) -> DiffResult:
         key = str(a.path), str(b.path)
         if key not in results:
-            results[key] = compare_runs(a, b, options, noise)
+            results[key] = compare_runs(a, b, options, noise, work)
         return results[key]
 
     for run in runs:

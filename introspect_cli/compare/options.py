@@ -23,6 +23,7 @@ class DiffOptions(Selection):
         want_map: whether to compute the divergence map.
         later: records of steps after the first divergence that are opened to be counted, at most, unless a map or all
             divergences are wanted.
+        least: as how many records a step counts there at least, since opening one takes its time.
         strict: whether structure and random states that changed no number count as divergences.
         by_value: whether modules under other names are recognised by what they hold.
         evaluation: True where only evaluation counts, False where only training does, None for both.
@@ -38,6 +39,7 @@ class DiffOptions(Selection):
     whole_step: bool = False
     want_map: bool = False
     later: int = 20_000_000
+    least: int = 0
     strict: bool = False
     by_value: bool = True
     evaluation: bool | None = None

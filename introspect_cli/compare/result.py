@@ -404,6 +404,7 @@ class DiffResult:
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
         evidence: what was equal and what was not, that makes the first divergence what it is.
+        before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
         candidates: the first divergence of each rank, by step and phase; no other order between ranks is meant.
         divergences: what was asked to be listed, in order; the counts cover all of them.
@@ -426,6 +427,7 @@ class DiffResult:
     verdict: Verdict
     sentence: str
     evidence: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     first: Divergence | None = None
     candidates: tuple[Divergence, ...] = ()
     divergences: tuple[Divergence, ...] = ()

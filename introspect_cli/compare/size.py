@@ -28,6 +28,7 @@ from introspect_cli.compare.join.distance import ROUNDING, distance_of, distance
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.result import RESOLUTION, Divergence, Size
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
+from introspect_cli.store.batch import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,15 +131,10 @@ _UNMEASURED = frozenset({Kind.RNG})
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
     """C where b is c times a, by least squares over the sketches, and what is left over b; None where no factor fits.
 
-    A sketch is linear, so that sketch(c * a) = c * sketch(a); 16 numbers that fit one factor to a few roundings are no
-    accident, except for tensors of a single element, which the caller leaves out.
+    Sixteen numbers that fit one factor to a few roundings are no accident, except for tensors of a single element,
+    which the caller leaves out.
     """
-    a, b = sketch_a.astype(np.float64), sketch_b.astype(np.float64)
-    size_a, size_b = float(a @ a), float(b @ b)
-    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
-        return None
-    factor = float(a @ b) / size_a
-    rest = float(np.linalg.norm(b - factor * a)) / size_b**0.5
+    factor, rest = fitted(sketch_a, sketch_b)
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 

@@ -278,9 +278,15 @@ class Table:
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, site: int, side: str) -> Any:
-        """A site's sketch, float64 (16,); None where there is none."""
+        """A site's sketch, float64 (16,); None where there is none, or where it is not finite."""
         row, batch = self._record(site, side)
-        return None if row is None or batch.sketch is None else np.asarray(batch.sketch[row], dtype=np.float64)
+        sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
+        return sketch if sketch is not None and np.isfinite(sketch).all() else None
+
+    def sketches(self, site: int) -> tuple[Any, Any] | None:
+        """A site's sketches in both runs; None where one has none."""
+        a, b = self.sketch(site, "a"), self.sketch(site, "b")
+        return None if a is None or b is None else (a, b)
 
     def plain(self, site: int, side: str) -> str | None:
         """A value's text, or a scalar tensor's value."""

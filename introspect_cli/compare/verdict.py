@@ -226,8 +226,8 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     return text
 
 
-def lines_of(scene: Scene) -> tuple[str, ...]:
-    """What the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+def agreeing_lines(scene: Scene) -> tuple[str, ...]:
+    """What agrees before the first divergence: steps, and records of its step, one sentence each."""
     clauses = []
     if scene.steps_before:
         last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
@@ -244,6 +244,12 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         rest += [f"{other:,} different"] if other else []
         also = f"; {', '.join(rest)}" if rest else ""
         clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
+    return tuple(clauses)
+
+
+def lines_of(scene: Scene) -> tuple[str, ...]:
+    """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+    clauses = []
     if scene.tolerated:
         clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
     clauses += lines(scene.cause.evidence)

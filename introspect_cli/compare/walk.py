@@ -90,13 +90,16 @@ class Walk:
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         sides = self.comparison.sides
+        for reader, rows in ((sides.a, self.outcome.paired.rows_a), (sides.b, self.outcome.paired.rows_b)):
+            reader.ahead(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
                 self._take(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                outcome.later += len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                records = len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
                     break

@@ -1,25 +1,33 @@
 """The formats that a run is exported to, each a function that writes the wanted part of it into a fresh directory.
 
 A format is a file here and a line in the table; it is imported when it is asked for, since some need packages that
-others do not.
+others do not. What an engine writes is written in pieces, some steps of some ranks each, into the directory itself, or
+where a format has one file for all, into files that are put end to end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
+from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.store.reader import Run
 
 EVERYTHING = Selection()
+
+_PIECE = 64
+"""Steps of ranks that one task writes."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +39,55 @@ class Format:
         writer: `module:function`; called with the run, the directory, the selection and the options by name, it writes
             and returns the number of files.
         options: names of the options of `export` that it takes.
+        one: the one file that it writes, if it does.
+        headed: whether the first line of that file is not a record.
+        by_rank: whether a file has all steps of a rank.
     """
 
     about: str
     writer: str
     options: frozenset[str] = frozenset()
+    one: str = ""
+    headed: bool = False
+    by_rank: bool = False
 
 
 FORMATS: dict[str, Format] = {
     "parquet": Format("tables, partitioned by step and rank", "introspect_cli.exchange.frames:write_parquet"),
-    "csv": Format("one table", "introspect_cli.exchange.frames:write_csv"),
-    "jsonl": Format("one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl"),
+    "csv": Format("one table", "introspect_cli.exchange.frames:write_csv", one="records.csv", headed=True),
+    "jsonl": Format(
+        "one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl", one="records.jsonl"
+    ),
     "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
     "json-tree": Format(
         "a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree", frozenset({"prune_layers"})
     ),
     "tensorboard": Format(
-        "scalars, and histograms of what was stored whole", "introspect_cli.exchange.tensorboard:write_tensorboard"
+        "scalars, and histograms of what was stored whole",
+        "introspect_cli.exchange.tensorboard:write_tensorboard",
+        by_rank=True,
     ),
 }
 """Every format by name, in the order in which help lists them."""
 
 
-def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING, **options: Any) -> int:
+def export(
+    run: Run,
+    name: str,
+    output: str | Path,
+    selection: Selection = EVERYTHING,
+    work: Callable[..., Iterable[Any]] | None = None,
+    **options: Any,
+) -> int:
     """Write a run in a format; files written.
+
+    Args:
+        run: the run.
+        name: the format.
+        output: the directory, which may be there and empty.
+        selection: what of it.
+        work: runs tasks, each of which writes a piece; None to write here.
+        options: those that the format takes.
 
     Raises:
         UsageError: the format does not take an option, the directory is not empty or cannot be written to.
@@ -66,13 +99,102 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         if option not in form.options:
             takers = [other for other, its in FORMATS.items() if option in its.options]
             raise UsageError(f"--{option.replace('_', '-')} belongs to --format {' or '.join(takers)}: leave it out")
-    module, _, function = form.writer.partition(":")
     directory = _fresh(output)
     try:
-        written: int = getattr(import_module(module), function)(run, directory, selection, **given)
+        if work is None or len(run.ranks) < 2:
+            return _written(form, run, directory, selection, given)
+        return _in_pieces(name, run, directory, selection, work, given)
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from None
+
+
+def _written(form: Format, run: Run, directory: Path, selection: Selection, given: dict[str, Any]) -> int:
+    module, _, function = form.writer.partition(":")
+    written: int = getattr(import_module(module), function)(run, directory, selection, **given)
     return written
+
+
+class _Piece(NamedTuple):
+    """Some steps of some ranks, to be written.
+
+    Attributes:
+        path: the run.
+        beside: ranks that are opened with those that are written: what is said of all is said by the first of them.
+        name: the format.
+        directory: where to write.
+        selection: what.
+        given: options of the format.
+    """
+
+    path: str
+    beside: tuple[int, ...]
+    name: str
+    directory: str
+    selection: Selection
+    given: dict[str, Any]
+
+
+def _write_piece(piece: _Piece) -> int:
+    directory = Path(piece.directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open_run(piece.path, only={*piece.selection.ranks, *piece.beside}) as run:
+            return _written(FORMATS[piece.name], run, directory, piece.selection, piece.given)
+    except OSError as error:
+        raise StoreError(f"cannot write to {directory}: {error.strerror}") from None
+
+
+def _in_pieces(
+    name: str,
+    run: Run,
+    directory: Path,
+    selection: Selection,
+    work: Callable[..., Iterable[Any]],
+    given: dict[str, Any],
+) -> int:
+    """Write pieces wherever there is a processor, and put together what is one file."""
+    form = FORMATS[name]
+    parts = directory / ".pieces"
+    tasks = []
+    for number, (steps, ranks) in enumerate(_pieces(list(wanted_steps(run, selection)), by_rank=form.by_rank)):
+        narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
+        where = (parts / str(number) if form.one else directory).absolute()
+        tasks.append(_Piece(from_anywhere(run.path), run.ranks[:2], name, str(where), narrowed, given))
+    written = sum(work(_write_piece, tasks))
+    pieces = [parts / str(number) / form.one for number in range(len(tasks))] if form.one else []
+    there = [path for path in directory.rglob("*") if path.is_file()]
+    if len(there) < (len(pieces) or written > 0):
+        raise UsageError(f"{directory} is not one directory for all workers: name one on a disk that they share")
+    if pieces and not _end_to_end(pieces, directory / form.one, headed=form.headed):
+        _written(form, run, directory, selection, given)
+    shutil.rmtree(parts, ignore_errors=True)
+    return 1 if pieces else len(there)
+
+
+def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[list[int], tuple[int, ...]]]:
+    """Steps and ranks in the order in which one process writes them."""
+    steps, ranks = sorted({step for step, _ in places}), sorted({rank for _, rank in places})
+    stretch = len(steps) if by_rank else max(1, _PIECE // max(len(ranks), 1))
+    group = max(1, _PIECE // max(len(steps), 1)) if by_rank else max(_PIECE, len(ranks) if stretch > 1 else 0)
+    for step in range(0, len(steps), stretch or 1):
+        for rank in range(0, len(ranks), group):
+            yield steps[step : step + stretch], tuple(ranks[rank : rank + group])
+
+
+def _end_to_end(pieces: list[Path], to: Path, *, headed: bool) -> bool:
+    """Put files end to end, the first line of which stays that of the first; False where these differ."""
+    first = b""
+    with to.open("wb") as out:
+        for number, piece in enumerate(pieces):
+            with piece.open("rb") as file:
+                if headed:
+                    line = file.readline()
+                    first = first or line
+                    if line != first:
+                        return False
+                    out.write(line if number == 0 else b"")
+                shutil.copyfileobj(file, out)
+    return True
 
 
 def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:

@@ -46,7 +46,7 @@ def dump(document: object) -> str:
 def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
     """Write the reports; files written."""
     top = directory / "introspection"
-    top.mkdir()
+    top.mkdir(exist_ok=True)
     written = 0
     for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
         if name in run.settings:

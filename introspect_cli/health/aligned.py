@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase
-from introspect_cli.store.batch import StepBatch, l2_norm
+from introspect_cli.store.batch import StepBatch, fitted, l2_norm
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import WholeReader
 
@@ -288,7 +288,7 @@ class AlignedStep:
             numel = np.float64(self.layout(rank, row).numel)
             sizes.append(float(l2_norm(floats["mean"][row], floats["var"][row], numel)))
         larger = max(sizes)
-        scale = float(x @ y) / float(x @ x) if x @ x else np.nan
+        scale, rest = fitted(x, y)
         several = self.layout(*one).numel > 1  # a single one is always a multiple
-        multiple = several and abs(scale) > 0 and np.linalg.norm(y - scale * x) < _MULTIPLE * np.linalg.norm(y)
+        multiple = several and abs(scale) > 0 and rest < _MULTIPLE
         return float(np.linalg.norm(x - y) / larger) if larger else np.nan, scale if multiple else np.nan

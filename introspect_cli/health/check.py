@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from introspect_cli.health.given import RANK_SETTINGS, SAME_SAMPLES, UNEVEN_BATC
 from introspect_cli.health.outputs import RANK_DRAWS, RANK_OUTPUTS, Outputs
 from introspect_cli.health.parts import SHARDS, TIED_WEIGHTS, Parts
 from introspect_cli.health.progress import LOST_RANK, RANK_GRADIENTS, RANK_STEPS, Progress
-from introspect_cli.health.reading import TableBuilder
+from introspect_cli.health.reading import TableBuilder, read_table
 from introspect_cli.health.reduction import REDUCTION, Reductions
 from introspect_cli.health.scaling import LOCAL_CLIP, SUMMED_GRADIENTS, Scaling
+from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.store.reader import Run
@@ -58,6 +60,12 @@ _GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions, S
 """What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
 were equal before the step, and reductions explain what copies and collectives show of it."""
 
+MANY = 64
+"""Of more ranks, each is read for itself and then all together."""
+
+_GROUPS = 64
+"""Into how many tasks ranks are shared out."""
+
 
 def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     """The rules that match a glob of `wanted` (all where empty) and none of `ignored`.
@@ -78,66 +86,124 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     )
 
 
-def check(run: Run, rules: Sequence[Rule] = RULES) -> CheckResult:
-    """Put every rule to every rank, and those about ranks to all of them together."""
+def check(run: Run, rules: Sequence[Rule] = RULES, work: Callable[..., Iterable[Any]] | None = None) -> CheckResult:
+    """Put every rule to every rank, and those about ranks to all of them together.
+
+    Args:
+        run: the run.
+        rules: the rules; those of `RULES` where there is `work`.
+        work: runs tasks, each of which puts rules to some ranks; None to do so here.
+    """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
-    tables, ranks = _walk(run, together=several and any(isinstance(rule, RankRule) for rule in rules))
-    result = check_tables(str(run.path), tables, rules, ranks)
+    together = several and any(isinstance(rule, RankRule) for rule in rules)
+    if work is not None and several:
+        ids = tuple(rule.id for rule in rules)
+        each = -(-len(run.ranks) // _GROUPS)
+        starts = range(0, len(run.ranks), each)
+        tasks = [_Group(from_anywhere(run.path), run.ranks[at : at + each], ids) for at in starts]
+        done = work(_check_group, tasks)
+        ranks = _walk(run, {}) if together else None
+        answers = [answer for group in done for answer in group]
+    elif len(run.ranks) > MANY:  # one after the other: the tables of all would not fit into memory
+        answers = [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
+        ranks = _walk(run, {}) if together else None
+    else:
+        builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks}
+        ranks = _walk(run, builders) if together else None
+        if ranks is None:
+            answers = [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
+        else:
+            answers = [_of_rank(builder.table(), rules) for builder in builders.values()]
+    result = _result(str(run.path), answers, rules, ranks)
     unseen = map(str, run.manifest.get("not_observed", ()))
     notes = (*run.endings, *unseen, *result.notes)
     return replace(result, notes=notes, only=run.alone, checkpoint="checkpoint" in run.manifest)
 
 
-def _walk(run: Run, *, together: bool) -> tuple[list[Table], Ranks | None]:
-    """Each rank's table, and the ranks side by side where that is asked for, from reading each step once."""
-    readers = {rank: run.rank(rank) for rank in run.ranks}
-    builders = {rank: TableBuilder(reader) for rank, reader in readers.items()}
-    numbers = {rank: set(reader.entries["step"].tolist()) for rank, reader in readers.items()}
-    ranks = None
-    if together:
-        ranks = Ranks(run, run.recorded, sorted(set.intersection(*(numbers[rank] for rank in run.recorded))))
-        ranks.gathered += [kind(ranks) for kind in _GATHERED]
-    common = set(ranks.steps) if ranks is not None else set()
-    for step in sorted(set().union(*numbers.values())):
+class _Group(NamedTuple):
+    """Ranks of a run to put rules to, by the ids of these."""
+
+    path: str
+    ranks: tuple[int, ...]
+    rules: tuple[str, ...]
+
+
+class _OfRank(NamedTuple):
+    """What rules say of one rank.
+
+    Attributes:
+        rank: which.
+        stride: one step in so many was looked at.
+        steps: how many it has.
+        answers: by the ids of the rules, what they found, and what they lack.
+    """
+
+    rank: int
+    stride: int
+    steps: int
+    answers: dict[str, tuple[list[Hit], list[str]]]
+
+
+def _check_group(group: _Group) -> list[_OfRank]:
+    rules = [rule for rule in RULES if rule.id in group.rules]
+    with open_run(group.path, only=group.ranks) as run:
+        return [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
+
+
+def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
+    answers = {rule.id: _answer(rule, table) for rule in rules if not isinstance(rule, RankRule)}
+    return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
+
+
+def _walk(run: Run, builders: Mapping[int, TableBuilder]) -> Ranks:
+    """The ranks side by side, from reading each step once; tables of ranks take in the same steps."""
+    readers = {rank: run.rank(rank) for rank in (builders or run.recorded)}
+    numbers = {rank: set(run.rank(rank).entries["step"].tolist()) for rank in {*readers, *run.recorded}}
+    ranks = Ranks(run, run.recorded, sorted(set.intersection(*(numbers[rank] for rank in run.recorded))))
+    ranks.gathered += [kind(ranks) for kind in _GATHERED]
+    common = set(ranks.steps)
+    for step in sorted(set().union(*numbers.values())) if builders else ranks.steps:
         batches = {rank: reader.read(step) for rank, reader in readers.items() if step in numbers[rank]}
-        for rank, batch in batches.items():
-            builders[rank].take(step, batch)
-        if ranks is not None and step in common:
+        for rank, builder in builders.items():
+            if rank in batches:
+                builder.take(step, batches[rank])
+        if step in common:
             ranks.take(step, {rank: batches[rank] for rank in ranks.numbers})
-    return [builder.table() for builder in builders.values()], ranks
+    return ranks
 
 
 def check_tables(
     path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES, ranks: Ranks | None = None
 ) -> CheckResult:
     """Put rules to ranks that have been read; those about several ranks where there are `ranks`."""
+    return _result(path, [_of_rank(table, rules) for table in tables], rules, ranks)
+
+
+def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
+    """What was found, given what the rules say of each rank."""
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
     for rule in rules:
-        subjects: Sequence[Any] = tables
+        answers = [of.answers[rule.id] for of in each if rule.id in of.answers]
         if isinstance(rule, RankRule):
             if ranks is None:
                 continue
-            subjects = [ranks]
-        hits: list[Hit] = []
-        lacking = [] if subjects else ["a rank with records"]
-        for subject in subjects:
-            hits_of_one, needs = _answer(rule, subject)
-            hits += hits_of_one
-            lacking += needs
+            answers = [_answer(rule, ranks)]
+        hits = [hit for found, _ in answers for hit in found]
+        lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
             findings.append(_folded(rule, hits))
-        if len(lacking) < len(subjects):
+        if len(lacking) < len(answers):
             checked.append(rule.id)
         else:
             unseen.append((rule.id, lacking[0]))
     notes = [
-        f"rank {table.rank}: only one step in {table.stride} was checked: there are too many for all"
-        for table in tables
-        if table.stride > 1
+        f"rank {of.rank}: only one step in {of.stride} was checked: there are too many for all"
+        for of in each
+        if of.stride > 1
     ]
-    steps = max((len(table.moves.steps) for table in tables), default=0)
+    steps = max((of.steps for of in each), default=0)
     findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.step, finding.rule))
     return CheckResult(path, tuple(findings), tuple(checked), tuple(unseen), tuple(notes), steps)
 

@@ -25,6 +25,7 @@ from introspect_cli.health.findings import Hit, Level, RankRule
 from introspect_cli.health.outputs import Outputs
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import Kind, Phase, Status, count
+from introspect_cli.store.batch import fitted
 from introspect_cli.store.launch import group_size, rank_list
 
 if TYPE_CHECKING:
@@ -226,11 +227,8 @@ def _is_multiple(one: Value, two: Value) -> bool:
     """Whether two tensors of as many elements are positive multiples of each other, by their sketches."""
     if one.numel != two.numel or one.numel < 2 or one.sketch is None or two.sketch is None:
         return False  # a single element is a multiple of any other
-    product, norms = float(one.sketch @ two.sketch), float(np.linalg.norm(one.sketch) * np.linalg.norm(two.sketch))
-    if not norms > 0 or product <= 0:
-        return False
-    rest = one.sketch - two.sketch * (product / float(two.sketch @ two.sketch))
-    return float(np.linalg.norm(rest)) <= _PARALLEL * float(np.linalg.norm(one.sketch))
+    factor, rest = fitted(two.sketch, one.sketch)
+    return factor > 0 and rest <= _PARALLEL
 
 
 def _same(gradient: Value, among: Sequence[_Passed]) -> _Passed | None:

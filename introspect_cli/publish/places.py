@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.publish.loggers import MLflow, TensorBoard, WeightsAndBiases
 from introspect_cli.publish.send import Sender
-from introspect_cli.records import count, human_size
+from introspect_cli.records import human_size
 from introspect_cli.store.objects import RefusedError, is_remote
 from introspect_cli.store.pack import ENDING
 
@@ -97,6 +97,7 @@ class Remote:
         self._local = tempfile.TemporaryDirectory(prefix="introspect-publish-")
         self._directory = Directory(self._local.name, name) if not rank else None
         self._numbers = ""
+        self._files: dict[str, bytes] = {}
         self._began = False
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -105,9 +106,9 @@ class Remote:
             self._directory.log(step, numbers)
 
     def keep(self, file: Path) -> None:
-        """Send the page; the run is there already."""
+        """Have the page sent with the last round; the run itself needs no pack."""
         if not file.name.endswith(ENDING):
-            self._sender.storage.put(file.name, file.read_bytes())
+            self._files[file.name] = file.read_bytes()
 
     def look(self) -> None:
         """Send what is new, if it is time. What fails is sent in a later round.
@@ -128,8 +129,9 @@ class Remote:
     def _send(self) -> None:
         self._sender.send()
         if self._directory is not None:
-            numbers = (self._directory.path / NUMBERS).read_bytes()
-            self._sender.storage.put(NUMBERS, numbers)
+            self._files[NUMBERS] = (self._directory.path / NUMBERS).read_bytes()
+        for name, data in self._files.items():
+            self._sender.storage.put(name, data)
 
     def close(self) -> str:
         """Send what is left, trying again for a while.
@@ -148,10 +150,9 @@ class Remote:
                         break
                 else:
                     return self._sender.storage.url
-            raise StoreError(
-                f"{count(self._sender.steps, 'step')} are there, and {human_size(self._sender.waiting)} in {self._run} "
-                f"wait to be sent: {failed}; `introspect publish {self._run} {self._text}` sends the rest"
-            )
+            much = f"{human_size(left)} of" if (left := self._sender.waiting) else "not all of"
+            again = f"`introspect publish {self._run} {self._text}` sends the rest"
+            raise StoreError(f"{much} {self._run} {'were not' if left else 'was'} sent: {failed}; {again}")
         finally:
             if self._directory is not None:
                 self._directory.close()

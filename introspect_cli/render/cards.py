@@ -115,7 +115,7 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
     if pair is not None:
         name, a, b = pair
         rows.append((text(name), f'<span class="a">a {a}</span> <span class="b">b {b}</span>'))
-    rows.append(("before", text(_before(result))))
+    rows.append(("before", text(" ".join(result.before))))
     rows.append(("later", _later(result)))
     return _card("How much", big, rows)
 
@@ -134,12 +134,6 @@ def _telling(first: Divergence) -> tuple[str, str, str] | None:
         moved = abs(one - two) / max(abs(one), abs(two)), name
         best = moved if best is None else max(best, moved)
     return None if best is None else (best[1], stat_cell(first.a, best[1]), stat_cell(first.b, best[1]))
-
-
-def _before(result: DiffResult) -> str:
-    """What agrees before it, as the evidence says it."""
-    clauses = [clause for clause in result.evidence if " before it in step " in clause or " compared step" in clause]
-    return " ".join(clauses)
 
 
 def _later(result: DiffResult) -> str:

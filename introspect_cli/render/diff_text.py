@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_TENSORS = 8
+_SHOWN_RANKS = 64
 _PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase.EVAL: "in evaluation"}
 
 
@@ -37,7 +38,10 @@ def diff_blocks(
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
-        blocks.append(divergence_table(by_rank, ranks=True))
+        shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
+        blocks.append(divergence_table(shown, ranks=True))
+        if len(by_rank) > len(shown):
+            blocks.append(line(f"and {len(by_rank) - len(shown):,} more ranks (--all lists them)", "dim"))
     blocks += findings_blocks(result, everything=everything)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
@@ -48,7 +52,9 @@ def diff_blocks(
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several)]
         if grouped:
-            blocks += _by_kind(result.divergences)
+            blocks += _by_kind(
+                result.divergences, f" on rank {result.divergences[0].rank}" if by_rank and not several else ""
+            )
         if verbose:
             blocks += detail_blocks(result)
         blocks += _rest(result, len(by_rank) + len(listed))
@@ -80,8 +86,13 @@ def _place(divergence: Divergence) -> tuple[int, int, Site]:
     return divergence.rank, divergence.step, divergence.site
 
 
-def _by_kind(divergences: tuple[Divergence, ...]) -> list[Block]:
-    """What else diverges in the step of the first divergence, a line for each kind, in the order they began."""
+def _by_kind(divergences: tuple[Divergence, ...], where: str) -> list[Block]:
+    """What else diverges in the step of the first divergence, a line for each kind, in the order they began.
+
+    Args:
+        divergences: all that are listed.
+        where: the rank, where they are of one of several.
+    """
     first = divergences[0]
     groups: dict[str, list[Divergence]] = {}
     for divergence in divergences[1:]:
@@ -100,7 +111,7 @@ def _by_kind(divergences: tuple[Divergence, ...]) -> list[Block]:
         records = f"{len(members):,}{f' ({one_sided})' if one_sided else ''}"
         rows.append((name, records, reach if measured else "-", clean(largest.site.fqn)))
     columns = (
-        Column(f"also at {step_words(first.step, first.labels)}", least=16),
+        Column(f"also at {step_words(first.step, first.labels)}{where}", least=16),
         Column("records", right=True, least=7),
         Column("rel. L2", right=True),
         Column("largest at" if any(row[2] != "-" for row in rows) else "first at", least=14),

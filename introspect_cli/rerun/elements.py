@@ -92,7 +92,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     differing = {name for name, digest in digests_b.items() if recipe.sources.get(name) != digest}
     written = {names.get(name, name): text for name, text in two.texts.items()}
     texts_a = {**{name: written[name] for name in one.missing if name in written.keys() - differing}, **one.texts}
-    gone = [name for name in one.missing if name not in texts_a]
+    gone = [name for name in one.missing if name not in texts_a and one.places[name].is_file()]
     if gone:
         raise UsageError(
             f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
@@ -104,6 +104,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     elements: list[Element] = [*changes]
     elements += [item for item in settings if item.axis != "environment" or not ENV_NOISE.match(item.name)]
     unknown = [f"{name}: its text in b is not kept" for name in two.missing if names.get(name, name) in differing]
+    unknown += [f"{name}: its text in a is not kept" for name in one.missing if name in differing - texts_a.keys()]
     unknown += [f"{name}: its value was redacted" for name in secret]
     redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
     unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]

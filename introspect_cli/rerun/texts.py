@@ -197,7 +197,8 @@ def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 def _attributes(node: ast.ClassDef) -> set[str]:
     """`self.x` for each attribute that a class reads of itself, and that nothing in it binds or names."""
-    read, bound = set(), set()
+    read: set[str] = set()
+    bound: set[str] = set()
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
             (read if isinstance(inner.ctx, ast.Load) else bound).add(inner.attr)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Given, Joined
 from introspect_cli.store.arrow import Malformed
-from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, texts
+from introspect_cli.store.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
 from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
@@ -205,6 +205,19 @@ def short_texts(values: Sequence[str], rows: int) -> Texts:
     return texts([value and value[:LIMIT_TEXT] for value in values])
 
 
+def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
+    """C where c * a is nearest to b, and what is then left, relative to b; NaN where one is zero or not finite.
+
+    A sketch is linear, so that this tells of two sketches whether one tensor is a multiple of the other.
+    """
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    size_a, size_b = float(a @ a), float(b @ b)
+    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
+        return np.nan, np.nan
+    factor = float(a @ b) / size_a
+    return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
+
+
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
     """Records of one rank after some of another of its steps, which get other sites.
 
@@ -234,6 +247,21 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
         given=None if batch.given is None else _after(batch.given, len(rows)),
         samples={row + len(rows): values for row, values in batch.samples.items()},
+    )
+
+
+def taken(batch: StepBatch, wanted: NDArray[np.bool_]) -> StepBatch:
+    """Some of the records of one rank, copied out of the bytes that were read; without what operators were given."""
+    rows = np.flatnonzero(wanted)
+    place = np.cumsum(wanted) - 1
+    text = {int(place[row]): batch.text[row] for row in filled(batch.text).tolist() if wanted[row]}
+    return StepBatch(
+        **{name: getattr(batch, name)[rows] for name in ("site", "sequence", "layout", "status", "checksum")},
+        counts={name: values[rows] for name, values in batch.counts.items()},
+        floats={name: values[rows] for name, values in batch.floats.items()},
+        sketch=None if batch.sketch is None else batch.sketch[rows],
+        text=sparse_texts(len(rows), text),
+        samples={int(place[row]): total for row, total in batch.samples.items() if wanted[row]},
     )
 
 

@@ -11,6 +11,7 @@ give equal bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,7 +153,7 @@ class CombinedStep:
         ]
 
     def batch(self) -> StepBatch:
-        """The records; groups that stayed one of theirs have what was recorded of it."""
+        """The records, for `joined`; groups that stayed one of theirs have what was recorded of it."""
         step, batches = self.step, self.step.batches
         groups = np.flatnonzero(np.isin(self.how, (Joined.AS_RECORDED, Joined.ALIKE)))
         if len(groups):
@@ -169,7 +170,7 @@ class CombinedStep:
         order = step.taken(self.row, [batch.sequence for batch in batches])
         return StepBatch(
             site=self.plan.site,
-            sequence=np.argsort(np.argsort(order, kind="stable")).astype(np.uint32),
+            sequence=order,
             layout=self.layout,
             status=self.status,
             checksum=self.checksum,
@@ -183,6 +184,37 @@ class CombinedStep:
             calls=self.plan.calls,
             elements=self.elements,
         )
+
+
+def joined(slices: Sequence[StepBatch]) -> StepBatch:
+    """A step that was put together in slices of its sites, numbered in the order in which its sites were recorded."""
+    batch = slices[0]
+    if len(slices) > 1:
+        site = np.concatenate([each.site for each in slices])
+        order = np.argsort(site, kind="stable")
+        starts = np.cumsum([0, *map(len, slices)]).tolist()
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        rows = [place[start:] for start in starts[:-1]]
+
+        def column(name: str) -> Any:
+            values = [getattr(each, name) for each in slices]
+            return None if values[0] is None else np.concatenate(values)[order]
+
+        names = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
+        texts = [text for each in slices for text in each.text]
+        batch = StepBatch(
+            **{name: column(name) for name in names},
+            counts={name: np.concatenate([each.counts[name] for each in slices])[order] for name in batch.counts},
+            floats={name: np.concatenate([each.floats[name] for each in slices])[order] for name in batch.floats},
+            text=[texts[at] for at in order.tolist()],
+            samples={
+                int(to[row]): total
+                for each, to in zip(slices, rows, strict=True)
+                for row, total in each.samples.items()
+            },
+        )
+    return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
 
 
 # --- parts added up, one rank after the other

@@ -34,19 +34,20 @@ from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, recor
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
 from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
-from introspect_cli.store.remote import RemoteFile, RemoteFolder, fetch
+from introspect_cli.store.pieces import RemoteFile, fetch
+from introspect_cli.store.remote import RemoteFolder
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.columns import ColumnData
-    from introspect_cli.store.remote import Range
+    from introspect_cli.store.pieces import Range
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
@@ -336,15 +337,13 @@ def expect(readers: Iterable[RankReader], *rows: int) -> None:
     fetch(reader.ranges(rows) for reader in readers)
 
 
-def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> list[StepBatch]:
-    """A step of each rank, over what was read so before; from object storage many at once."""
-    out: list[StepBatch] = []
+def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool) -> Iterator[StepBatch]:
+    """A step of each rank, `over` what was read so before; from object storage many at once."""
     there = 0
     for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
         if number == there:
             there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
-        out.append(reader.read_row(row, over=True))
-    return out
+        yield reader.read_row(row, over=over)
 
 
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:

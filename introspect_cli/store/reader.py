@@ -116,6 +116,7 @@ class Run:
         self.path = path
         self._folder = folder
         self._when_closed: list[Callable[[], None]] = []
+        self._holding: list[int] | None = None
         self.elsewhere: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
@@ -137,6 +138,7 @@ class Run:
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        self._every = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
@@ -250,7 +252,8 @@ class Run:
         """
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
-        return next((tensor for place in self._places() if (tensor := _tensor(place, checksum)) is not None), None)
+        places = self._places(self._with_tensors)
+        return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
         """A source file whose text is kept, by its digest; None where it is not.
@@ -269,11 +272,19 @@ class Run:
         """
         return frozenset(digest for place in self._places() for digest in kept_in(place))
 
-    def _places(self) -> Iterator[Folder]:
+    @property
+    def _with_tensors(self) -> list[int]:
+        """The ranks that hold whole tensors: of thousands, none as a rule."""
+        if self._holding is None or self.state is RunState.RUNNING:
+            self._holding = [rank for rank, place in zip(self._every, self._places(), strict=False) if TENSORS in place]
+        return self._holding
+
+    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Folder]:
         """The directories that hold whole tensors and source files: each rank's, where each has its own."""
         if not self.manifests:
             yield self._folder
-        for rank in self.manifests:
+            return
+        for rank in self._every if ranks is None else ranks:
             place = self._folder.folder(f"rank{rank}")
             try:
                 yield place

@@ -2,13 +2,14 @@
 
 Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
 layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
-one another in nothing, so stretches of them are put together wherever there is a processor.
+one another in nothing, so stretches of them are put together wherever there is a processor; see `spread`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,19 +18,15 @@ from introspect_cli.records import STATISTICS, count
 from introspect_cli.store.merge import whole_or_nothing
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.spread import carried_out, stretches
 from introspect_cli.store.whole import WholeReader, as_one
 from introspect_cli.store.writer import StoreWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from introspect_cli.records import Layout
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
-
-_STRETCH = 16
-"""Steps that are put together by one task, which first opens the run."""
+    from introspect_cli.store.spread import Work
 
 _OF_RANKS = (
     "id",
@@ -47,44 +44,10 @@ _OF_RANKS = (
 """What a manifest says of ranks, which a run of wholes has none of."""
 
 
-class Stretch(NamedTuple):
-    """Some steps of a run that are to be put together.
-
-    Attributes:
-        path: the run.
-        first: position of the first of them among the steps that all ranks have.
-        end: after the last.
-    """
-
-    path: str
-    first: int
-    end: int
-
-
-class Wholes(NamedTuple):
-    """Steps that were put together.
-
-    Attributes:
-        batches: of each step.
-        layouts: those that they name, by number.
-    """
-
-    batches: list[StepBatch]
-    layouts: list[Layout]
-
-
-def put_together(stretch: Stretch) -> Wholes:
-    """Put all ranks of some steps together."""
-    with open_run(stretch.path) as run:
-        reader = _all(run)
-        batches = [reader.read_row(row) for row in range(stretch.first, stretch.end)]
-        return Wholes(batches, list(reader.layouts))
-
-
 def reduce_run(
     source: str | Path,
     out: Path,
-    work: Callable[[Callable[[Stretch], Wholes], Sequence[Stretch]], Iterable[Wholes]],
+    work: Work,
     *,
     texts: bool = True,
 ) -> int:
@@ -93,7 +56,7 @@ def reduce_run(
     Args:
         source: the run.
         out: the directory of the run to make, which must not exist.
-        work: calls a function for each of some tasks, wherever that may be, and gives the results in order.
+        work: runs tasks, see above.
         texts: whether the text of source files goes with it.
 
     Returns:
@@ -118,11 +81,11 @@ def reduce_run(
     return steps
 
 
-def _write(run: Run, place: str, store: StoreWriter, work: Callable[..., Iterable[Wholes]], *, texts: bool) -> int:
+def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
     reader = _all(run)
-    steps = reader.steps_of_all
-    tasks = [Stretch(place, first, min(first + _STRETCH, len(steps))) for first in range(0, len(steps), _STRETCH)]
-    some = reader.read_row(0) if len(steps) else None
+    steps = reader.steps_of_all.tolist()
+    done = carried_out(stretches(reader, place, range(len(steps)), {}), work, reader.layout_number)
+    some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(
         0,
@@ -135,9 +98,9 @@ def _write(run: Run, place: str, store: StoreWriter, work: Callable[..., Iterabl
     for number in range(len(reader.sites)):
         writer.site(*reader.sites[number])
     writer.modules(reader.module_rows)
-    for step, batch, layouts in _steps(steps.tolist(), work(put_together, tasks)):
-        numbers = np.array([writer.layout(layout) for layout in layouts] or [0], np.uint32)
-        writer.append(step, _with_layouts(batch, numbers), reader.labels.get(step))
+    for step, batch in zip(steps, chain([] if some is None else [some], done), strict=True):
+        numbers = np.array([writer.layout(layout) for layout in reader.layouts] or [0], np.uint32)
+        writer.append(step, replace(batch, layout=numbers[batch.layout]), reader.labels.get(step))
     for name, value in run.settings.items():
         store.write_settings(name, value)
     for digest in run.kept_sources if texts else ():
@@ -146,17 +109,6 @@ def _write(run: Run, place: str, store: StoreWriter, work: Callable[..., Iterabl
             store.save_source(digest, data)
     store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
     return len(steps)
-
-
-def _steps(numbers: list[int], done: Iterable[Wholes]) -> Iterator[tuple[int, StepBatch, list[Layout]]]:
-    """Each step, with the layouts that its records name."""
-    every = ((batch, wholes.layouts) for wholes in done for batch in wholes.batches)
-    for step, (batch, layouts) in zip(numbers, every, strict=True):
-        yield step, batch, layouts
-
-
-def _with_layouts(batch: StepBatch, numbers: Any) -> StepBatch:
-    return replace(batch, layout=numbers[batch.layout])
 
 
 def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from introspect_cli.store.batch import record_stats
 from introspect_cli.store.index import StepEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import Array, StepBatch
@@ -53,6 +53,9 @@ class StepReader(ABC):
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step."""
+
+    def ahead(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
+        """Which steps are going to be read, in order, for who puts them together beforehand."""
 
     def read(self, step: int) -> StepBatch:
         """All records of a step.

@@ -32,6 +32,7 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import step_digest
 from introspect_cli.store.launch import ATTEMPT_NAME, launch_of, merged
+from introspect_cli.store.once import EQUAL
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
@@ -187,7 +188,7 @@ class _Check:
             if match:
                 numbers.append(int(match[1]))
             elif (
-                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL}
+                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, EQUAL}
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):

@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase, Status
+from introspect_cli.store.batch import taken
+from introspect_cli.store.combined import joined
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.launch import stages_in
 from introspect_cli.store.names import SiteTable, encode_sites
@@ -28,7 +30,7 @@ from introspect_cli.store.together import Together
 from introspect_cli.store.whole_digest import Sample, digests
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +47,9 @@ _FLOWING = frozenset(
     {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.VALUE},
 )
 """What each call, each microbatch then, has a value of its own of."""
+
+MOST_ROWS = 1_000_000
+"""Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
@@ -97,6 +102,8 @@ class WholeReader(StepReader):
         self.numbers: list[Array] = []
         self._sizes: dict[int, int] = {}
         self._forms = np.zeros(0, np.int64)
+        self.elsewhere: Elsewhere | None = None  # puts steps together in this one's place
+        self._at_hand: tuple[tuple[int, int], Together] | None = None
         self._read = lru_cache(maxsize=3)(self._put_together)
 
     @cached_property
@@ -134,14 +141,17 @@ class WholeReader(StepReader):
         found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
         return found
 
-    def _sample(self, row: int) -> Sample:
-        """A step of those that are put together in one way."""
-        step = self._ranked(row)
-        self._sizes[row] = len(self._together.put(step))
-        plan = self._together.plan
-        assert plan is not None  # it was put together just now
+    def _sample(self, row: int) -> Iterator[Sample]:
+        """A step of those that are put together in one way, slice by slice."""
         kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
-        return Sample(step, plan, np.asarray(self.sites.key, np.uint64), kinds, self._places)
+        size, of = 0, self.slices_of(row)
+        for which in range(of):
+            together = self._together(which, of)
+            step = self._ranked(row, which, of)
+            size += len(together.put(step))
+            assert together.plan is not None  # it was put together just now
+            yield Sample(step, together.plan, np.asarray(self.sites.key, np.uint64), kinds, self._places)
+        self._sizes[row] = size
 
     @property
     def layout_mark(self) -> str:
@@ -270,22 +280,50 @@ class WholeReader(StepReader):
 
     # --- putting together
 
+    def ahead(self, rows: Sequence[int]) -> None:
+        """Which steps are going to be read, in order, for who puts them together beforehand."""
+        if self.elsewhere is not None:
+            self.elsewhere.ahead(rows)
+
     def read_row(self, row: int) -> StepBatch:
         """The records of the `row`-th step, put together by site."""
         return self._read(row)
 
     def _put_together(self, row: int) -> StepBatch:
-        batch = self._together.put(self._ranked(row))
+        if self.elsewhere is not None:
+            batch = self.elsewhere.read(row)
+        else:
+            of = self.slices_of(row)
+            batch = joined([self.read_slice(row, which, of) for which in range(of)])
         self._sizes[row] = len(batch)
         return batch
 
-    def _ranked(self, row: int) -> RankedStep:
-        """The records of the `row`-th step of all ranks."""
+    def slices_of(self, row: int) -> int:
+        """In how many slices of the sites a step is put together: one holds as many records as fit into memory."""
+        rows = sum(
+            int(reader.entries["rows"][own]) for reader, own in zip(self.readers, self._rows[:, row], strict=True)
+        )
+        return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
+
+    def read_slice(self, row: int, which: int, of: int) -> StepBatch:
+        """Of the `row`-th step one of so many slices, for `joined`: what is put together follows from one site."""
+        return self._together(which, of).put(self._ranked(row, which, of))
+
+    def _ranked(self, row: int, which: int, of: int) -> RankedStep:
+        """The records of a slice of the `row`-th step of all ranks."""
         _ = self.sites  # which fills in the numbers
-        rows = self._rows[:, row].tolist()
-        batches = read_rows(self.readers, rows)
+        wanted = None if of == 1 else self._slices(of) == which
+        batches = []
+        read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
+        for batch, numbers in zip(read, self.numbers, strict=True):
+            batches.append(batch if wanted is None else taken(batch, wanted[numbers[np.asarray(batch.site)]]))
         ranks = [reader.rank for reader in self.readers]
-        return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together.rows)
+        return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together(which, of).rows)
+
+    def _slices(self, of: int) -> Array:
+        """The slice of each site; a gradient is in that of its value, which says what becomes of it."""
+        number = np.arange(len(self.sites))
+        return np.where(self._value_of < 0, number, self._value_of) % of
 
     @cached_property
     def _rows(self) -> Array:
@@ -297,11 +335,14 @@ class WholeReader(StepReader):
     def _places(self) -> Places:
         return Places(self.readers)
 
-    @cached_property
-    def _together(self) -> Together:
-        kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
-        arguments = (self._places, kinds, self._left_out, self._layout, self._lacking)
-        return Together(*arguments, value_of=self._value_of, complete=self._complete)
+    def _together(self, which: int, of: int) -> Together:
+        """What puts a slice together, which remembers how; of one slice at a time."""
+        if self._at_hand is None or self._at_hand[0] != (which, of):
+            kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
+            arguments = (self._places, kinds, self._left_out, self.layout_number, self._lacking)
+            together = Together(*arguments, value_of=self._value_of, complete=self._complete)
+            self._at_hand = (which, of), together
+        return self._at_hand[1]
 
     @cached_property
     def _value_of(self) -> Array:
@@ -353,7 +394,8 @@ class WholeReader(StepReader):
     def _layout_numbers(self) -> dict[Layout, int]:
         return {layout: number for number, layout in enumerate(self.layouts)}
 
-    def _layout(self, layout: Layout) -> int:
+    def layout_number(self, layout: Layout) -> int:
+        """The number of a layout of wholes, which may be a new one."""
         number = self._layout_numbers.setdefault(layout, len(self.layouts))
         if number == len(self.layouts):
             self.layouts.append(layout)
@@ -391,6 +433,16 @@ class StoredWhole(WholeReader):
     def rows_in(self, rows: Array) -> int:
         """How many records some steps (positions among the entries) have."""
         return self.readers[0].rows_in(rows)
+
+
+class Elsewhere(Protocol):
+    """Puts steps of all ranks together in other processes; see `reduce`."""
+
+    def read(self, row: int) -> StepBatch:
+        """The records of the `row`-th step."""
+
+    def ahead(self, rows: Sequence[int]) -> None:
+        """Which steps are going to be read, in order, as far as is known."""
 
 
 Reader = RankReader | WholeReader

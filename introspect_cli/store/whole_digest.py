@@ -18,7 +18,7 @@ from introspect_cli.records import Status
 from introspect_cli.store.totals import BUFFERS, COPIED, LEFT_OUT, MIXED, keys_of, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,14 +51,14 @@ class Sample(NamedTuple):
 
 
 def digests(
-    totals: Sequence[Totals], rows: Array, sample: Callable[[int], Sample]
+    totals: Sequence[Totals], rows: Array, sample: Callable[[int], Iterable[Sample]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
 
     Args:
         totals: of each rank.
         rows: where among each rank's entries the steps are that all have; (ranks, steps).
-        sample: reads such a step, by its position.
+        sample: reads such a step, by its position, in slices of its sites.
     """
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
@@ -72,9 +72,11 @@ def digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        fixed = _fixed(sample(int(steps[0])), shares)
-        if fixed is None:
+        slices = [_fixed(each, shares) for each in sample(int(steps[0]))]
+        if None in slices:
             continue
+        blind = np.sort(np.concatenate([each.blind for each in slices if each is not None]))
+        heads = sum(each.lanes for each in slices if each is not None)
         values = [
             each.totals[of][each.place[own[steps]]]
             for each, own, of in zip(totals, rows, every[:, which].tolist(), strict=True)
@@ -82,7 +84,7 @@ def digests(
         added, whole = _added(shares, values)
         for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
             if is_whole:
-                out[step] = blake2b(fixed.data + (lanes + fixed.lanes).tobytes(), digest_size=16).digest()
+                out[step] = blake2b(blind.tobytes() + (lanes + heads).tobytes(), digest_size=16).digest()
     return out, groups
 
 
@@ -113,14 +115,14 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
 
 class _Fixed(NamedTuple):
-    """What the digests of steps that are put together in one way have in common.
+    """What the digests of steps that are put together in one way have in common, of a slice of their sites.
 
     Attributes:
-        data: what was not seen.
+        blind: uint64, the keys of sites that were not seen.
         lanes: uint64 (4,), what wholes have beside their elements.
     """
 
-    data: bytes
+    blind: Array
     lanes: Array
 
 
@@ -148,7 +150,7 @@ def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
     lanes = np.zeros(4, np.uint64)
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
     blind = plan.rows[plan.starts[np.array(sorted(plan.blind), np.int64)]]
-    return _Fixed(np.sort(sample.keys[basis.site[blind]]).tobytes(), lanes)
+    return _Fixed(sample.keys[basis.site[blind]], lanes)
 
 
 def _share_of(sample: Sample, rows: Array, shares: Sequence[Array]) -> Array:

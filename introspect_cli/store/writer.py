@@ -32,6 +32,7 @@ from introspect_cli.store.files import (
     take_lock,
 )
 from introspect_cli.store.launch import joined
+from introspect_cli.store.once import keep_once
 from introspect_cli.store.source_files import encode
 from introspect_cli.version import __version__
 
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|totals\.bin|records-\d+\.arrow|\.index\.bin\.\d+"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|\.equal|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
+    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|totals\.bin|records-\d+\.arrow|\.(index\.bin|[a-z]+\.arrow)\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -265,6 +266,8 @@ class StoreWriter:
         """
         try:
             self._close_ranks()
+            if self._rank is not None:
+                keep_once(self._folder)
         finally:
             self._release()
 

@@ -24,8 +24,8 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CODE, NOTEBOOK = "-c", "<notebook>"
-"""Names of code that no file held: that of `python -c`, and the cells of a notebook."""
+CODE, NOTEBOOK, STDIN = "-c", "<notebook>", "<stdin>"
+"""Names of code that no file held: that of `python -c`, the cells of a notebook, what python read from its input."""
 _LARGEST = 8 << 20
 """Bytes of a file that is digested."""
 _SHOWN = 3
@@ -193,9 +193,12 @@ def _outside_last(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _without_file() -> Iterator[tuple[str, str]]:
-    """Code that no file holds, by name: that of `python -c`, and a notebook's cells up to the one that runs."""
+    """Code that is no module's, by name: that of `python -c`, a notebook's cells up to the one that runs, the input.
+
+    An input that is a pipe was read, and is gone.
+    """
     main = sys.modules.get("__main__")
-    if main is None or sources.file_of(main):
+    if main is None or sources.file_of(main) not in {"", STDIN}:
         return
     try:
         names = object.__getattribute__(main, "__dict__")
@@ -207,3 +210,5 @@ def _without_file() -> Iterator[tuple[str, str]]:
         yield NOTEBOOK, "".join(f"# cell {number}\n{text.rstrip()}\n\n" for number, text in texts)
     elif (code := described(sys.orig_argv).code) is not None:
         yield CODE, code
+    elif not sys.flags.interactive and (data := _content("/proc/self/fd/0")[1]) is not None:
+        yield STDIN, data.decode("utf-8", "surrogateescape")

@@ -8,32 +8,15 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.program import Program, last_name
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-
-class Nearness(str, Enum):
-    """How near a change is to a divergence."""
-
-    RECORDED = "recorded"
-    """The records name its line."""
-    COMPUTES = "computes"
-    """It is in the code that computes the first value that differs."""
-    BUILDS = "builds"
-    """It builds that code's objects, or gives them their values."""
-    BETWEEN = "between"
-    """It ran between the last record that agreed and the first that did not."""
-    ELSEWHERE = "elsewhere"
-
-
-ORDER = list(Nearness)
+    from introspect_cli.compare.changes.program import Program
 
 
 def _words(text: str) -> frozenset[str]:
@@ -57,70 +40,23 @@ _INITIALISES = re.compile(
     r"(?<!_)init|_init_|_init\Z|reset_parameters|_weights\Z|constant_|zeros_|ones_|fill_|copy_|load_state_dict|from_pretrained"
     r"|(normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
 )
-_CASTS = frozenset(
-    {"to", "half", "bfloat16", "float", "double", "autocast", "type", "set_default_dtype", "cuda", "cpu"}
-)
-_MODES = frozenset({"train", "eval", "no_grad", "inference_mode", "requires_grad_", "compile", "set_grad_enabled"})
-_CUTS = frozenset(
-    {"detach", "requires_grad_", "no_grad", "checkpoint", "register_hook", "backward", "apply", "retain_grad"}
-)
+_CASTS = _words("to half bfloat16 float double autocast type set_default_dtype cuda cpu")
+_MODES = _words("train eval no_grad inference_mode requires_grad_ compile set_grad_enabled")
+_CUTS = _words("detach requires_grad_ no_grad checkpoint register_hook backward apply retain_grad")
 _AFTER_BACKWARD = _words(
     """
     clip_grad_norm_ clip_grad_value_ unscale_ zero_grad no_sync all_reduce register_hook backward scale
     register_post_accumulate_grad_hook update register_comm_hook clip_gradients manual_backward
     """
 )
-_LOADS = frozenset({"load_state_dict", "load", "from_pretrained", "load_checkpoint"})
-_SAVES = frozenset({"state_dict", "save", "save_pretrained", "save_checkpoint"})
+_LOADS = _words("load_state_dict load from_pretrained load_checkpoint")
+_SAVES = _words("state_dict save save_pretrained save_checkpoint")
 _IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|set_\Z")
 _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECASE)
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
 _DATA_CLASS = re.compile(r"Data[Ss]et|Sampler|Loader|DataModule|DataPipe|Collat")
 _LOSS = re.compile(r"loss|entropy|nll", re.IGNORECASE)
-_COLLECTIVES = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "send", "recv", "scatter"}
-)
-
-
-@dataclass(frozen=True)
-class Clues:
-    """What is known of a divergence.
-
-    Attributes:
-        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether something that it rests on was not recorded.
-        classes: of the module it is about and of those around it, the innermost first.
-        attributes: what these are called in the module around each.
-        after: what the last module that agreed is called in the blamed one; "" for none.
-        before: what the first that did not is called; "" for none.
-        models: what the script calls its models.
-        optimizers: classes of the optimizers that step.
-        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
-        lines: file and line of the user's code that the records of a and of b themselves name.
-        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
-        kind: what was observed.
-        tensor: what the tensor is called in its module.
-        roots: classes of the modules that no other holds.
-        batch_is_equal: whether the batches of the step are on record and equal.
-        at_start: whether no compared step came before.
-    """
-
-    reason: str
-    gap: bool = False
-    classes: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    after: str = ""
-    before: str = ""
-    models: frozenset[str] = frozenset()
-    optimizers: tuple[str, ...] = ()
-    words: frozenset[str] = frozenset()
-    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
-    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
-    kind: Kind | None = None
-    tensor: str = ""
-    roots: tuple[str, ...] = ()
-    batch_is_equal: bool = False
-    at_start: bool = True
+_COLLECTIVES = _words("all_reduce all_gather reduce_scatter broadcast barrier send recv scatter")
 
 
 def _merged(*found: Mapping[int, int]) -> dict[int, int]:
@@ -147,13 +83,13 @@ class Version:
         named = [*named]
         self.models = clues.models | {key[1] for one in built for key in one.defines if key[0] not in {".", "="}}
         self.recorded = {number for file, line in named for number in program.at(file, line, line)}
-        self.computes = _COMPUTES.get(clues.reason, Version.nothing)(self)
+        self.computes = _COMPUTES[clues.reason](self) if clues.reason in _COMPUTES else {}
         seeds = [*self.recorded, *self.computes]
         leading = self._leading() if clues.reason in {"rng", "initial"} else {}
         self.builds = _merged(program.behind([*seeds, *self._built()], self.models), leading)
-        self.between = _loop(self.program) if clues.reason in _OF_STEPS or clues.gap else set()
+        self.between = self.program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
-            self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *_forwards(self.program)}
+            self.between |= {*self.loss(), *self.gradient(), *self.optimizer(), *self.program.forwards()}
             self.between |= program.calling(_MODES)
         self.between |= {n for file, first, last in spans for n in program.at(file, first + 1, last)}
 
@@ -172,10 +108,6 @@ class Version:
         return ORDER.index(Nearness.BETWEEN if number in self.between else Nearness.ELSEWHERE), 0
 
     # --- the code that computes a place, by reason: statements by number, with how many calls or values lie between
-
-    def nothing(self) -> dict[int, int]:
-        """No code is known to compute it."""
-        return {}
 
     def raised(self) -> dict[int, int]:
         """The function whose line raised, and what it calls."""
@@ -197,7 +129,7 @@ class Version:
         if not known or (clues.reason in {"module", "buffer"} and known != clues.classes[0]):
             return casts  # a module of a library: what builds it is meant, and not what calls it
         places = program.methods(known, "forward", "__call__", "training_step", "backward")
-        return _merged(casts, _up_to(program, clues.before, places))
+        return _merged(casts, program.up_to(clues.before, places))
 
     def backward(self) -> dict[int, int]:
         """What a backward pass runs through, and what cuts it."""
@@ -210,7 +142,7 @@ class Version:
         starts = program.calling({"backward", "manual_backward", "scale", "grad"})
         ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
         starts |= {number for place in ends for number in program.by_place[place]}
-        found = self._outside_of_modules(program.behind(starts, self.models | _given(program, self.models), most=5))
+        found = self._outside_of_modules(program.behind(starts, self.models | program.given(self.models), most=5))
         made = [n for name, numbers in program.callers.items() if _LOSS.search(name) for n in numbers]
         near = {program.statements[number].place for number in made}
         near -= {program.statements[number].place for number in starts}
@@ -218,7 +150,7 @@ class Version:
             data = self.batch()
             found = {number: depth for number, depth in found.items() if number not in data}
         found = {n: 0 if program.statements[n].place in near else depth for n, depth in found.items()}
-        return _merged(found, _forwards(self.program)) if self.clues.gap and self.clues.reason == "loss" else found
+        return _merged(found, self.program.forwards()) if self.clues.gap and self.clues.reason == "loss" else found
 
     def _outside_of_modules(self, found: dict[int, int]) -> dict[int, int]:
         ends = (".forward", ".__init__")
@@ -263,7 +195,7 @@ class Version:
     def random(self) -> dict[int, int]:
         """Seeds and draws."""
         draws = self.program.calling(_DRAWS)
-        in_steps = {} if self.clues.at_start else dict.fromkeys(draws & _loop(self.program), 0)
+        in_steps = {} if self.clues.at_start else dict.fromkeys(draws & self.program.loop(), 0)
         modes = {"train", "eval"} if not self.clues.at_start else set()  # an evaluation draws in training mode
         called = self._calling(_MODES | self.models if "train" in self.clues.words else modes, 1)
         return _merged(dict.fromkeys(draws, 1), self._calling(_SEEDS), in_steps, called)
@@ -321,7 +253,10 @@ class Version:
             for name in program.statements[number].calls
             for place in program.called(name, program.statements[number].place)
         ]
-        return _merged({n: depth + 1 for n, depth in program.within(inside).items()}, dict.fromkeys(found, 0))
+        collectives = self._calling(_COLLECTIVES) if self.clues.reason in {"collective", "parts"} else {}
+        return _merged(
+            {n: depth + 1 for n, depth in program.within(inside).items()}, dict.fromkeys(found, 0), collectives
+        )
 
     def structure(self) -> dict[int, int]:
         """By what one run only has: a gradient is cut, an optimizer lacks a parameter, a module is built or called."""
@@ -365,10 +300,6 @@ class Version:
         """What a module computes, and what writes in place."""
         return _merged({number: depth + 1 for number, depth in self.outside().items()}, self.forward())
 
-    def collective(self) -> dict[int, int]:
-        """Collectives, and what becomes of gradients."""
-        return _merged(self.gradient(), self._calling(_COLLECTIVES))
-
     # --- what builds it, and what else runs in a step
 
     def _leading(self) -> dict[int, int]:
@@ -402,51 +333,11 @@ class Version:
         return found | (program.calling(_MODES) if clues.words & {"training", "train"} else set())
 
 
-def _up_to(program: Program, before: str, places: set[tuple[str, str]]) -> dict[int, int]:
-    """Of a forward, what does not come after the call of the module that differs first."""
-    found = program.within(places)
-    own = [program.statements[number] for place in places for number in program.by_place[place]]
-    calls = [one for one in own if before and before in one.calls and not one.around]
-    if len(calls) != 1 or len(places) != 1:
-        return found
-    after = {one.number for one in own if one.first > calls[0].last}
-    return {number: depth for number, depth in found.items() if number not in after}
-
-
-def _loop(program: Program) -> set[int]:
-    """What a step runs in the function that calls `backward`: the loops around it."""
-    found: set[int] = set()
-    for numbers in program.by_place.values():
-        own = [program.statements[number] for number in numbers]
-        loops = [one.around[0] for one in own if "backward" in one.calls and one.around]
-        found |= {one.number for one in own if one.number in loops or set(one.around) & set(loops)}
-    return found
-
-
-def _given(program: Program, models: frozenset[str]) -> frozenset[str]:
-    """Names of what the model is given: that is equal where its outputs are."""
-    used: set[str] = set()
-    for number in program.calling(models):
-        for call in ast.walk(program.statements[number].node):
-            if isinstance(call, ast.Call) and last_name(call.func) in models:
-                arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-                used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
-    return frozenset(used - models)
-
-
-def _forwards(program: Program) -> dict[int, int]:
-    """The forward of every module."""
-    places = {place for name in program.classes for place in program.methods(name, "forward")}
-    return program.within(places)
-
-
 _MOST_CALLS = 5
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
-_OF_MODULES = frozenset({"module", "own_code", "op", "buffer", "backward"})
-_OF_STEPS = frozenset(
-    {"rng", "structure", "outside", "initial", "script", "gradient", "resumed", "propagated", "optimizer"}
-)
+_OF_MODULES = _words("module own_code op buffer backward")
+_OF_STEPS = _words("rng structure outside initial script gradient resumed propagated optimizer")
 """Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 _COMPUTES: dict[str, Callable[[Version], dict[int, int]]] = {
     "module": Version.forward,
@@ -464,7 +355,7 @@ _COMPUTES: dict[str, Callable[[Version], dict[int, int]]] = {
     "outside": Version.outside,
     "resumed": Version.resumed,
     "buffer": Version.buffer,
-    "collective": Version.collective,
+    "collective": Version.gradient,
     "raised": Version.raised,
-    "parts": Version.collective,
+    "parts": Version.gradient,
 }

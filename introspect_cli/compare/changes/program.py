@@ -9,152 +9,56 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS
+from introspect_cli.compare.changes.parsed import FUNCTIONS, Key, Parsed, Statement, last_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
-Key = tuple[str, str]
-"""What a statement gives or takes: a name, and where it is one.
+T = TypeVar("T")
 
-That is the function to which it is local, `:` for a name of all files, `.` for an attribute of anything, `=` for what
-an option, a keyword or a field is called, a class for an attribute of its `self`.
-"""
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _SAME_EVERYWHERE = frozenset({"self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np"})
 """Names that stand in every other statement and lead everywhere; their attributes are followed by name."""
 _OF_EVERY_CLASS = frozenset({"__init__", "forward", "step", "train", "eval", "to", "backward"})
 """Methods whose name does not say whose they are."""
-_OPTIONS = frozenset(
-    {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
-)
-"""Names of what holds options."""
-_LOGS = frozenset(
-    {
-        "print",
-        "log",
-        "info",
-        "debug",
-        "warning",
-        "add_scalar",
-        "add_scalars",
-        "log_dict",
-        "set_description",
-        "set_postfix",
-    }
-    | {"write", "flush", "perf_counter", "time", "format", "basicConfig", "getLogger", "savefig", "plot", "log_metrics"}
-)
 
 
-@dataclass(frozen=True)
-class Statement:
-    """One statement, a compound one without its body.
-
-    Attributes:
-        number: its place in the program.
-        file: its file.
-        scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
-        first: its first line.
-        last: its last line.
-        defines: what it gives.
-        uses: what it takes.
-        calls: last names of what it calls.
-        around: numbers of the compound statements of its function that it stands in.
-        node: its syntax.
-    """
-
-    number: int
-    file: str
-    scope: str
-    first: int
-    last: int
-    defines: frozenset[Key]
-    uses: frozenset[Key]
-    calls: tuple[str, ...]
-    around: tuple[int, ...]
-    node: ast.stmt = field(compare=False, repr=False)
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """File and scope."""
-        return self.file, self.scope
-
-    @property
-    def only_tells(self) -> bool:
-        """Whether it prints or logs and gives nothing that others take."""
-        calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
-        return isinstance(self.node, ast.Expr) and bool(calls) and last_name(calls[0].func) in _LOGS
-
-
-class Program:
-    """Statements of all files that can be parsed."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse files."""
-        self.statements: list[Statement] = []
-        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
-        """By simple name: file, qualified name, and simple names of the bases."""
-        self.functions: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        """By simple name: file and qualified name."""
-        self.parameters: dict[Key, tuple[str, str]] = {}
-        for file, text in texts.items():
-            try:
-                tree = ast.parse(text)
-            except _UNREADABLE:
-                continue
-            _Reader(self, file).body(tree.body, _Scope(file))
+class Program(Parsed):
+    """A version's statements, and what leads from one to another."""
 
     @cached_property
     def by_place(self) -> dict[tuple[str, str], list[int]]:
         """Numbers of the statements of a function or class, by file and qualified name."""
-        found: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for statement in self.statements:
-            found[statement.place].append(statement.number)
-        return found
+        return self._by(lambda statement: [statement.place])
 
     @cached_property
     def definers(self) -> dict[Key, list[int]]:
         """Numbers of the statements that give something."""
-        return self._index("defines")
+        return self._by(lambda statement: statement.defines)
 
     @cached_property
     def callers(self) -> dict[str, list[int]]:
         """Numbers of the statements that call something of a name."""
-        found: dict[str, list[int]] = defaultdict(list)
-        for statement in self.statements:
-            for name in statement.calls:
-                found[name].append(statement.number)
-        return found
+        return self._by(lambda statement: statement.calls)
+
+    @cached_property
+    def takers(self) -> dict[str, list[int]]:
+        """Numbers of the statements that take something of a name."""
+        return self._by(lambda statement: {name for _, name in statement.uses})
 
     def callers_of(self, place: tuple[str, str]) -> Iterator[int]:
         """Numbers of the statements that call a function by its name, or hand it on: `model.apply(init)`."""
         name = _called_as(place[1])
         if name and name not in _OF_EVERY_CLASS:
             yield from self.callers.get(name, ())
-            yield from (number for key in self._uses_by_name.get(name, ()) for number in self.users[key])
+            yield from self.takers.get(name, ())
 
-    @cached_property
-    def users(self) -> dict[Key, list[int]]:
-        """Numbers of the statements that take something."""
-        return self._index("uses")
-
-    @cached_property
-    def _uses_by_name(self) -> dict[str, list[Key]]:
-        found: dict[str, list[Key]] = defaultdict(list)
-        for key in self.users:
-            found[key[1]].append(key)
-        return found
-
-    def _index(self, what: str) -> dict[Key, list[int]]:
-        found: dict[Key, list[int]] = defaultdict(list)
+    def _by(self, keys: Callable[[Statement], Iterable[T]]) -> dict[T, list[int]]:
+        found: dict[T, list[int]] = defaultdict(list)
         for statement in self.statements:
-            for key in getattr(statement, what):
+            for key in keys(statement):
                 found[key].append(statement.number)
         return found
 
@@ -278,6 +182,39 @@ class Program:
                     if isinstance(self.statements[number].node, (ast.Return, *FUNCTIONS)):
                         yield number
 
+    def forwards(self) -> dict[int, int]:
+        """The forward of every module."""
+        return self.within({place for name in self.classes for place in self.methods(name, "forward")})
+
+    def loop(self) -> set[int]:
+        """What a step runs in the function that calls `backward`: the loops around it."""
+        found: set[int] = set()
+        for numbers in self.by_place.values():
+            own = [self.statements[number] for number in numbers]
+            loops = [one.around[0] for one in own if "backward" in one.calls and one.around]
+            found |= {one.number for one in own if one.number in loops or set(one.around) & set(loops)}
+        return found
+
+    def up_to(self, call: str, places: set[tuple[str, str]]) -> dict[int, int]:
+        """Of a function and what it calls, what does not come after its one call of a name."""
+        found = self.within(places)
+        own = [self.statements[number] for place in places for number in self.by_place[place]]
+        calls = [one for one in own if call and call in one.calls and not one.around]
+        if len(calls) != 1 or len(places) != 1:
+            return found
+        after = {one.number for one in own if one.first > calls[0].last}
+        return {number: depth for number, depth in found.items() if number not in after}
+
+    def given(self, names: frozenset[str]) -> frozenset[str]:
+        """Names of what is given to calls of these."""
+        used: set[str] = set()
+        for number in self.calling(names):
+            for call in ast.walk(self.statements[number].node):
+                if isinstance(call, ast.Call) and last_name(call.func) in names:
+                    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+                    used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
+        return frozenset(used - names)
+
 
 def _entries(value: ast.expr | None) -> set[str]:
     """Keys of a dictionary that is written down."""
@@ -292,218 +229,3 @@ def _called_as(qualified: str) -> str:
     """By which name code calls a function: a class by its own, not by that of its constructor."""
     around, _, name = qualified.rpartition(".")
     return around.rpartition(".")[2] if name == "__init__" else name
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """Where statements stand while they are read."""
-
-    file: str
-    name: str = ""
-    prefix: str = ""
-    local: tuple[tuple[str, frozenset[str]], ...] = ()  # of the functions around, the innermost first
-    owner: str = ""  # the class around
-
-    def key(self, name: str) -> Key:
-        for function, names in self.local:
-            if name in names:
-                return f"{self.file}:{function}", name
-        return ":", name
-
-
-class _Reader:
-    """Reads one file into a program."""
-
-    def __init__(self, program: Program, file: str) -> None:
-        self.program, self.file = program, file
-
-    def body(self, nodes: list[ast.stmt], scope: _Scope, around: tuple[int, ...] = ()) -> None:
-        for node in nodes:
-            self.statement(node, scope, around)
-
-    def statement(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...]) -> None:
-        if isinstance(node, DEFINITIONS):
-            self.definition(node, scope)
-            return
-        number = self.add(node, scope, around)
-        for block in ("body", "orelse", "finalbody"):
-            inner = getattr(node, block, None)
-            if inner:
-                self.body(inner, scope, (*around, number))
-        for handler in getattr(node, "handlers", ()):
-            self.body(handler.body, scope, (*around, number))
-        for case in getattr(node, "cases", ()):
-            self.body(case.body, scope, (*around, number))
-
-    def definition(self, node: ast.stmt, scope: _Scope) -> None:
-        assert isinstance(node, DEFINITIONS)
-        qualified = scope.prefix + node.name
-        if isinstance(node, ast.ClassDef):
-            bases = tuple(name for base in node.bases if (name := last_name(base)))
-            self.program.classes[node.name].append((self.file, qualified, bases))
-            inner = _Scope(self.file, qualified, f"{qualified}.", scope.local, f"{self.file}:{qualified}.self")
-            self.add(node, inner, (), scope)
-        else:
-            self.program.functions[node.name].append((self.file, qualified))
-            if node.name == "__init__":
-                self.program.functions[qualified.split(".")[-2]].append((self.file, qualified))
-            local = (qualified, _assigned(node))
-            inner = _Scope(self.file, qualified, f"{qualified}.<locals>.", (local, *scope.local), scope.owner)
-            self.add(node, inner, (), scope)
-        self.body(node.body, inner)
-
-    def add(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...], outer: _Scope | None = None) -> int:
-        number = len(self.program.statements)
-        inner_lines = [inner.lineno for block in ("body",) for inner in getattr(node, block, [])[:1]]
-        decorators = [d.lineno for d in getattr(node, "decorator_list", ())]
-        first = min([node.lineno, *decorators])
-        last = max(min(inner_lines) - 1, node.lineno) if inner_lines else node.end_lineno or node.lineno
-        found = _Names(scope)
-        for part in _direct_parts(node):
-            found.visit(part)
-        if outer is not None and isinstance(node, FUNCTIONS):
-            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            every += [argument for argument in (node.args.vararg, node.args.kwarg) if argument is not None]
-            for argument in every:
-                key = scope.key(argument.arg)
-                found.defines.add(key)
-                self.program.parameters[key] = (self.file, scope.name)
-        if outer is not None:
-            found.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
-        self.program.statements.append(
-            Statement(
-                number,
-                self.file,
-                scope.name,
-                first,
-                last,
-                frozenset(found.defines),
-                frozenset(found.uses),
-                tuple(dict.fromkeys(found.calls)),
-                around,
-                node,
-            )
-        )
-        return number
-
-
-class _Names(ast.NodeVisitor):
-    """What an expression or a simple statement gives, takes and calls."""
-
-    def __init__(self, scope: _Scope) -> None:
-        self.scope = scope
-        self.defines: set[Key] = set()
-        self.uses: set[Key] = set()
-        self.calls: list[str] = []
-
-    def visit_Name(self, node: ast.Name) -> None:
-        (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add(self.scope.key(node.id))
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        of = node.value.id if isinstance(node.value, ast.Name) else ""
-        own = self.scope.owner if of == "self" else ""
-        if not isinstance(node.ctx, ast.Load):
-            self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
-        elif own:
-            self.uses.add((own, node.attr))
-        else:
-            self.uses |= {("=", node.attr), *([] if of in _OPTIONS else [(".", node.attr)])}
-        self.visit(node.value)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            (self.uses if isinstance(node.ctx, ast.Load) else self.defines).add(("=", node.slice.value))
-        if not isinstance(node.ctx, ast.Load):
-            self._changed(node.value)
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._changed(node.target)
-        self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if not self.scope.local and isinstance(node.target, ast.Name):
-            self.defines.add(("=", node.target.id))
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
-            if isinstance(target, ast.Name) and self.scope.name and not self.scope.prefix.endswith("<locals>."):
-                self.defines |= {("=", target.id), (self.scope.owner, target.id)}  # of a class
-        self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-            self._changed(node.value.func.value)  # `rows.append(x)` changes `rows`
-        self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = last_name(node.func)
-        if name:
-            self.calls.append(name)
-        if name == "add_argument":
-            for argument in node.args:
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    self.defines.add(("=", argument.value.lstrip("-").replace("-", "_")))
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                self.defines.add(("=", keyword.arg))
-        self.generic_visit(node)
-
-    def visit_Dict(self, node: ast.Dict) -> None:
-        for key in node.keys:
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                self.defines.add(("=", key.value))
-        self.generic_visit(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.visit(node.body)
-
-    def _changed(self, node: ast.expr) -> None:
-        """What is changed in place is given anew."""
-        while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-            node = node.func if isinstance(node, ast.Call) else node.value
-            if isinstance(node, ast.Attribute):
-                self.defines.add((".", node.attr))
-                if isinstance(node.value, ast.Name) and node.value.id == "self" and self.scope.owner:
-                    self.defines.add((self.scope.owner, node.attr))
-        if isinstance(node, ast.Name):
-            self.defines.add(self.scope.key(node.id))
-
-
-def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """What of a statement is its own: all of a simple one, the head of a compound one."""
-    if not hasattr(node, "body"):
-        yield node
-        return
-    for name, value in ast.iter_fields(node):
-        if name in {"body", "orelse", "finalbody", "handlers", "cases"}:
-            continue
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, ast.AST):
-                yield part
-
-
-def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Names that are local to a function."""
-    found = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
-    elsewhere: set[str] = set()
-    pending: list[ast.AST] = list(node.body)
-    while pending:
-        current = pending.pop()
-        if isinstance(current, (ast.Global, ast.Nonlocal)):
-            elsewhere |= set(current.names)
-        if isinstance(current, DEFINITIONS):
-            found.add(current.name)
-            continue
-        if isinstance(current, ast.Name) and not isinstance(current.ctx, ast.Load):
-            found.add(current.id)
-        pending += ast.iter_child_nodes(current)
-    return frozenset(found - elsewhere)
-
-
-def last_name(node: ast.expr) -> str:
-    """`AdamW` of `torch.optim.AdamW`; "" of what has no name."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -17,7 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.nearness import ORDER, Clues, Nearness, Version
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
+from introspect_cli.compare.changes.nearness import Version
 from introspect_cli.compare.changes.program import Program
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, count
-from introspect_cli.store.whole import Reader, WholeReader, as_one
+from introspect_cli.store.spread import spread
+from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 
 RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
@@ -33,10 +35,13 @@ Between layouts of one training, parameters after AdamW were seen to differ by 2
 _COARSE = frozenset({"bfloat16", "float16"})
 
 
-def wholes(a: Run, b: Run, splits: Splits | None = None) -> tuple[Reader, Reader]:
-    """All ranks of each run as one, calls put together where one run calls its modules more often than the other."""
+def wholes(a: Run, b: Run, splits: Splits | None = None, work: Work | None = None) -> tuple[Reader, Reader]:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
+
+    Where there is `work`, it puts steps together.
+    """
     splits = splits or splits_of(a, b, alike=False)
-    return as_one(a, splits.folds[0]), as_one(b, splits.folds[1])
+    return spread(a, splits.folds[0], work), spread(b, splits.folds[1], work)
 
 
 def same_layout(a: Run, b: Run) -> bool:

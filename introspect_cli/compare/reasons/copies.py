@@ -13,6 +13,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.gradient import no_multiples
 from introspect_cli.records import Joined, Kind, Site, Status
+from introspect_cli.store.batch import fitted
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
@@ -130,13 +131,12 @@ def _wanted(first: Divergence, name: str) -> NDArray[np.float64]:
 def _factors(first: Divergence, name: str, copies: dict[int, _Copy]) -> dict[int, float]:
     """Of each rank, how many times the other run's gradient it has; {} where any has something else than a multiple."""
     wanted = _wanted(first, name)
-    size = float(wanted @ wanted) if wanted.size and np.isfinite(wanted).all() else 0.0
-    if not size > 0 or first.a is None or first.a.layout.numel < 2:  # one element is a multiple of any other
+    if not wanted.size or first.a is None or first.a.layout.numel < 2:  # one element is a multiple of any other
         return {}
     factors = {}
     for rank, own in copies.items():
-        factor = 0.0 if own.sketch is None else float(own.sketch @ wanted) / size
-        if own.sketch is None or not factor > 0 or _far(own.sketch, factor * wanted) > _CLOSE:
+        factor, rest = (0.0, 0.0) if own.sketch is None else fitted(wanted, own.sketch)
+        if not factor > 0 or rest > _CLOSE:
             return {}
         factors[rank] = factor
     return factors

@@ -28,6 +28,7 @@ from introspect_cli.compare.reasons.words import although, how_far, named, scale
 from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
+from introspect_cli.store.batch import fitted
 
 if TYPE_CHECKING:
     from introspect_cli.compare.step import Step
@@ -79,9 +80,10 @@ def _not_of_before(scene: Scene) -> bool:
     """Whether what a gradient differs by is not made of it and that of the step before, as it is without zero_grad."""
     before = scene.step.before
     old = None if before is None else before.sketch(scene.union, "a")
-    a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
-    if a is None or b is None or old is None or not all(np.isfinite(own).all() for own in (a, b, old)):
+    sketches = scene.table.sketches(scene.union)
+    if sketches is None or old is None:
         return False
+    a, b = sketches
     distance, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
     if distance < _MEASURED * float(np.linalg.norm(a)):
         return False  # of so small a difference, sketches have no direction
@@ -96,11 +98,8 @@ def _no_factor(scene: Scene) -> bool:
         return False
     if max(ROUNDING.get(own.layout.dtype, 1.0) for own in (first.a, first.b)) > ROUNDING["float32"]:
         return False
-    a, b = scene.table.sketch(scene.union, "a"), scene.table.sketch(scene.union, "b")
-    if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()) or not a.any() or not b.any():
-        return False
-    rest = float(np.linalg.norm(b - float(a @ b) / float(a @ a) * a))
-    return rest > _REST * float(np.linalg.norm(b))
+    sketches = scene.table.sketches(scene.union)
+    return sketches is not None and fitted(*sketches)[1] > _REST
 
 
 def excluded_words(gone: frozenset[Handling]) -> str:
@@ -289,9 +288,10 @@ def no_multiples(scene: Scene) -> list[str]:
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if (site.kind, site.phase, site.call) != (Kind.GRAD, scene.site.phase, scene.site.call):
             continue
-        a, b = table.sketch(union, "a"), table.sketch(union, "b")
-        if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        sketches = table.sketches(union)
+        if sketches is None:
             return []
+        a, b = sketches
         rest = float(np.linalg.norm(b - first.scale * a))
         if rest > _NO_MULTIPLE * float(np.linalg.norm(b)):
             others.append(site.fqn)
@@ -322,12 +322,11 @@ def stale_side(step: Step, position: int) -> str:
         earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
         old = table.sketch(earlier[0], "a") if earlier else None
     else:
-        old = None
-        if step.before is not None:
-            old = step.before.sketch(union, "a")
-    a, b = table.sketch(union, "a"), table.sketch(union, "b")
-    if a is None or b is None or old is None or not np.linalg.norm(old) > 0:
+        old = None if step.before is None else step.before.sketch(union, "a")
+    sketches = table.sketches(union)
+    if sketches is None or old is None or not old.any():
         return ""
+    a, b = sketches
     if _is_mix(b, a, old):
         return "b"
     return "a" if _is_mix(a, b, old) else ""
@@ -336,8 +335,6 @@ def stale_side(step: Step, position: int) -> str:
 def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
     basis = np.stack([fresh, old], axis=1)
-    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
-        return False
     if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
         return False
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]

@@ -145,13 +145,20 @@ def holders(settings: Any, parameters: set[str]) -> list[str]:
 def other_optimizer(a: Any, b: Any, parameter: str) -> str:
     """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 
-    Only where both runs have the same optimizers, so that it is the parameter that changed hands.
+    Only where both runs have the same optimizers, so that it is the parameter that changed hands. Those of one class
+    are numbered as they step for the first time: where they have the same parameters, they step in another order.
     """
     both = _optimizers(a), _optimizers(b)
     if both[0].keys() != both[1].keys() or len(both[0]) < 2:
         return ""
     one, two = ([name for name, own in side.items() if parameter in _by_parameter(own)] for side in both)
     if not one or not two or one == two:
+        return ""
+    held = [
+        [(name.partition("#")[0], {*_by_parameter(side[name])}) for name in names]
+        for names, side in zip((one, two), both, strict=True)
+    ]
+    if held[0] == held[1]:
         return ""
     return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.records import Kind, Phase, count
+from introspect_cli.store.batch import fitted
 from introspect_cli.store.whole import many_of
 
 if TYPE_CHECKING:
@@ -120,24 +121,42 @@ def split_finding(step: Step, position: int) -> Finding | None:
     if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
-        return _of_gradients(step, splits)
+        return _of_gradients(step)
     if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and _is_single(step, position)):
-        return _of_losses(step, position, splits)
+        return _of_losses(step, position)
     if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
-        return _of_amounts(step, splits)
+        return _of_amounts(step)
     return None
 
 
-def _cut(step: Step, splits: Splits) -> tuple[list[Microbatch], list[Microbatch]]:
-    """The microbatches of the step, of one rank of a and of one of b."""
-    sides = step.sides
+class Cut(NamedTuple):
+    """How a run takes the batch of the step.
+
+    Attributes:
+        side: which run.
+        micro: microbatches of the step, of one rank.
+        usual: how many there are in most steps.
+        ranks: how many ranks are read.
+    """
+
+    side: str
+    micro: list[Microbatch]
+    usual: int
+    ranks: int
+
+    @property
+    def number(self) -> int:
+        """How many microbatches there are, as far as is known."""
+        return len(self.micro) or self.usual
+
+
+def _cuts(step: Step) -> tuple[Cut, Cut]:
+    """Those of a and of b, where both have a split on record."""
+    sides, splits = step.sides, step.sides.splits
+    assert splits is not None
     one = microbatches(sides.a, splits.root, step.table.step)[0]
-    return one, microbatches(sides.b, splits.root, step.table.step_b)[0]
-
-
-def _ranks(step: Step) -> tuple[int, int]:
-    """How many ranks of a, and of b, are read."""
-    return many_of(step.sides.a), many_of(step.sides.b)
+    two = microbatches(sides.b, splits.root, step.table.step_b)[0]
+    return Cut("a", one, splits.a.usual, many_of(sides.a)), Cut("b", two, splits.b.usual, many_of(sides.b))
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
@@ -157,27 +176,21 @@ def _is_single(step: Step, position: int) -> bool:
     return not sides.a.layouts[int(step.table.a.layout[row])].shape
 
 
-def _of_gradients(step: Step, splits: Splits) -> Finding | None:
+def _of_gradients(step: Step) -> Finding | None:
     """A factor that all gradients have, or a norm that clipping left."""
-    one, two = _cut(step, splits)
-    numbers = len(one) or splits.a.usual, len(two) or splits.b.usual
+    a, b = _cuts(step)
     factor = _common_factor(step)
     if factor is None:
         return _of_clipping(step)
-    ranks = _ranks(step)[1] / _ranks(step)[0]
     inside = step.comparison.gathered.times if step.comparison.gathered is not None else None
-    times = (
-        factor if inside is None else inside / ranks
-    )  # a factor that only comes after the backward pass is no loss's
-    for side, summed in (("b", numbers[1]), ("a", 1 / numbers[0]), ("", numbers[1] / numbers[0])):
+    # A factor that only comes after the backward pass is no loss's.
+    times = factor if inside is None else inside / (b.ranks / a.ranks)
+    for side, summed in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):
         if summed != 1 and _near(times, summed) and (_near(times, factor) or (times > 1) == (factor > 1)):
             return Finding(Fault.SUMMED, side, factor, times=times)
-    for side, number, usual, wanted in (
-        ("b", numbers[1], splits.b.usual, factor),
-        ("a", numbers[0], splits.a.usual, 1 / factor),
-    ):
-        if number < usual and _near(wanted, number / usual):
-            return Finding(Fault.INCOMPLETE, side, factor)
+    for cut, wanted in ((b, factor), (a, 1 / factor)):
+        if cut.number < cut.usual and _near(wanted, cut.number / cut.usual):
+            return Finding(Fault.INCOMPLETE, cut.side, factor)
     return None
 
 
@@ -186,17 +199,14 @@ def _common_factor(step: Step) -> float | None:
     table, pairs = step.table, []
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call:
-            a, b = table.sketch(union, "a"), table.sketch(union, "b")
-            if a is None or b is None or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            sketches = table.sketches(union)
+            if sketches is None:
                 return None
-            pairs.append((a, b))
+            pairs.append(sketches)
     if not pairs:
         return None
     one, two = (np.stack(own) for own in zip(*pairs, strict=True))
-    size = float((one * one).sum())
-    if not size:
-        return None
-    factor = float((one * two).sum()) / size
+    factor, _ = fitted(one.ravel(), two.ravel())
     rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
     fits = rest <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())
@@ -232,38 +242,27 @@ def _is_written(norm: float) -> bool:
     return bool(np.isfinite(norm)) and norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND
 
 
-def _of_losses(step: Step, position: int, splits: Splits) -> Finding | None:
+def _of_losses(step: Step, position: int) -> Finding | None:
     """Losses that are right for their own samples and count alike, or are divided by more than there are."""
     site, sides = step.sites[position], step.sides
-    cut = _cut(step, splits)
-    values = [
-        values_of(own, replace(site, fqn=name), number)
-        for own, name, number in (
-            (sides.a, _name_in_a(step, site.fqn), step.table.step),
-            (sides.b, site.fqn, step.table.step_b),
-        )
-    ]
-    if any(len(own) != 1 or not own[0] for own in values):
+    values_a = values_of(sides.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
+    values_b = values_of(sides.b, site, step.table.step_b)
+    if any(len(own) != 1 or not own[0] for own in (values_a, values_b)):
         return None
-    a, b = values[0][0], values[1][0]
-    for side, parts, whole, micro, usual in (
-        ("b", b, a, cut[1], splits.b.usual),
-        ("a", a, b, cut[0], splits.a.usual),
-    ):
-        if len(parts) < 2 or len(whole) != 1:
+    a, b = _cuts(step)
+    for cut, parts, whole in ((b, values_b[0], values_a[0]), (a, values_a[0], values_b[0])):
+        number = len(parts)
+        if number < 2 or len(whole) != 1:
             continue
-        total = sum(parts)
-        if len(parts) < usual and _near(total * usual / len(parts), whole[0], _EXACT):
-            return Finding(Fault.INCOMPLETE, side, len(parts) / usual)
+        if number < cut.usual and _near(sum(parts) * cut.usual / number, whole[0], _EXACT):
+            return Finding(Fault.INCOMPLETE, cut.side, number / cut.usual)
         for by in ("samples", "tokens"):
-            counts = [getattr(own, by) for own in micro]
-            if len(counts) != len(parts) or not all(counts) or len(set(counts)) == 1:
+            counts = [getattr(own, by) for own in cut.micro]
+            if len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
-            if _near(weighted, whole[0], _EXACT) or _near(weighted * len(parts), whole[0], _EXACT):
-                return Finding(Fault.UNEVEN, side, counts=tuple(counts), by=by)
-            if len(parts) < usual and _near(weighted * usual, whole[0], _EXACT):
-                return Finding(Fault.UNEVEN, side, counts=tuple(counts), by=by)
+            if any(_near(weighted * times, whole[0], _EXACT) for times in (1, number, max(number, cut.usual))):
+                return Finding(Fault.UNEVEN, cut.side, counts=tuple(counts), by=by)
     return None
 
 
@@ -275,13 +274,10 @@ def _name_in_a(step: Step, fqn: str) -> str:
     return next((name for name in dict.fromkeys(step.sides.a.sites.fqn) if change(name) == fqn), fqn)
 
 
-def _of_amounts(step: Step, splits: Splits) -> Finding | None:
+def _of_amounts(step: Step) -> Finding | None:
     """Another number of samples in the step."""
-    one, two = _cut(step, splits)
-    totals = [sum(own.samples for own in cut) * ranks for cut, ranks in zip((one, two), _ranks(step), strict=True)]
-    if not all(totals) or totals[0] == totals[1]:
-        return None
-    return Finding(Fault.AMOUNT)
+    one, two = (sum(own.samples for own in cut.micro) * cut.ranks for cut in _cuts(step))
+    return Finding(Fault.AMOUNT) if one and two and one != two else None
 
 
 def _near(one: float, two: float, close: float = _CLOSE) -> bool:
@@ -292,9 +288,7 @@ def _near(one: float, two: float, close: float = _CLOSE) -> bool:
 
 
 def _summed(scene: Scene, found: Finding) -> str:
-    splits = _splits(scene)
-    one, two = _cut(scene.step, splits)
-    numbers = {"a": len(one) or splits.a.usual, "b": len(two) or splits.b.usual}
+    a, b = _cuts(scene.step)
     text = f"gradients of b are {found.times:.4g} x those of a, "
     if _near(found.times, found.factor):
         text += f"{what(scene.site)} first: "
@@ -302,10 +296,10 @@ def _summed(scene: Scene, found: Finding) -> str:
         text += f"and {found.factor:.4g} x when the optimizer sees them (clipping), {what(scene.site)} first: "
     if not found.side:
         return (
-            f"{text}in both runs the losses of the microbatches of a step ({numbers['a']} in a, {numbers['b']} in b) "
+            f"{text}in both runs the losses of the microbatches of a step ({a.number} in a, {b.number} in b) "
             "are added up, not averaged. Divide each by their number."
         )
-    number = numbers[found.side]
+    number = (a if found.side == "a" else b).number
     return (
         f"{text}in {found.side} the losses of the {number} microbatches of a step are added up, not averaged. Divide "
         f"each by {number}."
@@ -313,9 +307,8 @@ def _summed(scene: Scene, found: Finding) -> str:
 
 
 def _incomplete(scene: Scene, found: Finding) -> str:
-    splits = _splits(scene)
-    one, two = _cut(scene.step, splits)
-    number, usual = (len(two), splits.b.usual) if found.side == "b" else (len(one), splits.a.usual)
+    cut = _cuts(scene.step)[found.side == "b"]
+    number, usual = len(cut.micro), cut.usual
     value = "gradients" if scene.site.kind is Kind.GRAD else "losses"
     share = f"{number / usual:.4g}"
     of = f"{value} of {found.side} are {share} x those of {'a' if found.side == 'b' else 'b'}, {what(scene.site)} first"
@@ -341,7 +334,8 @@ def _uneven(scene: Scene, found: Finding) -> str:
 
 def _clipped(scene: Scene, found: Finding) -> str:
     who = f"in {found.side}" if found.side else "in both runs"
-    side = found.side or _more(scene)
+    splits = _splits(scene)
+    side = found.side or ("b" if splits.b.number > splits.a.number else "a")
     return (
         f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {found.norm:.4g} "
         f"altogether {who}, as clipping leaves it: {side} probably clips before the gradients of all microbatches are "
@@ -349,26 +343,18 @@ def _clipped(scene: Scene, found: Finding) -> str:
     )
 
 
-def _more(scene: Scene) -> str:
-    splits = _splits(scene)
-    return "b" if splits.b.number > splits.a.number else "a"
-
-
 def _amount(scene: Scene, found: Finding) -> str:
     del found
-    cut = _cut(scene.step, _splits(scene))
-    told = []
-    for name, own, ranks in zip("ab", cut, _ranks(scene.step), strict=True):
-        samples = [micro.samples for micro in own]
-        each = " on each rank" if ranks > 1 else ""
-        many = count(len(own), "microbatch", "microbatches")
-        told.append(f"{name} takes {many} with {count(sum(samples), 'sample')} in all{each}")
-    more = ""
-    usual = _splits(scene)
-    for side, taken, number in (("a", cut[0], usual.a.usual), ("b", cut[1], usual.b.usual)):
-        if len(taken) > number > 0:
+    told, more = [], ""
+    for cut in _cuts(scene.step):
+        number = len(cut.micro)
+        each = " on each rank" if cut.ranks > 1 else ""
+        many = count(number, "microbatch", "microbatches")
+        samples = count(sum(micro.samples for micro in cut.micro), "sample")
+        told.append(f"{cut.side} takes {many} with {samples} in all{each}")
+        if number > cut.usual > 0:
             more = (
-                f" In {side} that is {len(taken) - number} more than usual: gradients of microbatches before an "
+                f" In {cut.side} that is {number - cut.usual} more than usual: gradients of microbatches before an "
                 "optimizer step that did not come are left."
             )
     return f"{what(scene.site)} has other samples: {told[0]}, {told[1]}.{more}"
@@ -393,14 +379,11 @@ def _drawn(scene: Scene, found: Finding) -> str:
 
 
 def _over(scene: Scene) -> str:
-    splits = scene.step.sides.splits
-    if splits is None:
-        return ""
-    told = []
-    for name, own, ranks in (("a", splits.a, _ranks(scene.step)[0]), ("b", splits.b, _ranks(scene.step)[1])):
+    sides, splits, told = scene.step.sides, _splits(scene), []
+    for name, own, reader in (("a", splits.a, sides.a), ("b", splits.b, sides.b)):
         if not own.sizes:
             return ""
-        of = "" if ranks == 1 else " on each rank"
+        of = "" if many_of(reader) == 1 else " on each rank"
         told.append(f"{', '.join(map(str, dict.fromkeys(own.sizes)))} samples{of} in {name}")
     return f" ({', '.join(told)})"
 

@@ -120,7 +120,7 @@ def _not_optimized(scene: Scene, side: str, other: str) -> str:
     if has != [True, False]:
         return ""
     return (
-        f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizer of {other} does not have this "
+        f"only {side} has {what(scene.site)}, as the optimizer sees it: no optimizer that steps in {other} has this "
         "parameter."
     )
 
@@ -210,6 +210,9 @@ def _calls(scene: Scene, side: str, _other: str) -> str:
     name, one, two = scene.calls
     whole = not owner_of(name) and scene.losses[0] != scene.losses[1]
     why = "a different number of accumulated batches" if whole else "one run calls it more often"
+    one_of, two_of = (sorted(_graded(scene, name)) for name in "ab")
+    if one_of and two_of and not {*one_of} & {*two_of}:
+        why = f"in a an optimizer that has {one_of[0]} steps first, in b one that has {two_of[0]}"
     return (
         f"only {side} has {what(scene.site)}: {name} runs {often(one)} in this step of a and {often(two)} in b ({why})."
     )
@@ -225,6 +228,9 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
                 f"only {side} has {what(scene.site)}, as the optimizer sees it: the optimizers step in a different "
                 f"order ({', '.join(order[0])} in a; {', '.join(order[1])} in b)."
             )
+        elsewhere = _another_steps(scene, side, other, order)
+        if elsewhere:
+            return elsewhere
         (passed,) = backward(scene.step, Place(scene.site, np.inf))
         if passed.known in {Known.EQUAL, Known.WITHIN}:
             return (
@@ -238,15 +244,33 @@ def _gradient(scene: Scene, side: str, other: str) -> str:
     return f"only {side} has {what(scene.site)}: in {other} no gradient reaches it ({ways})."
 
 
+def _another_steps(scene: Scene, side: str, other: str, order: tuple[list[str], list[str]]) -> str:
+    """That a run's step is of an optimizer which has no such parameter, though another of its optimizers has it."""
+    here = [order["ab".index(name)] for name in (side, other)]
+    runs = {"a": scene.run_a, "b": scene.run_b}
+    has = [holders(runs[name].settings.get("optimizers"), {scene.site.fqn}) for name in (side, other)]
+    if not {*here[0]} & {*has[0]} or not here[1] or not has[1] or {*here[1]} & {*has[1]}:
+        return ""
+    return (
+        f"only {side} has {what(scene.site)}, as the optimizer sees it: {listed(here[0])} "
+        f"{'steps' if len(here[0]) == 1 else 'step'} here in {side}, and in {other} {listed(here[1])}, which "
+        f"{'does' if len(here[1]) == 1 else 'do'} not have this parameter."
+    )
+
+
 def _stepping(scene: Scene) -> tuple[list[str], list[str]]:
     """The optimizers that step in a and in b, by whose parameters' gradients are there."""
-    alignment = scene.step.alignment
-    found = []
-    for side, run in (("a", scene.run_a), ("b", scene.run_b)):
-        rows = scene.table.rows_of(side)
-        graded = {alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
-        found.append(holders(run.settings.get("optimizers"), graded))
-    return found[0], found[1]
+    one, two = (
+        holders(run.settings.get("optimizers"), _graded(scene, side))
+        for side, run in (("a", scene.run_a), ("b", scene.run_b))
+    )
+    return one, two
+
+
+def _graded(scene: Scene, side: str) -> set[str]:
+    """The parameters whose gradients an optimizer sees in this step of a run."""
+    rows = scene.table.rows_of(side)
+    return {scene.step.alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
 
 
 def _exchange_steps(scene: Scene, a: set[str], b: set[str]) -> bool:

@@ -1,0 +1,242 @@
+"""Ranks of two runs compared one by one, wherever there is a processor.
+
+Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
+small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
+diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from introspect_cli.compare.join.distance import Tensors
+from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
+from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons.files import tensor_files
+from introspect_cli.compare.separate import add_evaluation
+from introspect_cli.compare.structure import changes_of
+from introspect_cli.compare.verdict import first_of
+from introspect_cli.compare.walk import compare_rank
+from introspect_cli.records import perturbed_by
+from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.rank_reader import expect
+from introspect_cli.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from introspect_cli.compare.join.split import Splits
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.store.reader import Run
+    from introspect_cli.store.whole import Reader
+
+    Work = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+
+MANY = 64
+"""Of more ranks, all divergences of the first step are listed of the rank that diverges first alone."""
+
+_LEAST = 4_000
+"""Records that are counted in the time that opening a step of both runs takes."""
+
+_GROUPS = 64
+"""Into how many tasks ranks are shared out."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs, and what of all their ranks the comparison of one needs.
+
+    Attributes:
+        a: the reference run.
+        b: the run that should equal it.
+        noise: runs that should equal a.
+        ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
+            for all.
+        same_size: whether both have as many ranks.
+        files: files of tensors that a read, and b, by what they are.
+    """
+
+    a: Run
+    b: Run
+    noise: Sequence[Run]
+    ends: tuple[int | None, int | None]
+    same_size: bool
+    files: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @classmethod
+    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> Pair:
+        """Two runs that were opened with all their ranks."""
+        ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
+        return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
+
+    def compare(
+        self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
+    ) -> tuple[RankOutcome, list[str]]:
+        """Compare one rank, or all as one, under the offset and the moves that make their sites meet; with notes."""
+        one, two = readers
+        a, b, match = self.a, self.b, correspond(one, two, options)
+        noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
+        sides = Sides(
+            rank=one.rank,
+            a=one,
+            b=two,
+            noise=tuple(run.rank(one.rank) for run in noise),
+            seeds=tuple(perturbed_by(run.manifest) for run in noise),
+            manifest_a=a.manifest,
+            manifest_b=b.manifest,
+            tensors=Tensors(a, b),
+            rename=match.rename,
+            splits=splits,
+            read=(
+                {**self.files[0], **checkpoints_read(a.settings_of(one.rank).get(DOCUMENT))},
+                {**self.files[1], **checkpoints_read(b.settings_of(two.rank).get(DOCUMENT))},
+            ),
+            ends=self.ends,
+        )
+        offset, note = options.offset, ""
+        if offset is None:
+            offset, note = detected_offset(sides, same_size=self.same_size)
+        outcome = compare_rank(sides, options, offset)
+        outcome.match = match
+        add_evaluation(outcome, sides, options)
+        root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
+        notes = [text for text in (*match.notes, note, root) if text]
+        return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]
+
+    def compare_rank(self, rank: int, options: DiffOptions) -> tuple[RankOutcome, list[str]]:
+        """Compare one rank."""
+        return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
+
+
+class Group(NamedTuple):
+    """Some ranks to compare.
+
+    Attributes:
+        paths: a, b, and the runs of noise.
+        manifests: what the ranks of each say together.
+        ranks: their numbers.
+        options: what counts.
+        ends: as `Pair` has it, like what follows.
+        same_size: see there.
+        files: see there.
+    """
+
+    paths: tuple[str, ...]
+    manifests: tuple[dict[str, Any], ...]
+    ranks: tuple[int, ...]
+    options: DiffOptions
+    ends: tuple[int | None, int | None]
+    same_size: bool
+    files: tuple[Mapping[str, str], Mapping[str, str]]
+
+
+class Brief(NamedTuple):
+    """What came out of comparing a rank that does not diverge first, without readers and steps.
+
+    Attributes:
+        outcome: the outcome.
+        notes: on it.
+        alone: its evaluation (True) and training (False) alone, where they are told apart.
+        structural: whether structure differs.
+    """
+
+    outcome: RankOutcome
+    notes: list[str]
+    alone: dict[bool, RankOutcome]
+    structural: bool
+
+
+def compare_group(group: Group) -> list[Brief]:
+    """Compare some ranks."""
+    with ExitStack() as stack:
+        runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
+        for run, manifest in zip(runs, group.manifests, strict=True):
+            run.manifest = manifest  # which other ranks have their part in
+        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)  # which are asked what was not seen
+        pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
+        return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
+
+
+def compare_ranks(
+    pair: Pair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
+) -> tuple[list[RankOutcome], list[str]]:
+    """Compare ranks one by one; what came of each, and notes, each once.
+
+    Args:
+        pair: the runs.
+        ranks: their numbers.
+        options: what counts.
+        work: runs tasks elsewhere; None to compare here.
+    """
+    options = replace(
+        options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
+    )
+    if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
+        every = [pair.compare_rank(rank, options) for rank in ranks]
+        return [outcome for outcome, _ in every], _once(notes for _, notes in every)
+    less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options
+    if work is None:
+        briefs = [_brief(*pair.compare_rank(rank, less)) for rank in ranks]
+    else:
+        each = -(-len(ranks) // _GROUPS)
+        runs = (pair.a, pair.b, *pair.noise)
+        paths, manifests = tuple(from_anywhere(run.path) for run in runs), tuple(run.manifest for run in runs)
+        groups = [
+            Group(paths, manifests, tuple(ranks[at : at + each]), less, pair.ends, pair.same_size, pair.files)
+            for at in range(0, len(ranks), each)
+        ]
+        briefs = [brief for done in work(compare_group, groups) for brief in done]
+    outcomes = [_with_readers(pair, brief) for brief in briefs]
+    for outcome in outcomes if less is not options else ():
+        outcome.listed = []
+    best = first_of(outcomes)
+    structural = next((at for at, brief in enumerate(briefs) if brief.structural), None)
+    for at in {*([] if best is None else [outcomes.index(best)]), *([] if structural is None else [structural])}:
+        is_best = best is not None and outcomes[at] is best
+        outcomes[at] = pair.compare_rank(ranks[at], options if is_best else less)[0]
+    return outcomes, _once(brief.notes for brief in briefs)
+
+
+def _once(notes: Iterable[list[str]]) -> list[str]:
+    return list(dict.fromkeys(note for own in notes for note in own))
+
+
+def _brief(outcome: RankOutcome, notes: list[str]) -> Brief:
+    alone: dict[bool, RankOutcome] = {}
+    if outcome.alone is not None:
+        which = (False, True) if outcome.evaluated else (False,)
+        alone = {evaluation: _small(outcome.alone(evaluation)) for evaluation in which}
+    structural = outcome.structure is not None and bool(changes_of(outcome.structure, outcome.match, same=False))
+    return Brief(_small(outcome), notes, alone, structural)
+
+
+def _small(outcome: RankOutcome) -> RankOutcome:
+    """An outcome without what is asked of the rank alone that diverges first."""
+    nobody = cast("Reader", None)  # until `_with_readers`
+    return replace(
+        outcome,
+        paired=replace(outcome.paired, a=nobody, b=nobody),
+        cause=None,
+        step=None,
+        heat=None,
+        structure=None,
+        match=Correspondence(),
+        gathered=None,
+        origins=[],
+        lost=[],
+        alone=None,
+    )
+
+
+def _with_readers(pair: Pair, brief: Brief) -> RankOutcome:
+    """An outcome with the readers that are open here."""
+    for outcome in (brief.outcome, *brief.alone.values()):
+        a, b = pair.a.rank(outcome.rank), pair.b.rank(outcome.rank)
+        outcome.paired = replace(outcome.paired, a=a, b=b)
+    brief.outcome.alone = brief.alone.__getitem__ if brief.alone else None
+    return brief.outcome

@@ -1,0 +1,68 @@
+"""What is known of a divergence that code may be near to, and how near a change is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from introspect_cli.records import Kind
+
+
+class Nearness(str, Enum):
+    """How near a change is to a divergence."""
+
+    RECORDED = "recorded"
+    """The records name its line."""
+    COMPUTES = "computes"
+    """It is in the code that computes the first value that differs."""
+    BUILDS = "builds"
+    """It builds that code's objects, or gives them their values."""
+    BETWEEN = "between"
+    """It ran between the last record that agreed and the first that did not."""
+    ELSEWHERE = "elsewhere"
+
+
+ORDER = list(Nearness)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """What is known of a divergence.
+
+    Attributes:
+        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
+        gap: whether something that it rests on was not recorded.
+        classes: of the module it is about and of those around it, the innermost first.
+        attributes: what these are called in the module around each.
+        after: what the last module that agreed is called in the blamed one; "" for none.
+        before: what the first that did not is called; "" for none.
+        models: what the script calls its models.
+        optimizers: classes of the optimizers that step.
+        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
+        lines: file and line of the user's code that the records of a and of b themselves name.
+        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
+        kind: what was observed.
+        tensor: what the tensor is called in its module.
+        roots: classes of the modules that no other holds.
+        batch_is_equal: whether the batches of the step are on record and equal.
+        at_start: whether no compared step came before.
+    """
+
+    reason: str
+    gap: bool = False
+    classes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    after: str = ""
+    before: str = ""
+    models: frozenset[str] = frozenset()
+    optimizers: tuple[str, ...] = ()
+    words: frozenset[str] = frozenset()
+    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
+    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
+    kind: Kind | None = None
+    tensor: str = ""
+    roots: tuple[str, ...] = ()
+    batch_is_equal: bool = False
+    at_start: bool = True

@@ -1,0 +1,331 @@
+"""What one process sends of a run to object storage: what has grown, in a piece, then the catalogue that names it.
+
+Nothing is queued: what waits to be sent is the run's directory itself. What failed is sent in the next round, and
+whoever sends a run again, later, finds the catalogue and goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.catalogue import CATALOGUE, DIGEST, INLINE, Catalogue, Extent
+from introspect_cli.store.files import (
+    INDEX,
+    LIMIT_DOCUMENT,
+    MANIFEST,
+    RECORDS,
+    STREAMS,
+    DamageError,
+    Folder,
+    is_locked,
+)
+from introspect_cli.store.format import ENTRY, HEADER, LIMIT_INDEX
+from introspect_cli.store.index import Index, parse_index, records_name
+from introspect_cli.store.labels import LABELS
+from introspect_cli.store.objects import NothingThereError
+from introspect_cli.store.pack import files_of
+from introspect_cli.store.reader import RANK_NAME
+from introspect_cli.store.remote import catalogues
+from introspect_cli.store.totals import TOTALS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.store.objects import Storage
+
+PIECE = 16 << 20
+
+ANOTHER = "{} holds another run: choose another URL, or remove what is there"
+
+_GROWS = re.compile(r"(?:rank\d+/)?(?:[a-z]+\.arrow|records-\d+\.arrow|index\.bin|labels\.jsonl|totals\.bin)")
+_TENSOR = ".safetensors"
+
+
+class Stretch(NamedTuple):
+    """Bytes of a file that are to be sent; those of records are checked by the index, and have no digest."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class _Look(NamedTuple):
+    """A directory as it is at a moment.
+
+    Attributes:
+        over: whether nobody writes it any more.
+        inline: what goes into the catalogue, by the name of a file.
+        lengths: of the files that grow, how much counts.
+        steps: of the rank with the fewest.
+    """
+
+    over: bool
+    inline: dict[str, bytes]
+    lengths: dict[str, int]
+    steps: int
+
+
+class Share:
+    """The directory of a run of one process, or of a rank of a launch: what has one catalogue.
+
+    Attributes:
+        steps: whose records are sent.
+        over: whether all is sent, and nothing will follow.
+        waiting: bytes that were there to send, and were not sent yet.
+    """
+
+    def __init__(self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool) -> None:
+        """Find what was sent before.
+
+        Args:
+            run: the run's directory.
+            place: the directory in it; "" for all of it.
+            storage: where to.
+            run_id: the run's.
+            sources: whether the text of source files goes with it.
+
+        Raises:
+            StoreError: it cannot be found out, or another run is there.
+        """
+        self.steps = self.waiting = 0
+        self.over = False
+        self._path = run / place
+        self._storage, self._place = storage, f"{place}/" if place else ""
+        self._run_id = run_id
+        self._sources = sources
+        self._extents: dict[str, list[tuple[str, Extent]]] = {}
+        self._sizes: dict[str, int] = {}
+        self._indexes: dict[str, bytes] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._number = 0
+        self._resume(place)
+
+    def _resume(self, place: str) -> None:
+        """Take over what an earlier catalogue names, as far as its pieces are there."""
+        try:
+            [before] = catalogues(self._storage, [place])
+            entries = self._storage.entries(place) or {}
+        except (NothingThereError, DamageError):
+            return
+        if before is None:
+            return
+        if before.run_id != self._run_id:
+            raise StoreError(ANOTHER.format(self._storage.url))
+        for name, extents in before.files.items():
+            for extent in extents:
+                if extent.piece == INLINE:
+                    if name.endswith(INDEX):
+                        self._indexes[name] = before.inline[extent.offset : extent.offset + extent.length]
+                    continue
+                piece, size = before.pieces[extent.piece]
+                if entries.get(piece) != size:
+                    break  # what follows it in the file is sent again
+                self._sizes[piece] = size
+                self._extents.setdefault(name, []).append((piece, extent))
+        self._number = max((int(piece[:6]) + 1 for piece in entries if piece[:6].isdecimal()), default=0)
+
+    def send(self, every: float) -> None:
+        """Send what is new.
+
+        Args:
+            every: within how many seconds this will be called again.
+
+        Raises:
+            StoreError: some of it was not sent.
+            OSError: a file could not be read, as where steps are being dropped.
+        """
+        look = self._look()
+        todo = list(self._stretches(look))
+        self.waiting = sum(stretch.end - stretch.begin for stretch in todo)
+        if self.over and not todo:
+            return
+        for group in _in_pieces(todo):
+            self._put(group)
+        self._put_catalogue(look, every)
+        self.steps, self.over = look.steps, look.over
+
+    # --- what there is
+
+    def _look(self) -> _Look:
+        with Folder.at(str(self._path)) as folder:
+            over = not is_locked(folder)  # asked first: what is then read is all there will be
+            inline = {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
+            lengths: dict[str, int] = {}
+            steps = []
+            below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
+            for name in below:
+                number = int((name or self._path.name).removeprefix("rank"))
+                with folder.folder(name or ".") as rank:
+                    steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
+        return _Look(over, inline, lengths, min(steps, default=0))
+
+    def _look_at(
+        self, rank: Folder, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
+    ) -> int:
+        """Take in what counts of a rank; its steps."""
+        if INDEX not in rank:
+            return 0
+        data = rank.read_file(INDEX, LIMIT_INDEX)
+        index = parse_index(data, number, f"{rank.path}/{INDEX}")
+        if not index.run_id:
+            return 0
+        name = f"{prefix}{INDEX}"
+        start = HEADER.size + HEADER.unpack_from(data)[4]
+        inline[name] = data[: start + (len(index.entries) + index.ended) * ENTRY.itemsize]
+        if not inline[name].startswith(self._indexes.get(name, b"")):  # steps were dropped or taken back
+            self._forget(prefix)
+        self._indexes[name] = inline[name]
+        if index.last is None:
+            return 0
+        with_records = records_name(index.generation)
+        for file, length in _counted(index).items():
+            path = f"{prefix}{with_records if file == RECORDS else file}"
+            lengths[path] = _size(self._path / path) if index.ended else length
+        for file in (LABELS, TOTALS):
+            if file in rank:
+                lengths[f"{prefix}{file}"] = _size(self._path / f"{prefix}{file}")
+                self._check_last(f"{prefix}{file}")
+        if len(index.entries):
+            head = int(index.entries["offset"][0])
+            inline[f"{prefix}{with_records}"] = _read(self._path / f"{prefix}{with_records}", 0, head)
+        return len(index.entries)
+
+    def _forget(self, prefix: str) -> None:
+        """What was sent of a rank's files that grow is no longer what they hold."""
+        for name in list(self._extents):
+            if name.startswith(prefix) and _GROWS.fullmatch(name):
+                del self._extents[name]
+
+    def _check_last(self, name: str) -> None:
+        """What no index vouches for may have been taken back with the step it was written for."""
+        while self._extents.get(name):
+            at = sum(extent.length for _, extent in self._extents[name][:-1])
+            _, last = self._extents[name][-1]
+            if _digest(_read(self._path / name, at, at + last.length)) == last.digest:
+                return
+            self._extents[name].pop()
+
+    # --- what is to be sent
+
+    def _stretches(self, look: _Look) -> Iterator[Stretch]:
+        """What is not there yet: small files first, which are read together."""
+        there = [name for name, _ in files_of(self._path, sources=self._sources)]
+        whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
+        for name in sorted(
+            (*look.lengths, *whole), key=lambda name: (name in look.inline) + 2 * name.endswith(_TENSOR)
+        ):
+            if name in look.lengths:
+                begin = len(look.inline.get(name, b"")) + self._sent(name)
+                end = look.lengths[name]
+            else:
+                begin, end = self._sent(name), self._whole(name)
+            for at in range(begin, end, PIECE):
+                yield Stretch(name, at, min(at + PIECE, end))
+
+    def _sent(self, name: str) -> int:
+        return sum(extent.length for _, extent in self._extents.get(name, ()))
+
+    def _whole(self, name: str) -> int:
+        """The length of a file that is replaced as a whole, after forgetting what was sent of another one."""
+        path = self._path / name
+        about = path.stat()
+        stamp = about.st_size, about.st_mtime_ns
+        if self._stamps.get(name) != stamp:
+            at = 0
+            for number, (_, extent) in enumerate(self._extents.get(name, [])):
+                if _digest(_read(path, at, at + extent.length)) != extent.digest:
+                    del self._extents[name][number:]
+                    break
+                at += extent.length
+            if self._sent(name) > about.st_size:
+                del self._extents[name]
+            self._stamps[name] = stamp
+        return about.st_size
+
+    # --- sending
+
+    def _put(self, group: list[Stretch]) -> None:
+        """Send some stretches as one piece."""
+        parts, extents, at = [], [], 0
+        for name, begin, end in group:
+            data = _read(self._path / name, begin, end)
+            if len(data) != end - begin:
+                raise OSError(f"{self._path / name} became shorter")
+            digest = "" if Path(name).name.startswith("records") else _digest(data)
+            parts.append(data)
+            extents.append((name, Extent(0, at, len(data), digest)))
+            at += len(data)
+        piece = f"{self._number:06d}-{secrets.token_hex(4)}.piece"
+        self._storage.put(f"{self._place}{piece}", b"".join(parts))
+        self._number += 1
+        self._sizes[piece] = at
+        for name, extent in extents:
+            self._extents.setdefault(name, []).append((piece, extent))
+        self.waiting -= at
+
+    def _put_catalogue(self, look: _Look, every: float) -> None:
+        used = {piece for extents in self._extents.values() for piece, _ in extents}
+        pieces = sorted(used)
+        number = {piece: place for place, piece in enumerate(pieces)}
+        files: dict[str, list[Extent]] = {}
+        at = 0
+        for name, data in look.inline.items():
+            files[name] = [Extent(INLINE, at, len(data))]
+            at += len(data)
+        for name, extents in self._extents.items():
+            files.setdefault(name, []).extend(extent._replace(piece=number[piece]) for piece, extent in extents)
+        catalogue = Catalogue(
+            self._run_id,
+            look.over,
+            time.time(),
+            every,
+            [(piece, self._sizes[piece]) for piece in pieces],
+            files,
+            b"".join(look.inline.values()),
+        )
+        self._storage.put(f"{self._place}{CATALOGUE}", catalogue.encoded())
+        left = [f"{self._place}{piece}" for piece in self._sizes if piece not in used]
+        if left:
+            self._storage.remove(left)
+            self._sizes = {piece: size for piece, size in self._sizes.items() if piece in used}
+
+
+def _in_pieces(todo: list[Stretch]) -> Iterator[list[Stretch]]:
+    group: list[Stretch] = []
+    for stretch in todo:
+        if group and sum(each.end - each.begin for each in group) + stretch.end - stretch.begin > PIECE:
+            yield group
+            group = []
+        group.append(stretch)
+    if group:
+        yield group
+
+
+def _counted(index: Index) -> dict[str, int]:
+    """How much of each stream the last entry vouches for."""
+    last = index.last
+    assert last is not None
+    return {
+        name: int(last["offset"] + last["length"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"])
+        for name in STREAMS
+    }
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=DIGEST).hexdigest()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _read(path: Path, begin: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), end - begin, begin)

@@ -1,0 +1,184 @@
+"""Work on many ranks, wherever it runs: every verb says there what it says here."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+from laid_out import ALL, FLOWS, SHARED, STATES, copy, exchanged, write
+
+from introspect_cli import engine
+from introspect_cli.compare import by_rank
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.exchange import formats
+from introspect_cli.health import check as health
+from introspect_cli.render.json import check_document, diff_document
+from introspect_cli.store import reduce, spread
+from introspect_cli.store.reader import open_run
+
+CHANGED = {
+    "nothing": None,
+    "copies": exchanged((1, 2)),
+    "a sample": copy(FLOWS[1]),
+    "all": lambda step, rank, site, record: record.__setitem__(1, record[1] ^ 1) if site == STATES[2] else None,
+}
+
+
+def afar(work, tasks):
+    """An engine that sends tasks and results away."""
+    try:
+        for task in tasks:
+            yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
+    finally:
+        spread.forget()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of four ranks, of two layouts, with each change."""
+    folder = tmp_path_factory.mktemp("engine")
+    for layout, how in (("whole", ALL), ("shared", SHARED)):
+        for change, changed in CHANGED.items():
+            write(folder / f"{layout} {change}", 4, how, changed=changed)
+    return folder
+
+
+def compared(a, b, work=None, **options):
+    with open_run(a) as one, open_run(b) as two:
+        return compare_runs(one, two, DiffOptions(**options), (), work)
+
+
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("layout", ["whole", "shared"])
+def test_ranks_compared_elsewhere_give_the_same_answer(runs, layout, change, monkeypatch):
+    a, b = runs / "whole nothing", runs / f"{layout} {change}"
+    for options in ({"limit": 12}, {"want_map": True, "whole_step": True}):
+        here = diff_document(compared(a, b, **options))
+        assert diff_document(compared(a, b, afar, **options)) == here
+    monkeypatch.setattr(by_rank, "MANY", 2)
+    assert diff_document(compared(a, b, limit=12)) == diff_document(compared(a, b, afar, limit=12))
+
+
+def test_of_very_many_ranks_the_first_step_is_listed_of_the_rank_that_diverges_first(runs, monkeypatch, introspect):
+    a, b = runs / "whole nothing", runs / "whole all"
+    every = compared(a, b, whole_step=True)
+    assert {divergence.rank for divergence in every.divergences} == {0, 1, 2, 3}
+    monkeypatch.setattr(by_rank, "MANY", 2)
+    result = compared(a, b, afar, whole_step=True)
+    assert {divergence.rank for divergence in result.divergences} == {0}
+    assert (result.counts, result.sentence, result.first) == (every.counts, every.sentence, every.first)
+    assert result.candidates == every.candidates
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_rules_say_elsewhere_what_they_say_here(runs, change, monkeypatch):
+    with open_run(runs / f"shared {change}") as run:
+        here = check_document(health.check(run))
+        assert check_document(health.check(run, work=afar)) == here
+        monkeypatch.setattr(health, "MANY", 2)
+        assert check_document(health.check(run)) == here
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_pieces_make_the_same_files(runs, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_PIECE", 3)
+    files = []
+    for where, work in (("here", None), ("there", afar)):
+        with open_run(runs / "shared copies") as run:
+            written = formats.export(run, name, tmp_path / where, work=work)
+        paths = [path for path in (tmp_path / where).rglob("*") if path.is_file()]
+        assert len(paths) == written
+        files.append({path.relative_to(tmp_path / where): path.read_bytes() for path in paths})
+    assert files[0] == files[1]
+
+
+def test_an_engine_is_named_or_refused(monkeypatch):
+    monkeypatch.setattr(engine, "_PATIENCE", "300ms")
+    for text in ("threads", "processes:0", "dask:", "dask"):
+        with pytest.raises(UsageError, match="there is no engine"):
+            engine.engine_of(text)
+    with (
+        pytest.raises(UsageError, match="there is no Dask scheduler at tcp:"),
+        engine.engine_of("dask:tcp://127.0.0.1:9"),
+    ):
+        pass
+
+
+def square(number):
+    if number == 13:
+        raise StoreError("rank13/records.arrow is damaged")
+    return number * number
+
+
+def die(mark):
+    """End this process, the first time."""
+    if Path(mark).exists():
+        return "alive"
+    Path(mark).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+def plus(one, two):
+    return one + two
+
+
+def test_a_pool_of_processes_gives_results_in_order_and_names_what_it_cannot_read(tmp_path):
+    with engine.engine_of("processes:2") as pool:
+        assert list(pool.run(square, range(10))) == [number**2 for number in range(10)]
+        assert pool.total(square, range(10), plus) == 285
+        with pytest.raises(StoreError, match=r"rank13/records\.arrow is damaged"):
+            list(pool.run(square, range(20)))
+        with pytest.raises(StoreError, match="a process of the pool was killed"):
+            list(pool.run(die, [str(tmp_path / "mark")]))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    with (
+        dask.config.set({"distributed.worker.daemon": False, "distributed.worker.preload": []}),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as local,
+    ):
+        yield local.scheduler_address
+
+
+def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, introspect):
+    a, b, other = (str(runs / name) for name in ("whole nothing", "whole copies", "shared copies"))
+    there = "--engine", f"dask:{cluster}"
+    for words in (("diff", a, b), ("diff", a, other), ("check", b)):
+        one, two = (introspect(*words, "--format", "json", *more) for more in ((), there))
+        assert (two.returncode, json.loads(two.stdout)) == (one.returncode, json.loads(one.stdout)), words
+    for place, more in (("here", ()), ("there", there)):
+        for words in (("export", b, "--format", "jsonl", "--ranks", "1,3"), ("merge", "--whole", other)):
+            done = introspect(*words, "-o", str(tmp_path / place / words[0]), *more)
+            assert done.returncode == 0, done.stderr
+    for name in ("export/records.jsonl", *(f"merge/rank0/{name}.arrow" for name in ("records", "sites", "layouts"))):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
+
+
+def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(tmp_path, cluster):
+    with engine.engine_of(f"dask:{cluster}") as dask:
+        assert dask.total(square, range(10), plus) == 285
+        assert list(dask.run(die, [str(tmp_path / "mark")])) == ["alive"]
+        for call in (lambda: list(dask.run(square, range(20))), lambda: dask.total(square, range(20), plus)):
+            with pytest.raises(StoreError, match=r"rank13/records\.arrow is damaged"):
+                call()
+    run = write(tmp_path / "run", 2, ALL, steps=20)
+    records = bytearray((run / "rank1/records.arrow").read_bytes())
+    records[-500] ^= 1
+    (run / "rank1/records.arrow").write_bytes(records)
+    with engine.engine_of(f"dask:{cluster}") as dask:
+        with pytest.raises(StoreError, match=r"rank1/records\.arrow"):
+            reduce.reduce_run(run, tmp_path / "whole", dask.run)
+        with open_run(run) as opened, pytest.raises(StoreError, match=r"rank1/records\.arrow"):
+            health.check(opened, work=dask.run)
+    assert not (tmp_path / "whole").exists()
