@@ -113,7 +113,7 @@ def compared(tmp_path_factory):
 def test_a_target_that_the_script_computes_is_not_laid_to_the_data_pipeline(compared):
     found = compared(q_learning, gamma=0.9)
     assert (found.first.site.fqn, found.first.site.path, found.first.reason) == ("SmoothL1Loss", "[1]", "script")
-    assert "although every module output recorded before it is equal" in found.sentence
+    assert any("every module output recorded before it" in line for line in found.evidence), found.evidence
     assert "script's own code that computes it: from module outputs" in found.sentence
     assert "pipeline" not in found.sentence
     assert "data loader and" not in found.sentence
@@ -127,7 +127,7 @@ def test_a_network_that_is_not_called_is_not_said_to_be_missing(compared):
 def test_a_network_that_moves_before_the_first_step_may_have_been_changed_by_the_script(compared):
     found = compared(q_learning, tau=0.1)
     assert found.first.site.fqn == "Policy#2.layer1.weight"
-    assert "or the script changed it before it was recorded" in found.sentence
+    assert "the script changed it before it was recorded" in found.sentence
 
 
 def test_a_gradient_that_a_module_computes_in_its_own_code_is_not_laid_to_clipping_alone(compared):
@@ -139,7 +139,7 @@ def test_a_gradient_that_a_module_computes_in_its_own_code_is_not_laid_to_clippi
 def test_a_buffer_names_what_its_module_is_told(compared):
     found = compared(adapt, momentum=0.01)
     assert found.first.site.fqn == "Sequential.1.running_mean"
-    assert found.sentence.endswith("It is updated differently: its module has momentum 0.1 -> 0.01.")
+    assert found.sentence.endswith("it is updated differently: its module has momentum 0.1 -> 0.01.")
 
 
 def test_a_flag_is_told_with_both_values(compared):

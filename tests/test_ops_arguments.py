@@ -39,9 +39,9 @@ def train(path, told, late=None):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"approximate": "tanh"}, "It is called with approximate none in a and tanh in b."),
-        ({"eps": 0.5}, "It is called with eps 1e-05 in a and 0.5 in b."),
-        ({"slope": 0.3}, "It is called with negative_slope 0.01 in a and 0.3 in b."),
+        ({"approximate": "tanh"}, "it is called with approximate none in a and tanh in b."),
+        ({"eps": 0.5}, "it is called with eps 1e-05 in a and 0.5 in b."),
+        ({"slope": 0.3}, "it is called with negative_slope 0.01 in a and 0.3 in b."),
     ],
 )
 def test_the_argument_that_differs_is_named(tmp_path, told, words):
