@@ -29,10 +29,9 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.ground import COMMITS, PLACE, path_of_the_users
 from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
-from introspect_cli.rerun.worktree import Repository
+from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run

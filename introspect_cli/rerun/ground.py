@@ -16,19 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
+from introspect_cli.rerun.worktree import LEVELS_ABOVE, rebuilt_below
 from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
-COMMITS = "commits"
-"""The directory below introspect's that keeps runs of revisions (see `commits`)."""
-PLACE = "tree"
-"""That of it in which they run, one after the other."""
 _MANY = 2000
 _MOST_ENTRIES = 20_000
-_LEVELS_ABOVE = 2
 _BESIDE = 500
 MOST_COPIED = 512 << 20
 """Bytes of files that a script may write to and is therefore given copies of."""
@@ -237,21 +233,9 @@ def _give(files: Mapping[Path, Path]) -> None:
             path.symlink_to(target)
 
 
-def rebuilt_below(place: Path, top: Path) -> Path:
-    """Where a directory is rebuilt below another, with room for what lies beside it and above."""
-    above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
-    return place.joinpath(*(path.name for path in reversed(above)), top.name)
-
-
-def path_of_the_users(place: Path, path: Path, top: Path) -> Path:
-    """Where a path lies for the user that was found below the place where a directory was rebuilt."""
-    above = min(_LEVELS_ABOVE, len(top.parents) - 1)
-    return Path(os.path.realpath(top.parents[above] / path.relative_to(place)))
-
-
 def beside(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
-    for _ in range(_LEVELS_ABOVE):
+    for _ in range(LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
         if top == top.parent or rebuilt.parent == place:
             return

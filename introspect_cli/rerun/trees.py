@@ -19,17 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.ground import (
-    LEFT_OUT,
-    MOST_COPIED,
-    PLACE,
-    Planted,
-    beside,
-    entries_below,
-    is_foreign,
-    rebuilt_below,
-)
-from introspect_cli.rerun.worktree import Repository, link, work_tree
+from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign
+from introspect_cli.rerun.worktree import PLACE, Repository, link, rebuilt_below, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
