@@ -14,6 +14,7 @@ import introspect_cli
 from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributeProbe
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
 
@@ -165,6 +166,21 @@ def test_a_diff_names_the_attribute(tmp_path):
     a = captured(tmp_path / "a", trained(2))
     b = captured(tmp_path / "b", trained(2, eps=1e-3))
     assert "eps 1e-05 -> 0.001" in told(a, b)
+
+
+@pytest.mark.parametrize("options", [{}, {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})}])
+def test_a_diff_names_the_argument_of_a_loss_object(tmp_path, options):
+    def work(smoothing):
+        torch.manual_seed(0)
+        net, criterion = nn.Linear(4, 3), nn.CrossEntropyLoss(label_smoothing=smoothing)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        criterion(net(torch.randn(8, 4)), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+
+    a, b = (captured(tmp_path / str(each), functools.partial(work, each), **options) for each in (0.0, 0.1))
+    said = told(a, b)
+    assert "label_smoothing 0.0 -> 0.1" in said
+    assert ("(CrossEntropyLoss: label_smoothing" in said) == bool(options), "what the loss was computed from is unseen"
 
 
 def test_a_diff_names_what_changed_in_the_middle_of_a_run(tmp_path):

@@ -117,6 +117,27 @@ def test_an_identifier_alone_is_no_reason(tmp_path):
     assert fault_sentence([result, result]) == ""
 
 
+ON_RECORD = {"sources": {}, "packages": {"torch": "2.9"}, "environment": {}, "command": {"argv": ["train.py"]}}
+LEFT = [
+    ({"gpus": [GPU | {"name": "A100"}]}, ", but the hardware does", "the hardware (gpus[0].name H100 -> A100)"),
+    ({"gpus": [GPU]}, "", "the hardware (the same as far as recorded)"),
+    ({"gpus": [{"name": "H100", "uuid": "GPU-2"}]}, "", "the hardware (gpus[0].uuid GPU-1234 -> GPU-2)"),
+    (None, "", "the hardware (not on record)"),
+]
+
+
+@pytest.mark.parametrize(("hardware", "differs", "left"), LEFT)
+def test_hardware_is_left_as_a_cause_with_what_is_on_record_of_it(tmp_path, hardware, differs, left):
+    for name, wrong, devices in (("a", None, {"gpus": [GPU]}), ("b", 1, hardware)):
+        settings = ON_RECORD if hardware is None else {**ON_RECORD, "hardware": devices}
+        write_run(tmp_path / name, steps(wrong), modules=MODULES, settings=settings)
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        (said,) = (line for line in compare_runs(a, b, DiffOptions()).evidence if "What is left" in line)
+    assert said.startswith(f"No source file, setting or package on record differs{differs}. What")
+    assert "randomness (no random state is on record there), a race" in said
+    assert f", {left}, or a file" in said
+
+
 def diffed(a, b):
     with open_run(a) as one, open_run(b) as two:
         return compare_runs(one, two, DiffOptions()).sentence

@@ -11,6 +11,7 @@ from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.sources import source_texts
 from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -204,8 +205,15 @@ def test_ranks_of_several_machines_become_one_run(machines, tmp_path, introspect
         assert run.ranks == (0, 1)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 3]
         assert run.settings_of(1)["command"]
+        assert set(source_texts(run)) == {"train.py"}
     assert verify_run(tmp_path / "whole").sound
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
+    assert introspect("merge", str(machines[0]), "node1.zip", "-o", "bare", "--no-sources").returncode == 0
+    with open_run(tmp_path / "bare") as run:
+        assert source_texts(run) == {}
+        assert run.settings["sources"] == open_run(machines[0]).settings["sources"]
+    assert not list((tmp_path / "bare").rglob("sources/*"))
+    assert verify_run(tmp_path / "bare").sound
 
 
 def test_what_cannot_be_merged_is_told(machines, launched, tmp_path, introspect):

@@ -319,6 +319,8 @@ class Version:
             return program.calling(clues.roots) | program.calling(clues.classes)
         if clues.reason == "optimizer":
             return program.calling(_LOADS)
+        if clues.reason == "loss":
+            return program.calling({name for name in clues.roots if _LOSS.search(name)})
         if clues.reason not in _OF_MODULES:
             return set()
         found: set[int] = set()

@@ -105,24 +105,36 @@ def nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
     runs = scene.run_a, scene.run_b
     if code is None or any(name not in run.settings for run in runs for name in _DOCUMENTS):
         return ()
-    if code.ranked or code.unread or any(change.weight > _NOISE for change in scene.settings):
+    differ = [change for change in scene.settings if change.weight > _NOISE]
+    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
         return ()
     unseen = [] if all("environment" in run.settings for run in runs) else ["environment variables were not recorded"]
     comments = ", but for comments" if code.in_comments else ""
     comments = ", but for comments and the names of variables" if code.in_names else comments
+    comments += ", but the hardware does" if differ else ""
     known = f"No source file, setting or package on record differs{comments}"
-    return (f"{known}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene)}.",)
+    return (f"{known}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene, _hardware(scene))}.",)
 
 
-def _left(scene: Scene) -> str:
+def _hardware(scene: Scene) -> str:
+    """The hardware as a cause that is left, with what is on record of it."""
+    for change in scene.settings:
+        if change.source == "hardware":
+            return f"the hardware ({change.name} {change.a} -> {change.b})"
+    runs = scene.run_a, scene.run_b
+    known = "the same as far as recorded" if all("hardware" in run.settings for run in runs) else "not on record"
+    return f"the hardware ({known})"
+
+
+def _left(scene: Scene, hardware: str) -> str:
     if scene.cause.reason == "rng":
-        return "randomness, from a generator that nothing on record seeded"
+        text = "randomness, from a generator that nothing on record seeded"
+        return f"{text}, or {hardware}" if "->" in hardware else text
     random = [found.known for found in scene.cause.evidence if found.thing in RANDOM]
-    rest = "a race (threads, workers, memory that was never written), the hardware, or a file that the script reads"
+    race = "a race (threads, workers, memory that was never written)"
     if scene.rounding:
-        rest = (
-            "sums in another order (threads, atomics, kernels chosen by timing), the hardware, or a file that it reads"
-        )
+        race = "sums in another order (threads, atomics, kernels chosen by timing)"
+    rest = f"{race}, {hardware}, or a file that the script reads"
     if random and _all_equal(random):
         return f"{rest}; the random states are equal, so randomness only from a generator of the script"
     return f"randomness (no random state is on record there), {rest}"

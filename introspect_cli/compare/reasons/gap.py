@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
-from introspect_cli.compare.reasons.module import Module, attribute_changes
+from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
 from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
 from introspect_cli.compare.reasons.words import although, how_far, listed, thing, what
 from introspect_cli.compare.result import Role
@@ -56,6 +56,7 @@ class Gap(Reason):
         lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = attribute_changes(scene) if cause.instead == Module.word else []
+        changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
             return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"

@@ -252,6 +252,13 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     return changes
 
 
+def changes_of_losses(scene: Scene) -> list[str]:
+    """How loss functions that are objects are set up differently: `CrossEntropyLoss: label_smoothing 0.0 -> 0.1`."""
+    one, two = scene.step.modules
+    losses = [name for name in one if name in two and one[name].module_class.endswith(("Loss", "Criterion"))]
+    return [f"{name}: {changed}" for name in losses for changed in attribute_changes(scene, name)]
+
+
 def _frozen_buffers(scene: Scene) -> str:
     """The side where a module's own buffers stay as they are in the step, where the other's change."""
     for index, site in enumerate(scene.step.sites):
