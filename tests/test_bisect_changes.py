@@ -97,6 +97,15 @@ def test_two_causes_are_both_found_and_each_is_said_to_be_one():
     assert proof.sentence.endswith("; each of them does by itself")
 
 
+def test_of_changes_that_need_one_another_the_one_that_diverges_alone_is_named():
+    def rule(chosen):
+        return "?" if chosen & {"b", "g"} == {"g"} else "x" if "b" in chosen else ""
+
+    found, proof = search("abcdefgh", rule)
+    assert (found, proof.proven, proof.each) == ({"b", "g"}, True, False)
+    assert proof.sentence.endswith("; enough alone: b:1")
+
+
 def test_what_does_not_run_answers_nothing():
     def rule(chosen):
         return "?" if ("d" in chosen) != ("u" in chosen) else "x" if "k" in chosen else ""

@@ -258,8 +258,16 @@ class _Search:
         return (
             f"of {counted(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
             f"{count(self.attempts.runs, 'run')}: without {without} {self._same(self.everything - core)}, with {them} "
-            f"alone {self._diverges(both)}" + ("; each of them does by itself" if each else "")
+            f"alone {self._diverges(both)}{self._by_itself(both, each=each)}"
         )
+
+    def _by_itself(self, both: frozenset[int], *, each: bool) -> str:
+        """Which of several changes were seen to make the runs diverge alone: the others then need not."""
+        answers = self.attempts.answers
+        alone = [one for one in both if answers.get(frozenset({one}), (None,))[0] is Verdict.DIVERGED]
+        if each:
+            return "; each of them does by itself"
+        return f"; enough alone: {self._names(frozenset(alone))}" if alone and len(both) > 1 else ""
 
     def _same(self, rest: frozenset[int]) -> str:
         """How b without the cause is as a."""
