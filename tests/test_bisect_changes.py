@@ -20,6 +20,7 @@ from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes import _Search
 from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, plant, survey
+from introspect_cli.rerun.other_files import in_directories
 from introspect_cli.rerun.recipe import Recipe
 from introspect_cli.rerun.texts import undefined
 from introspect_cli.rerun.variant import End, Rerun
@@ -95,6 +96,18 @@ def test_two_causes_are_both_found_and_each_is_said_to_be_one():
     found, proof = search("abcdefgh", lambda chosen: "x" if {"b", "g"} & chosen else "")
     assert (found, proof.proven, proof.each) == ({"b", "g"}, True, True)
     assert proof.sentence.endswith("; each of them does by itself")
+
+
+def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_than_its_run(tmp_path):
+    grounds = []
+    for name, before in (("a", 200.0), ("b", 100.0)):
+        root = tmp_path / name
+        root.mkdir()
+        for file, text in (("data.bin", "data"), ("log.txt", name)):
+            (root / file).write_text(text)
+            os.utime(root / file, (150, 150))
+        grounds.append(survey(root, root, (), before, tmp_path / "runs"))
+    assert [one.name for one in in_directories(*grounds)] == ["log.txt"]
 
 
 def test_of_changes_that_need_one_another_the_one_that_diverges_alone_is_named():

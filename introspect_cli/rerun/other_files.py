@@ -26,8 +26,14 @@ def in_directories(ground_a: Ground, ground_b: Ground) -> tuple[OtherFile, ...]:
     return tuple(
         OtherFile(name, one.get(name), two.get(name))
         for name in sorted({*one, *two})
-        if not _equal(one.get(name), two.get(name))
+        if not _equal(one.get(name, _younger(ground_a, name)), two.get(name, _younger(ground_b, name)))
     )
+
+
+def _younger(ground: Ground, name: str) -> Path | None:
+    """A file that the ground leaves out as younger than the run: it may be the same in both directories."""
+    path = ground.tops[0] / name
+    return path if path.is_file() else None
 
 
 def _by_name(ground: Ground) -> dict[str, Path]:
