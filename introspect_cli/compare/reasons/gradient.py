@@ -335,6 +335,8 @@ def stale_side(step: Step, position: int) -> str:
 def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
     basis = np.stack([fresh, old], axis=1)
+    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
+        return False
     if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
         return False
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
