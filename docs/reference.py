@@ -264,7 +264,8 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
         "hexadecimal digits. A Summary and a Record have the [statistics](statistics.md) by name beside these keys. "
         "A DiffResult is the document of a comparison."
         "\n\n```python\nimport json\nfrom importlib.resources import files\n\n"
-        'schema = json.loads(files("introspect_cli.render").joinpath("assets/diff.schema.json").read_text())\n```'
+        'schema = files("introspect_cli.render") / "assets" / "diff.schema.json"\n'
+        "schema = json.loads(schema.read_text())\n```"
     )
     return page("JSON documents", about, lines())
 

@@ -49,6 +49,7 @@ class Gathered:
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
         self._ranks = many_of(b) / many_of(a)
+        self._alone = many_of(a) == many_of(b) == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
@@ -184,7 +185,8 @@ class Gathered:
         found = [] if self._amounts is None else self._amounts.notes()
         if self._exact:
             many = count(len(self._exact), "value")
-            found.append(f"{many} that ranks share out by samples: every sample is equal, whichever rank has it.")
+            those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
+            found.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
         if self._divided:
             few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
             times = max(self._often) / min(self._often)
