@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_reference import schema
 
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.changes.values import changed_values, with_values
@@ -278,6 +279,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
 
     answer = call(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)
+    schema("bisect-changes").validate(document)
     assert document["proven"] is True
     assert [element["place"] for element in document["elements"]] == ["model.py:12"]
     assert document["elements"][0]["b"]["text"] == "hidden = torch.tanh(hidden)"

@@ -172,6 +172,7 @@ def test_the_work_tree_as_it_is_runs_with_all_that_is_not_committed(repository: 
     assert answer.stderr.count("captured before") == 1
 
 
+@pytest.mark.sweep
 def test_a_subdirectory_and_what_lies_beside_the_repository(repository: Path):
     (repository / "sub").mkdir()
     (repository / "sub" / "model.py").write_text(MODEL.replace("{fault}", ""))
@@ -285,6 +286,7 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
     assert "faulty is a run (introspect-runs/kept) and a revision" in answer.stderr
 
 
+@pytest.mark.sweep
 def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
     user = Repository(repository)
     monkeypatch.setattr(trees, "MOST_COPIED", 5)
