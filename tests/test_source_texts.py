@@ -109,6 +109,7 @@ def test_what_is_published_has_the_texts_only_if_asked_for(project, introspect, 
         assert any(name.startswith("sources/") for name in names) == bool(options)
 
 
+@pytest.mark.usefixtures("quick_python")
 def test_a_golden_run_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
     home = project("run").with_name("run-project")
     for place, options in (("plain", ()), ("asked", ("--sources",))):
