@@ -25,26 +25,20 @@ from introspect_cli.records import perturbed_by
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.spread import MANY, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
     from introspect_cli.store.whole import Reader
-
-    Work = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-
-MANY = 64
-"""Of more ranks, all divergences of the first step are listed of the rank that diverges first alone."""
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""
-
-_GROUPS = 64
-"""Into how many tasks ranks are shared out."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ def compare_group(group: Group) -> list[Brief]:
         runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
         for run, manifest in zip(runs, group.manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)  # which are asked what was not seen
+        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)
         pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
         return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
 
@@ -166,6 +160,8 @@ def compare_ranks(
     pair: Pair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> tuple[list[RankOutcome], list[str]]:
     """Compare ranks one by one; what came of each, and notes, each once.
+
+    Of many ranks, all divergences of the first step are listed of the rank that diverges first alone.
 
     Args:
         pair: the runs.
@@ -176,6 +172,8 @@ def compare_ranks(
     options = replace(
         options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
     )
+    if work is None:
+        expect((pair.a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
     if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
         every = [pair.compare_rank(rank, options) for rank in ranks]
         return [outcome for outcome, _ in every], _once(notes for _, notes in every)
@@ -183,12 +181,10 @@ def compare_ranks(
     if work is None:
         briefs = [_brief(*pair.compare_rank(rank, less)) for rank in ranks]
     else:
-        each = -(-len(ranks) // _GROUPS)
         runs = (pair.a, pair.b, *pair.noise)
         paths, manifests = tuple(from_anywhere(run.path) for run in runs), tuple(run.manifest for run in runs)
         groups = [
-            Group(paths, manifests, tuple(ranks[at : at + each]), less, pair.ends, pair.same_size, pair.files)
-            for at in range(0, len(ranks), each)
+            Group(paths, manifests, group, less, pair.ends, pair.same_size, pair.files) for group in shares(ranks)
         ]
         briefs = [brief for done in work(compare_group, groups) for brief in done]
     outcomes = [_with_readers(pair, brief) for brief in briefs]

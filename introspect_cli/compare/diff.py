@@ -24,14 +24,13 @@ from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
-from introspect_cli.store.rank_reader import expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.by_rank import Work
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 
 def compare_runs(
@@ -78,18 +77,17 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
+    pair = Pair.of(a, b, noise)
     if a.ranks and b.ranks and not options.ranks:
         alike = same_layout(a, b)
         splits = splits_of(a, b, alike=alike)
         if not alike or (splits.differ and not options.strict):
-            answer = _as_wholes(Pair.of(a, b, noise), options, splits, work)
+            answer = _as_wholes(pair, options, splits, work)
             # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    if work is None:
-        expect((a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
-    outcomes, notes = compare_ranks(Pair.of(a, b, noise), ranks, options, work)
+    outcomes, notes = compare_ranks(pair, ranks, options, work)
     answer = answer_for(a, b, options, outcomes, notes)
     if checkpoints:
         same = outcomes[0].first is None

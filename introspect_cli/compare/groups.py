@@ -17,9 +17,9 @@ from introspect_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.by_rank import Work
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 EVERYTHING = Selection()
 
@@ -76,7 +77,7 @@ def export(
     name: str,
     output: str | Path,
     selection: Selection = EVERYTHING,
-    work: Callable[..., Iterable[Any]] | None = None,
+    work: Work | None = None,
     **options: Any,
 ) -> int:
     """Write a run in a format; files written.
@@ -149,7 +150,7 @@ def _in_pieces(
     run: Run,
     directory: Path,
     selection: Selection,
-    work: Callable[..., Iterable[Any]],
+    work: Work,
     given: dict[str, Any],
 ) -> int:
     """Write pieces wherever there is a processor, and put together what is one file."""

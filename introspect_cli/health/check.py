@@ -23,12 +23,14 @@ from introspect_cli.health.reduction import REDUCTION, Reductions
 from introspect_cli.health.scaling import LOCAL_CLIP, SUMMED_GRADIENTS, Scaling
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.spread import MANY, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
 
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
@@ -60,12 +62,6 @@ _GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions, S
 """What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
 were equal before the step, and reductions explain what copies and collectives show of it."""
 
-MANY = 64
-"""Of more ranks, each is read for itself and then all together."""
-
-_GROUPS = 64
-"""Into how many tasks ranks are shared out."""
-
 
 def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     """The rules that match a glob of `wanted` (all where empty) and none of `ignored`.
@@ -86,7 +82,7 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     )
 
 
-def check(run: Run, rules: Sequence[Rule] = RULES, work: Callable[..., Iterable[Any]] | None = None) -> CheckResult:
+def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> CheckResult:
     """Put every rule to every rank, and those about ranks to all of them together.
 
     Args:
@@ -96,24 +92,19 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Callable[..., Iterable[
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
     together = several and any(isinstance(rule, RankRule) for rule in rules)
+    begun: Iterable[Iterable[_OfRank]] | None = None
     if work is not None and several:
         ids = tuple(rule.id for rule in rules)
-        each = -(-len(run.ranks) // _GROUPS)
-        starts = range(0, len(run.ranks), each)
-        tasks = [_Group(from_anywhere(run.path), run.ranks[at : at + each], ids) for at in starts]
-        done = work(_check_group, tasks)
-        ranks = _walk(run, {}) if together else None
-        answers = [answer for group in done for answer in group]
-    elif len(run.ranks) > MANY:  # one after the other: the tables of all would not fit into memory
-        answers = [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
-        ranks = _walk(run, {}) if together else None
-    else:
-        builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks}
-        ranks = _walk(run, builders) if together else None
-        if ranks is None:
-            answers = [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
-        else:
-            answers = [_of_rank(builder.table(), rules) for builder in builders.values()]
+        begun = work(_check_group, [_Group(from_anywhere(run.path), group, ids) for group in shares(run.ranks)])
+    # Of many ranks, one after the other is read: the tables of all would not fit into memory.
+    once = together and begun is None and len(run.ranks) <= MANY
+    builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks} if once else {}
+    ranks = _walk(run, builders) if together else None
+    if begun is None:
+        read = (builder.table() for builder in builders.values())
+        tables = read if once else (read_table(run.rank(rank)) for rank in run.ranks)
+        begun = [(_of_rank(table, rules) for table in tables)]
+    answers = [answer for group in begun for answer in group]
     result = _result(str(run.path), answers, rules, ranks)
     unseen = map(str, run.manifest.get("not_observed", ()))
     notes = (*run.endings, *unseen, *result.notes)

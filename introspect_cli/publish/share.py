@@ -10,12 +10,11 @@ import os
 import re
 import secrets
 import time
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import CATALOGUE, DIGEST, INLINE, Catalogue, Extent
+from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
 from introspect_cli.store.files import (
     INDEX,
     LIMIT_DOCUMENT,
@@ -208,7 +207,7 @@ class Share:
         while self._extents.get(name):
             at = sum(extent.length for _, extent in self._extents[name][:-1])
             _, last = self._extents[name][-1]
-            if _digest(_read(self._path / name, at, at + last.length)) == last.digest:
+            if digest_of(_read(self._path / name, at, at + last.length)) == last.digest:
                 return
             self._extents[name].pop()
 
@@ -240,7 +239,7 @@ class Share:
         if self._stamps.get(name) != stamp:
             at = 0
             for number, (_, extent) in enumerate(self._extents.get(name, [])):
-                if _digest(_read(path, at, at + extent.length)) != extent.digest:
+                if digest_of(_read(path, at, at + extent.length)) != extent.digest:
                     del self._extents[name][number:]
                     break
                 at += extent.length
@@ -258,7 +257,7 @@ class Share:
             data = _read(self._path / name, begin, end)
             if len(data) != end - begin:
                 raise OSError(f"{self._path / name} became shorter")
-            digest = "" if Path(name).name.startswith("records") else _digest(data)
+            digest = "" if Path(name).name.startswith("records") else digest_of(data)
             parts.append(data)
             extents.append((name, Extent(0, at, len(data), digest)))
             at += len(data)
@@ -316,10 +315,6 @@ def _counted(index: Index) -> dict[str, int]:
         name: int(last["offset"] + last["length"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"])
         for name in STREAMS
     }
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=DIGEST).hexdigest()
 
 
 def _size(path: Path) -> int:

@@ -16,6 +16,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from introspect_cli.store.files import FORMAT, DamageError
@@ -28,8 +29,6 @@ INLINE: Final = -1
 LIMIT: Final = 320 << 20
 """Bytes of a catalogue: the largest index, and room beside it."""
 
-DIGEST: Final = 16
-
 _HEADER = struct.Struct("<8sIII")
 """Magic, format, CRC-32 of what follows, bytes of the JSON; then both parts, compressed as one."""
 
@@ -37,6 +36,11 @@ _MAGIC = b"INTROSPC"
 _ID = re.compile(r"[0-9a-f]{0,32}")
 _MOST = 1 << 62
 _LATEST = 1e11
+
+
+def digest_of(data: bytes) -> str:
+    """What an extent says of its bytes, hexadecimal."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 class Extent(NamedTuple):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import StoreError, scarcity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -196,6 +196,13 @@ class Handle:
             offset += len(piece)
             length -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
+        """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
+        end = self.size() if end is None else end
+        while begin < end and (data := self.read(begin, min(most, end - begin))):
+            yield data
+            begin += len(data)
 
     def read_into(self, offset: int, memory: NDArray[np.uint8]) -> int:
         """Fill memory with the bytes from `offset` on; how many there were."""

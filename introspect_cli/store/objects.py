@@ -33,6 +33,11 @@ def is_remote(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def below(place: str, name: str) -> str:
+    """The path of what has a name in a place; either may be ""."""
+    return f"{place}/{name}".strip("/")
+
+
 class Storage:
     """What lies below a URL.
 

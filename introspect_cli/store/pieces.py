@@ -10,13 +10,12 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import CATALOGUE, DIGEST, INLINE, Catalogue, Extent
+from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
 from introspect_cli.store.files import DamageError, Handle
 from introspect_cli.store.objects import NothingThereError, Storage
 
@@ -117,7 +116,7 @@ class Sent:
             for each in near:
                 at = each.offset - near[0].offset
                 part = read[at : at + each.length] if isinstance(read, bytes) else b""
-                if blake2b(part, digest_size=DIGEST).hexdigest() == each.digest:
+                if digest_of(part) == each.digest:
                     KEPT.keep(each.digest, part)
                     data = part if each is extent and sent is self else data
                 elif each is extent and sent is self:

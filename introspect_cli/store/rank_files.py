@@ -331,12 +331,11 @@ def _copy(old: Handle, new: Appended, entries: Entries, first: bytes) -> None:
             ranges.append([offset, offset + length])
     for begin, end in ranges:
         at = begin
-        while at < end:
-            data = old.read(at, min(_PIECE, end - at))
-            if not data:
-                raise OSError(f"{old.path} ends before its last step")
+        for data in old.blocks(begin, end, _PIECE):
             new.append(data)
             at += len(data)
+        if at < end:
+            raise OSError(f"{old.path} ends before its last step")
 
 
 def _indexed(entries: Entries, offset: int, crc: int) -> tuple[bytes, int, bytes]:

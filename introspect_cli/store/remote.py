@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.catalogue import CATALOGUE, INLINE, LIMIT, Catalogue, Extent, decode
 from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
-from introspect_cli.store.objects import NothingThereError, Storage
+from introspect_cli.store.objects import NothingThereError, Storage, below
 from introspect_cli.store.pieces import RemoteFile, Sent
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
 _TORN = 3
 _PAUSE = 0.1
-_COPIED = 8 << 20
 
 
 class RemoteFolder(Folder):
@@ -73,7 +72,7 @@ class RemoteFolder(Folder):
     def expect(self, names: Iterable[str]) -> None:
         """Read the catalogues of directories that are looked into next, at once."""
         wanted = sorted(name for name in self._waiting.intersection(names) if name.startswith("rank"))
-        places = [f"{self._place}/{name}".lstrip("/") for name in wanted]
+        places = [below(self._place, name) for name in wanted]
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
             self._waiting.discard(name)
             self._ranks[name] = _folder(self._storage, place, catalogue)
@@ -93,7 +92,7 @@ class RemoteFolder(Folder):
             raise FileNotFoundError(name)
         if not isinstance(inside, dict):
             raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
-        return RemoteFolder(self._storage, f"{self._place}/{name}".lstrip("/"), self.sent, inside)
+        return RemoteFolder(self._storage, below(self._place, name), self.sent, inside)
 
     def file(self, name: str) -> Handle:
         """The file `name` inside this directory, for reading."""
@@ -118,8 +117,7 @@ class RemoteFolder(Folder):
 def _copied(remote: RemoteFile) -> Handle:
     """A whole tensor as a file without a name, since it is mapped into memory."""
     with tempfile.TemporaryFile() as file:
-        for at in range(0, remote.size(), _COPIED):
-            file.write(remote.read(at, _COPIED))
+        file.writelines(remote.blocks())
         file.flush()
         return Handle(os.dup(file.fileno()), remote.path)
 
@@ -158,7 +156,7 @@ def _attempt(storage: Storage, name: str) -> RemoteFolder:
 def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
     """A directory whose ranks have a catalogue each."""
     size = min(entries[MANIFEST], LIMIT_DOCUMENT)
-    path = f"{place}/{MANIFEST}".lstrip("/")
+    path = below(place, MANIFEST)
     [manifest] = storage.read([(path, 0, size)])
     if isinstance(manifest, StoreError):
         raise manifest
@@ -193,7 +191,7 @@ def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
             break
         if again:
             time.sleep(_PAUSE)
-        names = [f"{place}/{CATALOGUE}".lstrip("/") for place in left]
+        names = [below(place, CATALOGUE) for place in left]
         for place, name, data in zip(left, names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
             if isinstance(data, NothingThereError):
                 found[place] = None
@@ -214,5 +212,4 @@ def copy_of(folder: RemoteFolder, target: Path) -> None:
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("xb") as opened, file:
-            for at in range(0, file.size(), _COPIED):
-                opened.write(file.read(at, _COPIED))
+            opened.writelines(file.blocks())

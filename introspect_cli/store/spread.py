@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -72,8 +72,17 @@ class Wholes(NamedTuple):
     layouts: list[Layout]
 
 
-Work = Callable[[Callable[[Stretch], Wholes], "Sequence[Stretch]"], "Iterable[Wholes]"]
+Work = Callable[[Callable[[Any], Any], "Sequence[Any]"], "Iterable[Any]"]
 """Calls a function for each of some tasks, wherever that may be, and gives the results in order."""
+
+MANY = 64
+"""Ranks that are read at once; of more, each is read for itself, and they are shared out to so many tasks."""
+
+
+def shares(ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ranks in the groups that tasks read."""
+    each = -(-len(ranks) // MANY) or 1
+    return [tuple(ranks[at : at + each]) for at in range(0, len(ranks), each)]
 
 
 _OPEN: list[tuple[Stretch, Run, Reader]] = []

@@ -108,13 +108,9 @@ def check(handle: Handle, checksum: int) -> None:
         StoreError: it is not what `encode` would have written for the tensor with this checksum.
     """
     content, offset = _content(handle, checksum)
-    end, crc = offset + content.length, _crc(checksum, content.dtype, content.shape)
-    while offset < end:
-        piece = handle.read(offset, min(end - offset, _PIECE))
-        if not piece:
-            break
+    crc = _crc(checksum, content.dtype, content.shape)
+    for piece in handle.blocks(offset, offset + content.length, _PIECE):
         crc = zlib.crc32(piece, crc)
-        offset += len(piece)
     if crc != content.crc:
         raise DamageError(handle.path, "its data is not what it was written with")
 

@@ -15,7 +15,7 @@ Name WANTED{"wanted"}, STEP{"step"}, CODE{"f_code"}, RECORDED{"recorded"}, UNWRI
     OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
     NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
 
-struct Ref {  // a reference of ours, or null; no exception stays
+struct Ref {  // an owned reference, or null; no exception is left set
     PyObject *held;
     explicit Ref(PyObject *own) : held(own) {
         if (!own) PyErr_Clear();
@@ -230,19 +230,12 @@ PyMethodDef METHODS[] = {
     {"results", (PyCFunction)(void (*)())results, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {
-    {Py_tp_dealloc, (void *)Operators::free_all}, {Py_tp_traverse, (void *)Operators::visit_all},
-    {Py_tp_clear, (void *)Operators::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Operators", sizeof(Operators), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
 PyObject *TYPE = nullptr;
 
 }  // namespace
 
 PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (!Operators::define(TYPE, "introspect_cli.tensors._kernels.Operators", METHODS)) return nullptr;
     if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[BY_NODE]) && PyDict_Check(arguments[SITES]) &&
                            PyList_Check(arguments[COMPILER]) && PyType_Check(arguments[TENSOR])))
         return PyErr_Format(PyExc_TypeError, "an intake, dictionaries, a list and a class wanted");

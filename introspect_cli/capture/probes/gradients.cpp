@@ -202,13 +202,6 @@ PyMethodDef METHODS[] = {
     {"number", number, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {
-    {Py_tp_dealloc, (void *)Gradients::free_all}, {Py_tp_traverse, (void *)Gradients::visit_all},
-    {Py_tp_clear, (void *)Gradients::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Gradients", sizeof(Gradients), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
 
 }  // namespace
 
@@ -227,7 +220,7 @@ bool watch_gradient(PyObject *object, PyObject *tensor, PyObject *site) {
 bool is_gradients(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (!Gradients::define(TYPE, "introspect_cli.tensors._kernels.Gradients", METHODS)) return nullptr;
     if (!HOOK) {
         PyObject *made = PyType_FromSpec(&HOOK_SPEC);
         // pickling a tensor warns of hooks that get lost, unless they are meant to be

@@ -335,19 +335,12 @@ PyMethodDef METHODS[] = {
     {"called", (PyCFunction)(void (*)())called, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {
-    {Py_tp_dealloc, (void *)Modules::free_all}, {Py_tp_traverse, (void *)Modules::visit_all},
-    {Py_tp_clear, (void *)Modules::clear_all}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Modules", sizeof(Modules), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
 PyObject *TYPE = nullptr;
 
 }  // namespace
 
 PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
+    if (!Modules::define(TYPE, "introspect_cli.tensors._kernels.Modules", METHODS)) return nullptr;
     if (given == HELD && !(PyDict_Check(arguments[STATES]) && is_intake(arguments[INTAKE]) && is_gradients(arguments[GRADIENTS])))
         return PyErr_Format(PyExc_TypeError, "states, an intake and gradients wanted");
     return Modules::make(TYPE, arguments, given);

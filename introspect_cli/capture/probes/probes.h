@@ -42,6 +42,14 @@ template <int N> struct Holder {
         PyObject_GC_Del(object);
         Py_DecRef(type);
     }
+    // The type of these objects, made when it is first asked for; the name and the methods stay where they are.
+    static PyObject *define(PyObject *&type, const char *name, PyMethodDef *methods) {
+        PyType_Slot slots[] = {{Py_tp_dealloc, (void *)free_all}, {Py_tp_traverse, (void *)visit_all},
+                               {Py_tp_clear, (void *)clear_all}, {Py_tp_methods, (void *)methods}, {0, nullptr}};
+        PyType_Spec spec = {name, sizeof(Holder), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+        return type ? type : type = PyType_FromSpec(&spec);
+    }
     static PyObject *make(PyObject *type, PyObject *const *arguments, Py_ssize_t given) {
         if (given != N) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, %zd given", N, given);
         Holder *self = PyObject_GC_New(Holder, (PyTypeObject *)type);
