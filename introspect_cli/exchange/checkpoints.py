@@ -47,7 +47,7 @@ def is_checkpoint(path: str | Path) -> bool:
     try:
         if (Path(path) / MANIFEST).exists():
             return False
-        from introspect_cli.exchange.checkpoint_files import is_tensors
+        from introspect_cli.exchange.tensor_files import is_tensors
 
         return is_tensors(path) and not (Path(path).suffix == ".zip" and is_pack(path))
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def open_any(path: str | Path) -> Run:
     except NoRunError as error:
         if is_remote(path):  # where no checkpoint is read
             raise
-        from introspect_cli.exchange.checkpoint_files import SUFFIXES
+        from introspect_cli.exchange.tensor_files import SUFFIXES
 
         raise StoreError(
             f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
@@ -77,8 +77,8 @@ def open_any(path: str | Path) -> Run:
 
 
 def _opened(path: Path) -> Run:
-    from introspect_cli.exchange.checkpoint_files import read_any
     from introspect_cli.exchange.checkpoint_state import sites_below, state_of
+    from introspect_cli.exchange.tensor_files import read_any
     from introspect_cli.tensors.arrays import Pieces
 
     tree = read_any(path)

@@ -1,8 +1,9 @@
 """Files and directories that hold tensors, as plain data: what is in them, before anything is made of it.
 
-A checkpoint is somebody else's file. Nothing in it is executed, every length it claims is held against the file's, a
+They are somebody else's files. Nothing in them is executed, every length they claim is held against the file's, a
 directory's index may name files in that directory alone, and only regular files are opened: a pipe would wait for
-ever. Tensors are not read here; each says how to, so that no more than a piece of one is in memory.
+ever. Tensors are not read here; each says how to, so that no more than a piece of one is in memory. Element types that
+numpy does not know (bfloat16, fp8) keep their bits and are widened exactly.
 """
 
 from __future__ import annotations
@@ -15,27 +16,32 @@ import stat
 import struct
 import zipfile
 import zlib
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.exchange.arrays import SAFETENSORS_TYPES, safetensors_header
 from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files import reason
-from introspect_cli.store.tensorfile import NUMPY
+from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.torch_files import read_file as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl")
 """Endings of files that torch.save writes."""
 SUFFIXES = (".safetensors", ".npz", *TORCH)
+"""Endings of checkpoints."""
+ARRAYS = (".npy", ".npz", ".safetensors")
+"""Endings of files that hold arrays by name, or one array."""
 
 DISTRIBUTED = ".metadata"
 """The file that a directory of `torch.distributed.checkpoint` has."""
@@ -56,6 +62,8 @@ _BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_JSON = 1 << 26
+_MOST_HEADER = 1 << 27
+_SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 _DAMAGE = (
     *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError),
     *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -96,7 +104,7 @@ def _is_beside(name: str) -> bool:
 
 
 def read_any(path: Path) -> dict[Any, Any]:
-    """What a file or a directory holds, as nested plain data; tensors as `Pieces`.
+    """What a file or a directory holds, as nested plain data; tensors as `Pieces`, a lone array under "".
 
     Raises:
         StoreError: it cannot be read.
@@ -179,12 +187,12 @@ def _regular(path: Path) -> Any:
 def _file(path: Path) -> Any:
     with _regular(path):
         pass
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (*SUFFIXES, ".npy"):
         raise StoreError(f"{path} is no file of tensors: name one that ends in {', '.join(SUFFIXES)}")
     if path.suffix in TORCH:
         return read_torch(path)
     try:
-        return _safetensors(path) if path.suffix == ".safetensors" else _npz(path)
+        return {".safetensors": _safetensors, ".npz": _npz, ".npy": _npy}[path.suffix](path)
     except MemoryError:
         raise StoreError(f"cannot read {path}: there is not enough memory") from None
     except _DAMAGE as error:
@@ -199,12 +207,17 @@ def _file(path: Path) -> Any:
 def _safetensors(path: Path) -> dict[Any, Any]:
     with _regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data, header = safetensors_header(file, size)
-    found = {}
+        length = struct.unpack("<Q", file.read(8))[0]
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("its header claims more bytes than the file holds")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
+    data, found = 8 + length, {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        kind, shape, (begin, end) = SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        kind, shape, (begin, end) = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
             raise ValueError(f"the sizes of {name} are not numbers")
         if begin > end or end > size - data:
@@ -244,26 +257,53 @@ def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Itera
         yield data.view(stored)
 
 
-# --- numpy's archives
+# --- numpy's files
+
+
+def _npy(path: Path) -> dict[Any, Any]:
+    return {"": _array("it", path, lambda: _regular(path))}
 
 
 def _npz(path: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
     with _regular(path) as file, zipfile.ZipFile(file) as archive:
-        for member in archive.namelist():
-            if not member.endswith(".npy"):
-                continue
-            with archive.open(member) as inside:
-                shape, fortran, dtype = _npy_header(inside)
-            name = member.removesuffix(".npy")
-            if dtype.hasobject:
-                raise ValueError(f"{name} holds objects of python, which would have to be executed")
-            if dtype.name not in NUMPY:
-                unread = f"elements of numpy's type {dtype} are not read"
-                found[name] = Pieces(dtype.name, shape, tuple, unread)
-                continue
-            found[name] = Pieces(dtype.name, shape, _member(path, member, shape, dtype, fortran=fortran))
-    return found
+        members = [member for member in archive.namelist() if member.endswith(".npy")]
+    names = [member.removesuffix(".npy") for member in members]
+    return {name: _array(name, path, partial(_member, path, f"{name}.npy")) for name in names}
+
+
+@contextmanager
+def _member(path: Path, member: str) -> Iterator[Any]:
+    with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
+        yield inside
+
+
+def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
+    """An array in numpy's format, read piece by piece: what is compressed may be larger than memory."""
+    with opened() as file:
+        shape, fortran, dtype = _npy_header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds objects of python, which would have to be executed")
+    if dtype.name not in NUMPY:
+        return Pieces(dtype.name, shape, tuple, f"elements of numpy's type {dtype} are not read")
+    plain = NUMPY[dtype.name]
+
+    def read() -> Iterator[NDArray[Any]]:
+        try:
+            with opened() as inside:
+                _npy_header(inside)
+                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
+                if fortran and len(shape) > 1:
+                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
+                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
+                    return
+                for piece in pieces:
+                    yield piece.astype(plain, copy=False)
+        except _DAMAGE as error:
+            raise StoreError(
+                f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
+            ) from None
+
+    return Pieces(dtype.name, shape, read)
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -275,26 +315,3 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if any(size < 0 for size in shape):
         raise ValueError("a size is negative")
     return tuple(shape), fortran, dtype
-
-
-def _member(
-    path: Path, member: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool
-) -> Callable[[], Iterator[NDArray[Any]]]:
-    """Reads an array of an archive piece by piece: what is compressed may be larger than memory."""
-
-    def read() -> Iterator[NDArray[Any]]:
-        try:
-            with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
-                _npy_header(inside)
-                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
-                plain = NUMPY[dtype.name]
-                if fortran and len(shape) > 1:
-                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
-                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
-                    return
-                for piece in pieces:
-                    yield piece.astype(plain, copy=False)
-        except _DAMAGE as error:
-            raise StoreError(f"{path} is not a .npz file that can be read: {error or type(error).__name__}") from None
-
-    return read
