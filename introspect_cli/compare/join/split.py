@@ -8,6 +8,7 @@ loss is computed of: it is zero for each token that the loss leaves out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,23 +37,46 @@ _CLOSE = 0.2
 
 
 @dataclass(frozen=True)
+class Microbatch:
+    """One call of the model on one rank.
+
+    Attributes:
+        samples: leading size of what it is given; 0 where that is not on record.
+        elements: how many elements that has.
+        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+    """
+
+    samples: int = 0
+    elements: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Microbatches:
     """How one rank of a run takes the batch of a step.
 
     Attributes:
         number: forward passes of a step, at most.
-        sizes: samples of each in the first step of both; empty where that is not on record.
-        elements: elements of what each is given there.
+        first: those of the first step of both; empty where their samples are not on record.
     """
 
     number: int
-    sizes: tuple[int, ...] = ()
-    elements: tuple[int, ...] = ()
+    first: tuple[Microbatch, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each."""
+        return tuple(micro.samples for micro in self.first)
+
+    @property
+    def elements(self) -> int:
+        """Elements of what all are given."""
+        return sum(micro.elements for micro in self.first)
 
     @property
     def usual(self) -> int:
         """How many a step has, as the first step has it where that is on record."""
-        return len(self.sizes) or self.number
+        return len(self.first) or self.number
 
     @property
     def words(self) -> str:
@@ -130,27 +154,8 @@ class _Called:
 
     def microbatches(self, root: str, number: int, step: int | None) -> Microbatches:
         """How the lowest rank takes the batch of a step, by what goes into a module."""
-        reader = self._run.rank(self._run.recorded[0])
-        found = _given(reader, root, step) if root and step is not None else []
-        return Microbatches(number, tuple(own[0] for own in found), tuple(own[1] for own in found))
-
-
-def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
-    """Leading size and elements of the first tensor of each call of a module in a step; empty where one has none."""
-    sites, batch = reader.sites, reader.read(step)
-    found: dict[int, tuple[int, int]] = {}
-    calls = set()
-    for row in np.argsort(batch.sequence).tolist():
-        site = int(batch.site[row])
-        if sites.fqn[site] != root or sites.phase[site] != Phase.FORWARD.value:
-            continue
-        if sites.kind[site] not in {Kind.INPUT.value, Kind.OUTPUT.value}:
-            continue
-        layout = reader.layouts[int(batch.layout[row])]
-        calls.add(int(sites.call[site]))
-        if layout.shape:
-            found.setdefault(int(sites.call[site]), (layout.shape[0], layout.numel))
-    return [found[call] for call in sorted(calls)] if calls == set(found) else []
+        found = [] if step is None else _of_rank(self._run.rank(self._run.recorded[0]), root, step)
+        return Microbatches(number, tuple(found) if all(micro.samples for micro in found) else ())
 
 
 def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
@@ -212,7 +217,7 @@ def _cut_differently(a: Run, b: Run, splits: Splits, step: int | None, *, alike:
         return True
     if one.sizes and two.sizes:
         cut = len(one.sizes) != len(two.sizes)  # from the first step on
-        return cut and (sum(one.sizes) == sum(two.sizes) or sum(one.elements) == sum(two.elements))
+        return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
     losses = [_losses(run.rank(run.recorded[0]), step) for run in (a, b)]
     if not all(losses) or len(losses[0]) == len(losses[1]):
         return False  # runs that cut a batch differently do so from their first step on
@@ -234,49 +239,37 @@ def _losses(reader: RankReader, step: int) -> Sequence[float]:
     return [float(batch.floats["mean"][row]) for row in rows]
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """One call of the model on one rank.
-
-    Attributes:
-        samples: leading size of what it is given; 0 where that is not on record.
-        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
-    """
-
-    samples: int = 0
-    tokens: int = 0
-
-
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank."""
-    return [_of_rank(own, root, step) for own in readers_of(reader)]
+    return [_of_rank(rank, root, step) for rank in readers_of(reader)]
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+    """One for each call of the outermost module, by what is first of what it is given and gives."""
     sites, batch = reader.sites, reader.read(step)
-    order = np.argsort(batch.sequence, kind="stable").tolist()
-    samples: dict[int, int] = {}
+    given: dict[int, tuple[int, ...]] = {}
     tokens: dict[int, int] = {}
     last = ""
-    for row in order:
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
         number = int(batch.site[row])
         call, kind, fqn = int(sites.call[number]), sites.kind[number], sites.fqn[number]
         shape = reader.layouts[int(batch.layout[row])].shape
         if fqn == root and sites.phase[number] == Phase.FORWARD.value and kind in {"input", "output"}:
-            samples.setdefault(call, 0)
-            if shape and not samples[call]:
-                samples[call] = shape[0]
+            given[call] = given.get(call) or shape
         elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
             last = last or fqn
             if fqn == last and call not in tokens:
                 tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
-    exact = all(tokens.get(call, 0) > 0 for call in samples) and len(tokens) == len(samples)
-    return [Microbatch(samples[call], tokens[call] if exact else 0) for call in sorted(samples)]
+    exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
+    return [
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
+        for call, shape in sorted(given.items())
+    ]
 
 
 def _counted(shape: tuple[int, ...], zeros: int) -> int:
     """Rows of a gradient that are not zero; 0 where zeros do not come by whole rows."""
-    rows, rest = int(np.prod(shape[:-1])), zeros % shape[-1]
+    rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
