@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.join.at import At, Tensor, tensor_of
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.batch import StepBatch, preceded
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
     from introspect_cli.store.whole import Reader
-
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
-
-Tensor = tuple[int, str, str]
-"""Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
 
 
 @dataclass
@@ -86,42 +82,10 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 # --- the tensors of a step
 
 
-def _rows(batch: StepBatch, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
-    """The rows of a step's tensors, of one phase or of all: of several calls the first at the start, else the last."""
-    wanted = of_kinds(sites.kind, STATE_KINDS)
-    if phase is not None:
-        wanted &= sites.phase == phase_code(phase)
-    numbers = batch.site
-    rows = np.flatnonzero(wanted[numbers])
-    rows = rows[np.argsort(batch.sequence[rows], kind="stable")]
-    if phase is Phase.START:
-        rows = rows[::-1]
-    return {_tensor(sites, int(numbers[row])): row for row in rows.tolist()}
-
-
-def _tensor(sites: Columns | Alignment, number: int) -> Tensor:
-    return int(sites.kind[number]), sites.fqn[number], sites.path[number]
-
-
-def values_of(reader: Reader, step: int, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
-    """Checksums of a step's tensors, of one phase or of all."""
-    batch = reader.read(step)
-    return {tensor: int(batch.checksum[row]) for tensor, row in _rows(batch, sites, phase).items()}
-
-
-def start_values(reader: Reader, sites: Columns) -> dict[Tensor, int]:
-    """Checksums of the parameters and buffers that a run's first captured step began with."""
-    found = values_of(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
-    codes = [kind_code(kind) for kind in _TENSORS]
-    return {tensor: value for tensor, value in found.items() if tensor[0] in codes}
-
-
 def redundant_starts(sides: Sides, alignment: Alignment, pair: Table) -> tuple[Mask, Mask]:
     """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
-    left = [
-        values_of(reader, step - 1, sites) if step - 1 in reader else None
-        for reader, step, sites in ((sides.a, pair.step, alignment.a), (sides.b, pair.step_b, alignment.b))
-    ]
+    before = At(sides.a, alignment.a, pair.step - 1), At(sides.b, alignment.b, pair.step_b - 1)
+    left = [at.tensors() if at.recorded else None for at in before]
     return (
         _repeats(alignment, pair.a, pair.only_a, None, left[0] if left[0] is not None else left[1]),
         _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, left[1] if left[1] is not None else left[0]),
@@ -137,7 +101,7 @@ def _repeats(
         return repeats
     unions = _unions(batch, ids)[rows]
     for place in np.flatnonzero(starts(alignment, unions)):
-        repeats[place] = left.get(_tensor(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
+        repeats[place] = left.get(tensor_of(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
     return repeats
 
 
@@ -158,18 +122,18 @@ def with_starts(
     none = np.empty(0, dtype=np.int64)
     wanted = other_union[starts(alignment, other_union)]
     wanted = wanted[~np.isin(wanted, _unions(batch, ids))]
-    if not len(wanted) or step - 1 not in reader:
+    before = At(reader, alignment.a if ids is None else alignment.b, step - 1)
+    if not len(wanted) or not before.recorded:
         return batch, none
     numbers = np.full(alignment.size, -1, dtype=np.int64)
     held = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
     numbers[held] = np.arange(len(held))
-    before = reader.read(step - 1)
-    rows_of = _rows(before, alignment.a if ids is None else alignment.b)
-    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and _tensor(alignment, union) in rows_of]
+    rows_of = before.tensor_rows()
+    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
     if not unions:
         return batch, none
-    rows = np.array([rows_of[_tensor(alignment, union)] for union in unions], dtype=np.int64)
-    return preceded(batch, before, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+    rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
+    return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
 
 
 def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
@@ -188,18 +152,11 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 
 def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
     """Tensors that the later of two captures began with and that differ from what the other had then."""
-    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step + offset
-    if first_a == first_b:
+    a, b = At.first(sides.a, alignment.a), At.first(sides.b, alignment.b)
+    if a.step == b.step + offset:
         return Carried()
-    late, whole, sites_late, sites_whole, first = (
-        (sides.b, sides.a, alignment.b, alignment.a, first_b)
-        if first_b > first_a
-        else (sides.a, sides.b, alignment.a, alignment.b, first_a - offset)
-    )
-    if first - 1 not in whole:
-        return Carried()
-    began = values_of(late, late.entry(0).step, sites_late, Phase.START)
-    ended = values_of(whole, first - 1, sites_whole, Phase.OPTIMIZER)
+    late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
+    began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Carried(
         params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
 
 Ids = npt.NDArray[np.int64]
@@ -247,16 +246,6 @@ class Alignment:
         """Which sites count: never settings, and only what was selected."""
         counted = selected(self.kind, self.fqn, kinds, modules)
         return counted & ~of_kinds(self.kind, SETTING_KINDS)
-
-
-def picked(batch: StepBatch, sites: Columns, kind: Kind, phase: Phase | None = None) -> list[tuple[int, int]]:
-    """Rows of a step's records of a kind, in a phase or in all, each with the number of its site."""
-    wanted = sites.kind == kind_code(kind)
-    if phase is not None:
-        wanted = wanted & (sites.phase == phase_code(phase))
-    numbers = batch.site
-    rows = np.flatnonzero(wanted[numbers])
-    return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
