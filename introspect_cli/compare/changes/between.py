@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Clues
+from introspect_cli.compare.changes.computes import Clues
 from introspect_cli.compare.changes.ranking import CodeChanges, ranked
 from introspect_cli.compare.changes.renames import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.alignment import DEFINITIONS
@@ -32,12 +32,11 @@ _LOGS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statement:
     """One statement, a compound one without its body.
 
     Attributes:
-        number: its place in the program.
         file: its file.
         scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
         first: its first line.
@@ -45,11 +44,10 @@ class Statement:
         defines: what it gives.
         uses: what it takes.
         calls: last names of what it calls.
-        around: numbers of the compound statements of its function that it stands in.
+        around: the compound statements of its function that it stands in.
         node: its syntax.
     """
 
-    number: int
     file: str
     scope: str
     first: int
@@ -57,8 +55,8 @@ class Statement:
     defines: frozenset[Key]
     uses: frozenset[Key]
     calls: tuple[str, ...]
-    around: tuple[int, ...]
-    node: ast.stmt = field(compare=False, repr=False)
+    around: tuple[Statement, ...]
+    node: ast.stmt
 
     @property
     def place(self) -> tuple[str, str]:
@@ -114,22 +112,18 @@ class _Reader:
     def __init__(self, program: Parsed, file: str) -> None:
         self.program, self.file = program, file
 
-    def body(self, nodes: list[ast.stmt], scope: _Scope, around: tuple[int, ...] = ()) -> None:
+    def body(self, nodes: list[ast.stmt], scope: _Scope, around: tuple[Statement, ...] = ()) -> None:
         for node in nodes:
-            self.statement(node, scope, around)
+            if isinstance(node, DEFINITIONS):
+                self.definition(node, scope)
+                continue
+            around_inner = *around, self.add(node, scope, around)
+            inner = [getattr(node, block, []) for block in ("body", "orelse", "finalbody")]
+            inner += [own.body for own in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
+            for block in inner:
+                self.body(block, scope, around_inner)
 
-    def statement(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...]) -> None:
-        if isinstance(node, DEFINITIONS):
-            self.definition(node, scope)
-            return
-        number = self.add(node, scope, around)
-        inner = [getattr(node, block, []) for block in ("body", "orelse", "finalbody")]
-        inner += [own.body for own in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
-        for block in inner:
-            self.body(block, scope, (*around, number))
-
-    def definition(self, node: ast.stmt, scope: _Scope) -> None:
-        assert isinstance(node, DEFINITIONS)
+    def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, scope: _Scope) -> None:
         qualified = scope.prefix + node.name
         if isinstance(node, ast.ClassDef):
             bases = tuple(name for base in node.bases if (name := last_name(base)))
@@ -145,8 +139,9 @@ class _Reader:
             self.add(node, inner, (), scope)
         self.body(node.body, inner)
 
-    def add(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...], outer: _Scope | None = None) -> int:
-        number = len(self.program.statements)
+    def add(
+        self, node: ast.stmt, scope: _Scope, around: tuple[Statement, ...], outer: _Scope | None = None
+    ) -> Statement:
         first = min([node.lineno, *(own.lineno for own in getattr(node, "decorator_list", ()))])
         body = getattr(node, "body", None)
         last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
@@ -159,21 +154,10 @@ class _Reader:
                 self.program.parameters[key] = (self.file, scope.name)
         if outer is not None:
             found.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
-        self.program.statements.append(
-            Statement(
-                number,
-                self.file,
-                scope.name,
-                first,
-                last,
-                frozenset(found.defines),
-                frozenset(found.uses),
-                tuple(dict.fromkeys(found.calls)),
-                around,
-                node,
-            )
-        )
-        return number
+        defines, uses, calls = frozenset(found.defines), frozenset(found.uses), tuple(dict.fromkeys(found.calls))
+        statement = Statement(self.file, scope.name, first, last, defines, uses, calls, around, node)
+        self.program.statements.append(statement)
+        return statement
 
 
 class _Names(ast.NodeVisitor):

@@ -12,18 +12,19 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
-from introspect_cli.compare.changes.nearness import Version
+from introspect_cli.compare.changes.nearness import ORDER, Nearness, Version
 from introspect_cli.compare.changes.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from introspect_cli.compare.changes.computes import Clues
     from introspect_cli.compare.changes.statements import Change
 
 
@@ -102,13 +103,11 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
-    for side, program in zip((change.a, change.b), sides, strict=True):
+    for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
-        numbers = program.program.at(change.file, side.first, side.last)
-        if change.unit == "file":
-            numbers = {statement.number for statement in program.program.statements if statement.file == change.file}
-        best = min([best, *map(program.nearness, numbers)])
+        last = sys.maxsize if change.unit == "file" else side.last
+        best = min([best, *map(version.nearness, version.program.at(change.file, side.first, last))])
     return (
         Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
     )

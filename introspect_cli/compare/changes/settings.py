@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness
+from introspect_cli.compare.changes.nearness import Nearness
 from introspect_cli.compare.evidence import RANDOM, Known
 
 if TYPE_CHECKING:
