@@ -68,10 +68,8 @@ class Found:
         shapes: those with another shape.
         casts: those of another element type.
         forms: what one has in another form than the other.
-        only_a: what a alone has.
-        only_b: what b alone has.
-        kinds_a: kinds that a alone holds.
-        kinds_b: kinds that b alone holds.
+        only: what a alone has, and what b alone has.
+        kinds: kinds that a alone holds, and that b alone holds.
         steps: of a and of b, how many steps their optimizer has made; None where that is not one number.
         unread: tensors that could not be read.
         within: values that differ within the tolerance or noise given.
@@ -87,10 +85,8 @@ class Found:
     shapes: list[Divergence] = field(default_factory=list)
     casts: list[Cast] = field(default_factory=list)
     forms: list[Form] = field(default_factory=list)
-    only_a: list[Divergence] = field(default_factory=list)
-    only_b: list[Divergence] = field(default_factory=list)
-    kinds_a: tuple[Kind, ...] = ()
-    kinds_b: tuple[Kind, ...] = ()
+    only: tuple[list[Divergence], list[Divergence]] = field(default_factory=lambda: ([], []))
+    kinds: tuple[list[Kind], list[Kind]] = field(default_factory=lambda: ([], []))
     steps: tuple[float | None, float | None] = (None, None)
     unread: int = 0
     within: int = 0
@@ -101,21 +97,27 @@ class Found:
     unrecorded: list[Divergence] = field(default_factory=list)
 
     @property
+    def every(self) -> list[Divergence]:
+        """All that differs beside names and forms."""
+        casts = [tensor for cast in self.casts for tensor in cast.tensors]
+        return [*self.differ, *self.shapes, *casts, *self.only[0], *self.only[1]]
+
+    @property
     def same(self) -> bool:
         """Whether nothing differs that both could have, but for its name or a form that was proven."""
-        return not self.rest and all(form.proven for form in self.forms)
+        return not self.every and all(form.proven for form in self.forms)
 
     @property
     def doubtful(self) -> int:
         """Where nothing else differs: how many tensors are in another form whose elements were not compared."""
-        if self.rest or any(form.proven is False for form in self.forms):
+        if self.every or any(form.proven is False for form in self.forms):
             return 0
         return sum(form.proven is None for form in self.forms)
 
     @property
-    def rest(self) -> bool:
-        """Whether anything differs beside names and forms."""
-        return bool(self.differ or self.shapes or self.casts or self.only_a or self.only_b)
+    def checkpoint(self) -> str:
+        """The letter of the checkpoint that a run's moment is compared with."""
+        return "b" if self.run == "a" else "a"
 
 
 # --- words
@@ -131,12 +133,13 @@ def sentence_of(
     rest = [names + more, *rest] if names else rest
     if not sum(by_fate.counts.values()):
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
-    if verdict is Verdict.UNDECIDED and by_fate.doubtful:
-        every = count(sum(by_fate.counts.values()), "tensor")
-        text = f"Could not tell: of {every} {by_fate.doubtful:,} in another form agree"
-        return f"{text} by extrema and moments alone, the others are equal.", rest
     if verdict is Verdict.UNDECIDED:
-        return f"Could not tell: all that could be read is equal, but {by_fate.unread} could not be read.", rest
+        every = count(sum(by_fate.counts.values()), "tensor")
+        text = f"all that could be read is equal, but {by_fate.unread} could not be read"
+        if by_fate.doubtful:
+            text = f"of {every} {by_fate.doubtful:,} in another form agree by extrema and moments alone"
+            text += ", the others are equal"
+        return f"Could not tell: {text}.", rest
     if verdict is Verdict.SAME:
         if settings:
             rest.append(f"what differs beside them: {some([describe(change) for change in settings], _SETTINGS)}")
@@ -151,13 +154,12 @@ def sentence_of(
             rest,
         )
     lead, *others = clauses
-    model_differs = any(own.site.kind in MODEL for own in _all(by_fate))
+    model_differs = any(own.site.kind in MODEL for own in by_fate.every)
     if by_fate.run and not model_differs:
         return f"{_at(by_fate)}, but {lead}.", [*others, *rest]
     if by_fate.run and not (by_fate.differ or by_fate.shapes or by_fate.casts):
-        letter = "b" if by_fate.run == "a" else "a"
-        text = f"What checkpoint {letter} holds of the model, run {by_fate.run} has {by_fate.moment}, but {lead}."
-        return text, [*others, *rest]
+        text = f"What checkpoint {by_fate.checkpoint} holds of the model, run {by_fate.run} has {by_fate.moment}"
+        return f"{text}, but {lead}.", [*others, *rest]
     if by_fate.run:
         text = f"At no recorded step has run {by_fate.run} all tensors of the checkpoint: nearest is {by_fate.moment}"
         return f"{text}, where {lead}.", [*others, *rest]
@@ -170,26 +172,17 @@ def _at(tensors: Found) -> str:
     """That a checkpoint is of a moment of a run; "" where both are checkpoints."""
     if not tensors.run:
         return ""
-    kinds = [kind.several for kind in MODEL if tensors.counts[kind]]
-    other = "b" if tensors.run == "a" else "a"
+    kinds = listed([kind.several for kind in MODEL if tensors.counts[kind]])
     close = " within the tolerance" if tensors.within else ""
-    return f"Checkpoint {other} has the {listed(kinds)} that run {tensors.run} has {tensors.moment}{close}"
+    return f"Checkpoint {tensors.checkpoint} has the {kinds} that run {tensors.run} has {tensors.moment}{close}"
 
 
 def _also(found: Found) -> list[str]:
-    clauses = []
-    if found.alike:
-        clauses.append(f"run {found.run} has the same {some(found.alike)}")
+    clauses = [f"run {found.run} has the same {some(found.alike)}"] if found.alike else []
     if found.unrecorded:
-        clauses.append(
-            f"not compared, for one side alone has it on record: {some([_name(own) for own in found.unrecorded])}"
-        )
+        names = some([_name(own) for own in found.unrecorded])
+        clauses.append(f"not compared, for one side alone has it on record: {names}")
     return clauses
-
-
-def _all(found: Found) -> list[Divergence]:
-    casts = [tensor for cast in found.casts for tensor in cast.tensors]
-    return [*found.differ, *found.shapes, *casts, *found.only_a, *found.only_b]
 
 
 def _of(found: Found, kinds: Iterable[Kind]) -> int:
@@ -227,12 +220,9 @@ def _differ(found: Found) -> list[str]:
         if not members:
             continue
         total = _of(found, kinds)
-        number = (
-            f"all {total:,}" if len(members) == total > 1 else f"{len(members):,} of {total:,}" if total > 1 else "the"
-        )
-        noun = several if total > 1 else one
-        verb = "differs" if len(members) == 1 else "differ"
-        clauses.append(f"{number} {noun} {verb}{_where(members)}")
+        some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
+        subject = f"{some_of} {several}" if total > 1 else f"the {one}"
+        clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{_where(members)}")
     return clauses
 
 
@@ -301,7 +291,7 @@ def _shape(own: Divergence, side: str) -> str:
 def _lacking(found: Found) -> list[str]:
     return [
         f"{side} lacks {count(len(only), 'tensor')} of {other}: {some([_name(own) for own in only])}"
-        for only, side, other in ((found.only_a, "b", "a"), (found.only_b, "a", "b"))
+        for only, side, other in zip(found.only, "ba", "ab", strict=True)
         if only
     ]
 
@@ -341,7 +331,7 @@ _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 def _alone(found: Found) -> list[str]:
     return [
         f"{side} alone holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
-        for side, kinds in (("a", found.kinds_a), ("b", found.kinds_b))
+        for side, kinds in zip("ab", found.kinds, strict=True)
         if kinds
     ]
 

@@ -81,7 +81,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         names += _prefixed(*outcome.match.patterns[0])
     sentence, evidence = sentence_of(by_fate, verdict, names, settings)
     listed = [*by_fate.differ, *(one for cast in by_fate.casts for one in cast.tensors)]
-    listed = [*by_fate.shapes, *by_fate.only_a, *by_fate.only_b, *sorted(listed, key=_farthest_first)]
+    listed = [*by_fate.shapes, *by_fate.only[0], *by_fate.only[1], *sorted(listed, key=_farthest_first)]
     first = listed[0] if listed and verdict is Verdict.DIVERGED else None
     return replace(
         answer,
@@ -118,54 +118,50 @@ def _notes(runs: tuple[Run, Run]) -> list[str]:
 
 
 def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Found:
-    by_fate = Found()
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
     one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
-    by_fate.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
-    by_fate.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
     common = one.keys() & two.keys()
     every = [own for own in outcome.listed if own.site.kind in common]
     only = [own for own in every if own.b is None], [own for own in every if own.a is None]
-    for kind in sorted(common, key=list(Kind).index):
-        alone = sum(own.site.kind is kind for own in only[0])
-        by_fate.counts[kind] = one[kind] - alone
     forms = Forms(runs, only, outcome)
-    by_fate.shapes = forms.look(only, [own for own in every if _other_shape(own)])
-    by_fate.forms = forms.matched
-    moved = [form for form in forms.matched if form.a != form.b]
-    by_fate.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
-    settled = forms.settled
-    by_fate.only_a, by_fate.only_b = (
-        [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
-        for side, done in zip(only, settled, strict=True)
-    )
-    _set_aside(by_fate, runs)
+    shapes = forms.look(only, [own for own in every if _other_shape(own)])
     plain = [own for own in every if own.a is not None and own.b is not None and not _other_shape(own)]
     cast = [own for own in plain if own.a and own.b and own.a.layout.dtype != own.b.layout.dtype]
-    by_fate.casts = _casts(runs, cast)
-    by_fate.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
-    by_fate.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
-    by_fate.within = outcome.tally["within"]
-    by_fate.selected = bool(asked.kinds or asked.modules)
-    by_fate.unread = max(sum(_is_unread(run)) for run in runs)
+    left = [
+        [own for own in side if own.site.kind not in MODEL or own.site.fqn not in settled]
+        for side, settled in zip(only, forms.settled, strict=True)
+    ]
+    by_fate = Found(
+        counts=Counter(
+            {kind: one[kind] - sum(own.site.kind is kind for own in only[0]) for kind in Kind if kind in common}
+        ),
+        differ=sorted((own for own in plain if own not in cast), key=_farthest_first),
+        shapes=shapes,
+        casts=_casts(runs, cast),
+        forms=forms.matched,
+        only=(left[0], left[1]),
+        kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
+        steps=(_optimizer_step(runs[0]), _optimizer_step(runs[1])),
+        unread=max(_unread(run) for run in runs),
+        within=outcome.tally["within"],
+        selected=bool(asked.kinds or asked.modules),
+    )
+    by_fate.counts[Kind.PARAM] += sum(len(form.a) for form in forms.matched if form.a != form.b)
+    for place, name in enumerate("ab"):
+        about = runs[place].manifest["checkpoint"]
+        if "moment" in about:
+            by_fate.run, by_fate.moment = name, str(about["moment"])
+            by_fate.alike = tuple(map(str, about.get("alike", ())))
+            _set_aside(by_fate, place)
     return by_fate
 
 
-def _set_aside(by_fate: Found, runs: tuple[Run, Run]) -> None:
+def _set_aside(by_fate: Found, run: int) -> None:
     """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
-    for place, name in enumerate("ab"):
-        about = runs[place].manifest["checkpoint"]
-        if "moment" not in about:
-            continue
-        by_fate.run, by_fate.moment, by_fate.alike = (
-            name,
-            str(about["moment"]),
-            tuple(map(str, about.get("alike", ()))),
-        )
-        mine, theirs = (by_fate.only_a, by_fate.only_b) if name == "a" else (by_fate.only_b, by_fate.only_a)
-        by_fate.unrecorded = [*theirs, *(own for own in mine if own.site.kind is not Kind.PARAM)]
-        theirs.clear()
-        mine[:] = [own for own in mine if own.site.kind is Kind.PARAM]
+    only, others = by_fate.only[run], by_fate.only[1 - run]
+    by_fate.unrecorded = [*others, *(own for own in only if own.site.kind is not Kind.PARAM)]
+    others.clear()
+    only[:] = [own for own in only if own.site.kind is Kind.PARAM]
 
 
 def _counters_first(change: SettingChange) -> tuple[bool, bool]:
@@ -189,8 +185,8 @@ def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
     return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
 
 
-def _is_unread(run: Run) -> list[bool]:
-    return [int(status) == int(Status.NOT_OBSERVED) for status in np.asarray(run.rank(0).read_row(0).status)]
+def _unread(run: Run) -> int:
+    return int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum())
 
 
 def _other_shape(own: Divergence) -> bool:
@@ -221,9 +217,8 @@ def _number(text: str) -> float | None:
 def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
     groups: dict[tuple[str, str], list[Divergence]] = {}
     for own in cast:
-        assert own.a is not None
-        assert own.b is not None
-        groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
+        if own.a is not None and own.b is not None:
+            groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
     casts = []
     for (a, b), members in groups.items():
         proofs = [_is_rounded(runs, member.a, member.b) for member in members]

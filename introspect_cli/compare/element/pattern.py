@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.element.elements import Elements, differing, elements, index_of, ulp_bins
+from introspect_cli.compare.element.elements import Elements, differing, elements, index_of, relation, ulp_bins
 from introspect_cli.compare.element.grid import Picture, picture_of
-from introspect_cli.compare.element.relation import relation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
