@@ -69,19 +69,21 @@ def value(found: object) -> Summary:
 def scalar(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known."""
     printed = float(number)
-    stats: dict[str, float] = {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": int(printed == 0)}
+    flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}
+    stats: dict[str, float] = {**{name: int(flag) for name, flag in flags.items()}, "zeros": int(printed == 0)}
     if np.isfinite(printed):
-        stats |= {
-            "min": printed,
-            "max": printed,
-            "absmin": abs(printed),
-            "mean": printed,
-            "amean": abs(printed),
-            "var": 0.0,
-        }
-    else:
-        stats |= {"nans": int(np.isnan(printed)), "posinfs": int(printed > 0), "neginfs": int(printed < 0)}
+        stats |= dict.fromkeys(("min", "max", "mean"), printed) | dict.fromkeys(("absmin", "amean"), abs(printed))
+        stats["var"] = 0.0
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
+
+
+def biased(stats: dict[str, float], numel: int) -> None:
+    """Fill in the biased variance, which is what a run keeps, from the unbiased one or from `std`, the root of that."""
+    if "var" in stats or numel < 1:
+        return
+    unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
+    if unbiased is not None:
+        stats["var"] = unbiased * (numel - 1) / numel
 
 
 def read_bytes(path: Path) -> bytes:

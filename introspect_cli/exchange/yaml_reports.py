@@ -71,9 +71,13 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
     for record in records:
         by_kind.setdefault(record.site.kind, []).append(record)
     root = _only_root(by_kind)
+    data, grads, buffers = (_latest(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
     parts = {
-        "parameters": _parameters(run, by_kind, root),
-        "buffers": _buffers(run, by_kind, root),
+        "parameters": _parameters(run, data, grads, root),
+        "buffers": {
+            **{name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()},
+            **_all_of(run, "buffers", buffers),
+        },
         "optimizers": _optimizers(run, by_kind),
         "rngs": _rngs(by_kind),
         "batch": _batch(run, by_kind, step),
@@ -132,27 +136,19 @@ def yaml_value(text: str) -> Any:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _parameters(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
-    data, grads = _latest(by_kind.get(Kind.PARAM, [])), _latest(by_kind.get(Kind.GRAD, []))
+def _parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], root: str) -> dict[str, Any]:
     parts_by_name: dict[str, Any] = {}
     for name in dict.fromkeys([*data, *grads]):
         parts = {"data": data.get(name), "grad": grads.get(name)}
         parts_by_name[name.removeprefix(root)] = {
             key: _leaf(run, record) for key, record in parts.items() if record is not None
         }
-    if data:
-        parts_by_name["__all_data__"] = _all(digest_of(run, record) for record in data.values())
-    if grads:
-        parts_by_name["__all_grads__"] = _all(digest_of(run, record) for record in grads.values())
-    return parts_by_name
+    return parts_by_name | _all_of(run, "data", data) | _all_of(run, "grads", grads)
 
 
-def _buffers(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
-    buffers = _latest(by_kind.get(Kind.BUFFER, []))
-    lines = {name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()}
-    if buffers:
-        lines["__all_buffers__"] = _all(digest_of(run, record) for record in buffers.values())
-    return lines
+def _all_of(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
+    """The digest of all records' digests, where there are any."""
+    return {f"__all_{what}__": _all(digest_of(run, record) for record in records.values())} if records else {}
 
 
 def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
