@@ -89,7 +89,7 @@ class Dump:
             StoreError: a file cannot be read, or two arrays have one name.
             UsageError: a name does not say what it is of.
         """
-        found: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
+        steps: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
         seen: dict[tuple[int, int, Site], str] = {}
         own_order = True
         for below, path in self.paths:
@@ -108,9 +108,9 @@ class Dump:
                 if selects(named.site.fqn, self.whole):
                     bits = np.concatenate([*tensor.read(), np.empty(0, NUMPY[tensor.dtype])])
                     self.kept.append((kept.checksum, bits.data.cast("B"), tensor.dtype, tensor.shape))
-                rows = found[named.step, named.rank]
+                rows = steps[named.step, named.rank]
                 rows.append((named.order, len(rows), (named.site, SiteInfo(), kept)))
-        for (step, rank), rows in sorted(found.items()):
+        for (step, rank), rows in sorted(steps.items()):
             numbered = all(order is not None for order, _, _ in rows)
             if numbered:
                 rows.sort(key=lambda item: (item[0] or 0, item[1]))
@@ -128,11 +128,11 @@ def find(source: Path) -> list[tuple[str, Path]]:
     if source.is_file():
         return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in ARRAYS else []
     try:
-        found = [path for end in ARRAYS for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
+        paths = [path for end in ARRAYS for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
     except OSError as error:  # a directory that went meanwhile
         raise StoreError(f"{source} cannot be searched: {error.strerror} ({error.filename})") from None
     named = []
-    for path in sorted(found):
+    for path in sorted(paths):
         words = path.relative_to(source).with_suffix("").as_posix()
         stem = path.stem
         # What an archive is called says something only if it is a step or a rank: model-00001-of-00002 is no name.

@@ -121,8 +121,8 @@ def _number(value: Any) -> Any:
     """The one number of a tensor."""
     if not isinstance(value, Pieces) or value.unread:
         return None
-    found = [widened(bits, value.dtype).tolist() for bits in value.read()]
-    return found[0][0] if found and len(found[0]) == 1 and isinstance(found[0][0], (bool, int, float)) else None
+    pieces = [widened(bits, value.dtype).tolist() for bits in value.read()]
+    return pieces[0][0] if pieces and len(pieces[0]) == 1 and isinstance(pieces[0][0], (bool, int, float)) else None
 
 
 def _singular(name: str) -> str:
@@ -204,9 +204,9 @@ def _optimizers(
         state.settings["optimizers"] = documents
 
 
-def _groups(found: Any) -> list[dict[str, Any]]:
+def _groups(stored: Any) -> list[dict[str, Any]]:
     """The groups of parameters, in order; a distributed checkpoint has them by number."""
-    listed = list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
+    listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
     for group in groups:
         members = group.get("params")
@@ -262,13 +262,13 @@ def _fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
     """The first names, in order, that have these shapes."""
-    found, rest = [], iter(candidates)
+    names, rest = [], iter(candidates)
     for shape in shapes:
-        name = next((name for name, own in rest if shape is None or own == shape), None)
+        name = next((name for name, size in rest if shape is None or size == shape), None)
         if name is None:
             return None
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 # --- random states

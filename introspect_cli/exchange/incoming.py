@@ -59,10 +59,10 @@ def checksum_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def value(found: object) -> Summary:
+def value(plain: object) -> Summary:
     """The summary of a plain value."""
-    kind = type(found).__name__
-    text = repr(found)[:200]
+    kind = type(plain).__name__
+    text = repr(plain)[:200]
     return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
 
 
@@ -128,8 +128,8 @@ def write_run(
     """
     from introspect_cli.version import __version__
 
-    ordered = sorted(steps, key=lambda found: (found.rank, found.step))
-    kinds = sorted({site.kind.value for found in ordered for site, _, _ in found.rows})
+    ordered = sorted(steps, key=lambda step: (step.rank, step.step))
+    kinds = sorted({site.kind.value for step in ordered for site, _, _ in step.rows})
     with StoreWriter.create(path, force=force) as store:
         manifest: dict[str, Any] = {
             "tool": {"name": "introspect-cli", "version": __version__},
@@ -143,16 +143,16 @@ def write_run(
         for name, document in settings.items():
             store.write_settings(name, document)
         ranks: dict[int, RankWriter] = {}
-        for found in ordered:
-            writer = ranks.get(found.rank)
+        for step in ordered:
+            writer = ranks.get(step.rank)
             if writer is None:
                 on_request = () if sketch else _ON_REQUEST
-                writer = ranks[found.rank] = store.rank(found.rank, sketch=sketch, sorted_stats=on_request)
-            writer.append(found.step, _batch(writer, found.rows, sketch=sketch))
+                writer = ranks[step.rank] = store.rank(step.rank, sketch=sketch, sorted_stats=on_request)
+            writer.append(step.step, _batch(writer, step.rows, sketch=sketch))
         for checksum, data, dtype, shape in stored:
             store.save_tensor(checksum, data, dtype, shape)
         store.write_manifest({**manifest, "status": "complete"})
-    return len(ordered), sum(len(found.rows) for found in ordered)
+    return len(ordered), sum(len(step.rows) for step in ordered)
 
 
 def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:

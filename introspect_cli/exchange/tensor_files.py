@@ -88,9 +88,9 @@ def _tensor_files(names: set[str]) -> list[str]:
     if indexes:
         return indexes
     for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        found = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
-        if found:
-            return found
+        files = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
+        if files:
+            return files
     return []
 
 
@@ -116,25 +116,23 @@ def read_any(path: Path) -> dict[Any, Any]:
 
 
 def _of(path: Path) -> dict[Any, Any]:
-    found = _file(path)
-    return found if isinstance(found, dict) else {"": found}
+    content = _file(path)
+    return content if isinstance(content, dict) else {"": content}
 
 
 def _directory(path: Path) -> dict[Any, Any]:
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
         return read_distributed(path)
-    found: dict[Any, Any] = {}
+    tensors: dict[Any, Any] = {}
     files = _tensor_files(names)
     for name in files:
         # of several files whose tensors are called alike, each is a part of its own
         inside = _sharded(path, name) if name.endswith(".index.json") else _of(path / name)
-        if found.keys() & inside.keys():
-            raise StoreError(
-                f"{path} has several files with a tensor {next(iter(found.keys() & inside.keys()))!r}: name one of them"
-            )
-        found |= inside
-    whole: dict[Any, Any] = {"model": found} if found else {}
+        if twice := tensors.keys() & inside.keys():
+            raise StoreError(f"{path} has several files with a tensor {next(iter(twice))!r}: name one of them")
+        tensors |= inside
+    whole: dict[Any, Any] = {"model": tensors} if tensors else {}
     for name in _parts(path, names):
         part = read_distributed(path / name)
         whole |= part if not whole.keys() & part.keys() else {name: part}
@@ -144,7 +142,7 @@ def _directory(path: Path) -> dict[Any, Any]:
     if _STATE in names:
         state = _json(path / _STATE)
         whole["trainer"] = {key: state[key] for key in _COUNTERS if key in state} if isinstance(state, dict) else {}
-    return whole if len(whole) > 1 or not found else found
+    return whole if len(whole) > 1 or not tensors else tensors
 
 
 def _sharded(folder: Path, name: str) -> dict[Any, Any]:
@@ -153,7 +151,7 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise StoreError(f"{folder / name} is no index of tensors: it has no weight_map")
-    found: dict[Any, Any] = {}
+    tensors: dict[Any, Any] = {}
     for file in dict.fromkeys(places.values()):
         if file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name, not a path
             raise StoreError(f"{folder / name} names {file!r}, which is no file beside it: nothing of it is read")
@@ -161,8 +159,8 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
         wanted = [tensor for tensor, place in places.items() if place == file]
         if lost := [tensor for tensor in wanted if tensor not in held]:
             raise StoreError(f"{folder / file} lacks {lost[0]}, which {name} says is there")
-        found |= {tensor: held[tensor] for tensor in wanted}
-    return found
+        tensors |= {tensor: held[tensor] for tensor in wanted}
+    return tensors
 
 
 def _json(path: Path) -> Any:
@@ -213,7 +211,7 @@ def _safetensors(path: Path) -> dict[Any, Any]:
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
         raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
-    data, found = 8 + length, {}
+    data, tensors = 8 + length, {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -224,12 +222,12 @@ def _safetensors(path: Path) -> dict[Any, Any]:
             raise ValueError(f"{name} lies beyond the end of the file")
         if kind is None:
             unread = f"elements of type {str(entry['dtype'])[:40]} are not read"
-            found[name] = Pieces(str(entry["dtype"])[:40].lower(), tuple(shape), tuple, unread)
+            tensors[name] = Pieces(str(entry["dtype"])[:40].lower(), tuple(shape), tuple, unread)
             continue
         if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
             raise ValueError(f"{name} needs another number of bytes than it has")
-        found[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
-    return found
+        tensors[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
+    return tensors
 
 
 def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:

@@ -101,10 +101,10 @@ LOSS = re.compile(r"loss|entropy|nll", re.IGNORECASE)
 _COLLECTIVES = words("all_reduce all_gather reduce_scatter broadcast barrier send recv scatter")
 
 
-def merged(*found: Depths) -> Depths:
+def merged(*parts: Depths) -> Depths:
     """Statements of several kinds, each with the least that lies between."""
     least: Depths = {}
-    for depths in found:
+    for depths in parts:
         for statement, depth in depths.items():
             least[statement] = min(least.get(statement, depth), depth)
     return least
@@ -148,7 +148,7 @@ class Place:
         """Statements of these methods of the modules that it is about, but for so many, the innermost first."""
         program = self.program
         every = [program.within(program.methods(name, *names)) for name in self.clues.classes[without:]]
-        return merged(*(farther(found, depth) for depth, found in enumerate(every)))
+        return merged(*(farther(depths, depth) for depth, depths in enumerate(every)))
 
     def casts(self) -> Depths:
         """What casts tensors, where the runs have another dtype there."""
@@ -168,10 +168,10 @@ def raised(at: Place) -> Depths:
 def forward(at: Place) -> Depths:
     """The forward of the innermost module that is the user's own, and what it calls."""
     program, clues = at.program, at.clues
-    known = next((name for name in clues.classes if program.methods(name, "forward", "__call__")), "")
-    if not known or (clues.reason in {"module", "buffer"} and known != clues.classes[0]):
+    innermost = next((name for name in clues.classes if program.methods(name, "forward", "__call__")), "")
+    if not innermost or (clues.reason in {"module", "buffer"} and innermost != clues.classes[0]):
         return at.casts()  # a module of a library: what builds it is meant, and not what calls it
-    places = program.methods(known, "forward", "__call__", "training_step", "backward")
+    places = program.methods(innermost, "forward", "__call__", "training_step", "backward")
     return merged(at.casts(), program.up_to(clues.before, places))
 
 
@@ -186,15 +186,15 @@ def loss(at: Place) -> Depths:
     starts = program.calling({"backward", "manual_backward", "scale", "grad"})
     ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
     starts |= {statement for place in ends for statement in program.by_place[place]}
-    found = program.behind(starts, at.models | program.given(at.models), most=5)
-    near = {statement.place for statement in program.calling_like(LOSS)} - {own.place for own in starts}
+    depths = program.behind(starts, at.models | program.given(at.models), most=5)
+    near = {statement.place for statement in program.calling_like(LOSS)} - {giver.place for giver in starts}
     data = batch(at) if at.clues.batch_is_equal else {}
-    found = {
-        own: 0 if own.place in near else depth
-        for own, depth in _outside(found, *_OF_MODULES).items()
-        if own not in data
+    depths = {
+        giver: 0 if giver.place in near else depth
+        for giver, depth in _outside(depths, *_OF_MODULES).items()
+        if giver not in data
     }
-    return merged(found, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else found
+    return merged(depths, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else depths
 
 
 def script(at: Place) -> Depths:
@@ -252,8 +252,8 @@ def initial(at: Place) -> Depths:
 
 def _touching(at: Place) -> Depths:
     """What changes a tensor of its name in place, outside of a forward."""
-    found = _outside(at.defining(at.clues.tensor), ".forward")
-    return merged(dict.fromkeys((head for statement in found for head in statement.around), 1), found)
+    touching = _outside(at.defining(at.clues.tensor), ".forward")
+    return merged(dict.fromkeys((head for statement in touching for head in statement.around), 1), touching)
 
 
 def optimizer(at: Place) -> Depths:
@@ -263,23 +263,25 @@ def optimizer(at: Place) -> Depths:
     steps = program.calling({"step", "update", "step_update", "get_lr", "add_param_group"})
     steps = {statement for statement in steps if any(_STEPS.search(name) for _, name in statement.uses)}
     groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]
-    found = {statement for key in groups for statement in program.definers[key]}
+    options = {statement for key in groups for statement in program.definers[key]}
     made = program.calling(clues.optimizers) | program.calling_like(_SCHEDULE)
-    return merged(dict.fromkeys(found | steps | made, 0), stepped)
+    return merged(dict.fromkeys(options | steps | made, 0), stepped)
 
 
 def gradient(at: Place) -> Depths:
     """What stands between `backward` and the optimizer's step, and what clears, clips or scales gradients."""
     program = at.program
-    found = program.calling(_AFTER_BACKWARD) | {*at.defining("grad")}
+    handling = program.calling(_AFTER_BACKWARD) | {*at.defining("grad")}
     for statements in program.by_place.values():
-        starts = [own.first for own in statements if "backward" in own.calls]
-        ends = [own.last for own in statements if "step" in own.calls]
+        starts = [statement.first for statement in statements if "backward" in statement.calls]
+        ends = [statement.last for statement in statements if "step" in statement.calls]
         if starts and ends:
-            found |= {own for own in statements if min(starts) <= own.first <= max(ends)}
-    inside = [place for own in found for name in own.calls for place in program.called(name, own.place)]
+            handling |= {statement for statement in statements if min(starts) <= statement.first <= max(ends)}
+    inside = [
+        place for statement in handling for name in statement.calls for place in program.called(name, statement.place)
+    ]
     collectives = at.calling(_COLLECTIVES) if at.clues.reason in {"collective", "parts"} else {}
-    return merged(farther(program.within(inside), 1), dict.fromkeys(found, 0), collectives)
+    return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), collectives)
 
 
 def structure(at: Place) -> Depths:
@@ -306,7 +308,7 @@ def _assigned(at: Place) -> Depths:
     if len(clues.classes) < 2:
         return {}
     owners = [f"{file}:{name}.self" for file, name, _ in program.classes.get(clues.classes[1], ())]
-    return {own: -1 for owner in owners for own in program.definers.get((owner, clues.attributes[0]), ())}
+    return {statement: -1 for owner in owners for statement in program.definers.get((owner, clues.attributes[0]), ())}
 
 
 def outside(at: Place) -> Depths:

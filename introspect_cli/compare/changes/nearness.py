@@ -69,7 +69,7 @@ class Version:
         self.between = program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
-        self.between |= {own for file, first, last in spans for own in program.at(file, first + 1, last)}
+        self.between |= {inside for file, first, last in spans for inside in program.at(file, first + 1, last)}
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
@@ -85,13 +85,13 @@ class Version:
 
     def _leading(self) -> Depths:
         """What calls the functions in which the lines on record stand, or hands them on to be called."""
-        found: Depths = {}
+        depths: Depths = {}
         edge = {statement.place for statement in self.at.recorded}
         for depth in range(1, _MOST_CALLS):
-            callers = [own for place in edge for own in self.program.callers_of(place) if own not in found]
-            found |= dict.fromkeys(callers, depth)
+            callers = [caller for place in edge for caller in self.program.callers_of(place) if caller not in depths]
+            depths |= dict.fromkeys(callers, depth)
             edge = {statement.place for statement in callers}
-        return found
+        return depths
 
     def _built(self) -> set[Statement]:
         """Where the modules that it is about are built and set up."""
@@ -104,15 +104,17 @@ class Version:
             return program.calling(filter(LOSS.search, clues.roots))
         if clues.reason not in _OF_MODULES:
             return set()
-        found: set[Statement] = set()
+        building: set[Statement] = set()
         for name, attribute in zip(clues.classes[:2], clues.attributes, strict=False):
             calls = program.calling([name])
-            found |= calls.intersection(self.at.defining(attribute)) or calls  # `self.drop = nn.Dropout()`
-            found |= program.within(program.methods(name, "__init__")).keys()
-            found |= {own for place in program.by_place for own in program.by_place[place] if place[1] == name}
+            building |= calls.intersection(self.at.defining(attribute)) or calls  # `self.drop = nn.Dropout()`
+            building |= program.within(program.methods(name, "__init__")).keys()
+            building |= {
+                statement for place in program.by_place for statement in program.by_place[place] if place[1] == name
+            }
             if clues.reason == "module":
                 break
-        return found | (program.calling(MODES) if clues.words & {"training", "train"} else set())
+        return building | (program.calling(MODES) if clues.words & {"training", "train"} else set())
 
 
 _MOST_CALLS = 5

@@ -119,7 +119,7 @@ class _Reader:
                 continue
             around_inner = *around, self.add(node, scope, around)
             inner = [getattr(node, block, []) for block in ("body", "orelse", "finalbody")]
-            inner += [own.body for own in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
+            inner += [clause.body for clause in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
             for block in inner:
                 self.body(block, scope, around_inner)
 
@@ -142,19 +142,19 @@ class _Reader:
     def add(
         self, node: ast.stmt, scope: _Scope, around: tuple[Statement, ...], outer: _Scope | None = None
     ) -> Statement:
-        first = min([node.lineno, *(own.lineno for own in getattr(node, "decorator_list", ()))])
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
         body = getattr(node, "body", None)
         last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
-        found = _Names(scope)
+        names = _Names(scope)
         for part in _direct_parts(node):
-            found.visit(part)
+            names.visit(part)
         if outer is not None and isinstance(node, FUNCTIONS):
             for key in (scope.key(part.arg) for part in ast.iter_child_nodes(node.args) if isinstance(part, ast.arg)):
-                found.defines.add(key)
+                names.defines.add(key)
                 self.program.parameters[key] = (self.file, scope.name)
         if outer is not None:
-            found.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
-        defines, uses, calls = frozenset(found.defines), frozenset(found.uses), tuple(dict.fromkeys(found.calls))
+            names.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
+        defines, uses, calls = frozenset(names.defines), frozenset(names.uses), tuple(dict.fromkeys(names.calls))
         statement = Statement(self.file, scope.name, first, last, defines, uses, calls, around, node)
         self.program.statements.append(statement)
         return statement
@@ -174,11 +174,11 @@ class _Names(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         of = node.value.id if isinstance(node.value, ast.Name) else ""
-        own = self.scope.owner if of == "self" else ""
+        owner = self.scope.owner if of == "self" else ""
         if not isinstance(node.ctx, ast.Load):
-            self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
-        elif own:
-            self.uses.add((own, node.attr))
+            self.defines |= {(".", node.attr), *([(owner, node.attr)] if owner else [])}
+        elif owner:
+            self.uses.add((owner, node.attr))
         else:
             self.uses |= {("=", node.attr), *([] if of in _OPTIONS else [(".", node.attr)])}
         self.visit(node.value)
@@ -259,7 +259,7 @@ def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
 
 def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Names that are local to a function."""
-    found = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    local = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
     elsewhere: set[str] = set()
     pending: list[ast.AST] = list(node.body)
     while pending:
@@ -267,12 +267,12 @@ def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
         if isinstance(current, (ast.Global, ast.Nonlocal)):
             elsewhere |= set(current.names)
         if isinstance(current, DEFINITIONS):
-            found.add(current.name)
+            local.add(current.name)
             continue
         if isinstance(current, ast.Name) and not isinstance(current.ctx, ast.Load):
-            found.add(current.id)
+            local.add(current.id)
         pending += ast.iter_child_nodes(current)
-    return frozenset(found - elsewhere)
+    return frozenset(local - elsewhere)
 
 
 def last_name(node: ast.expr) -> str:

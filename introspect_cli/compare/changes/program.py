@@ -55,11 +55,11 @@ class Program(Parsed):
         return self._by(lambda statement: {name for _, name in statement.uses})
 
     def _by(self, keys: Callable[[Statement], Iterable[T]]) -> dict[T, list[Statement]]:
-        found: dict[T, list[Statement]] = defaultdict(list)
+        index: dict[T, list[Statement]] = defaultdict(list)
         for statement in self.statements:
             for key in keys(statement):
-                found[key].append(statement)
-        return found
+                index[key].append(statement)
+        return index
 
     def callers_of(self, place: Place) -> Iterator[Statement]:
         """The statements that call a function by its name, or hand it on: `model.apply(init)`."""
@@ -70,7 +70,11 @@ class Program(Parsed):
 
     def at(self, file: str, first: int, last: int) -> set[Statement]:
         """The statements that stand on lines of a file."""
-        return {own for own in self.statements if own.file == file and own.first <= last and own.last >= first}
+        return {
+            statement
+            for statement in self.statements
+            if statement.file == file and statement.first <= last and statement.last >= first
+        }
 
     def calling(self, names: Iterable[str]) -> set[Statement]:
         """The statements that call something of one of these names."""
@@ -82,7 +86,7 @@ class Program(Parsed):
 
     def methods(self, class_name: str, *names: str) -> set[Place]:
         """A class's methods, those of its bases in these files included."""
-        found, seen, pending = set(), set(), [class_name]
+        methods, seen, pending = set(), set(), [class_name]
         while pending:
             name = pending.pop()
             if name in seen:
@@ -91,8 +95,8 @@ class Program(Parsed):
             for file, qualified, bases in self.classes.get(name, ()):
                 pending += bases
                 places = {(file, f"{qualified}.{method}") for method in names}
-                found |= places & self.by_place.keys()
-        return found
+                methods |= places & self.by_place.keys()
+        return methods
 
     def gives(self, name: str, qualified: str) -> bool:
         """Whether every call that these files show of a function or class names a parameter or field."""
@@ -106,29 +110,29 @@ class Program(Parsed):
 
     def _keywords(self, statement: Statement, call: ast.Call) -> set[str]:
         """What a call names, those of a dictionary `**options` included where all that gives it says which it has."""
-        found = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+        keywords = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
         for options in (keyword.value for keyword in call.keywords if keyword.arg is None):
             keys = {key for key in statement.uses if isinstance(options, ast.Name) and key[1] == options.id}
             given = [getattr(definer.node, "value", None) for key in keys for definer in self.definers[key]]
             if given:
-                found |= set.intersection(*map(_entries, given))
-        return found
+                keywords |= set.intersection(*map(_entries, given))
+        return keywords
 
     def is_conditional(self, place: Place) -> bool:
         """Whether all calls of a function that these files show depend on a condition, so that it may not have run."""
-        calls = [own for own in self.callers.get(place[1].rpartition(".")[2], ()) if own.place != place]
+        calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
         return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
 
     def reached(self, places: Iterable[Place]) -> dict[Place, int]:
         """These functions and those that they call, and so on, with how many calls lie between."""
-        found: dict[Place, int] = {}
+        depths: dict[Place, int] = {}
         edge, depth = list(places), 0
         while edge:
-            fresh = [place for place in dict.fromkeys(edge) if place not in found]
-            found.update(dict.fromkeys(fresh, depth))
+            fresh = [place for place in dict.fromkeys(edge) if place not in depths]
+            depths.update(dict.fromkeys(fresh, depth))
             edge = [called for place in fresh for called in self._called_by(place)]
             depth += 1
-        return found
+        return depths
 
     def _called_by(self, place: Place) -> Iterator[Place]:
         for statement in self.by_place.get(place, ()):
@@ -140,29 +144,29 @@ class Program(Parsed):
         """Functions that a call of a name in a function may mean: those of its class or file before any other."""
         if name in _OF_EVERY_CLASS:
             return []
-        found = self.functions.get(name, [])
+        places = self.functions.get(name, [])
         class_name = by[1].rpartition(".")[0]
-        same_class = [place for place in found if class_name and place == (by[0], f"{class_name}.{name}")]
-        same_file = [place for place in found if place[0] == by[0]]
-        return same_class or same_file or (found if len(found) <= 3 else [])
+        same_class = [place for place in places if class_name and place == (by[0], f"{class_name}.{name}")]
+        same_file = [place for place in places if place[0] == by[0]]
+        return same_class or same_file or (places if len(places) <= 3 else [])
 
     def within(self, places: Iterable[Place]) -> Depths:
         """All statements of these functions and of those that they call, with how many calls lie between."""
         reached = self.reached(places)
-        return {own: depth for place, depth in reached.items() for own in self.by_place.get(place, ())}
+        return {statement: depth for place, depth in reached.items() for statement in self.by_place.get(place, ())}
 
     def behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset(), most: int = 6) -> Depths:
         """Statements whose values reach these, with how many statements lie between; the seeds come first, with 0.
 
         Names to stop at, such as the model's, are not followed.
         """
-        found = dict.fromkeys(seeds, 0)
-        edge = list(found)
+        depths = dict.fromkeys(seeds, 0)
+        edge = list(depths)
         for depth in range(1, most + 1):
-            reached = dict.fromkeys(own for statement in edge for own in self._gives(statement, stop))
-            edge = [own for own in reached if own not in found]
-            found.update(dict.fromkeys(edge, depth))
-        return found
+            reached = dict.fromkeys(giver for statement in edge for giver in self._gives(statement, stop))
+            edge = [giver for giver in reached if giver not in depths]
+            depths.update(dict.fromkeys(edge, depth))
+        return depths
 
     def _gives(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
         """What gives a statement its values: definitions, returns of what it calls, callers, and heads around it."""
@@ -170,15 +174,15 @@ class Program(Parsed):
         for key in statement.uses:
             if key[1] in stop or (key[1] in _SAME_EVERYWHERE and key[0] not in {".", "="}):
                 continue
-            found = self.definers.get(key, ())
-            if not found and key[0].endswith(".self"):  # of a base class
-                found = self.definers.get((".", key[1]), ())
-            yield from found
+            definers = self.definers.get(key, ())
+            if not definers and key[0].endswith(".self"):  # of a base class
+                definers = self.definers.get((".", key[1]), ())
+            yield from definers
             if key in self.parameters:
                 yield from self.callers.get(_called_as(self.parameters[key][1]), ())
         for name in statement.calls:
             for place in self.called(name, statement.place):
-                yield from (own for own in self.by_place[place] if isinstance(own.node, (ast.Return, *FUNCTIONS)))
+                yield from (inner for inner in self.by_place[place] if isinstance(inner.node, (ast.Return, *FUNCTIONS)))
 
     def forwards(self) -> Depths:
         """The forward of every module."""
@@ -186,21 +190,25 @@ class Program(Parsed):
 
     def loop(self) -> set[Statement]:
         """What a step runs in the function that calls `backward`: the loops around it."""
-        found: set[Statement] = set()
+        inside: set[Statement] = set()
         for statements in self.by_place.values():
-            loops = {own.around[0] for own in statements if "backward" in own.calls and own.around}
-            found |= {own for own in statements if own in loops or loops.intersection(own.around)}
-        return found
+            loops = {
+                statement.around[0] for statement in statements if "backward" in statement.calls and statement.around
+            }
+            inside |= {
+                statement for statement in statements if statement in loops or loops.intersection(statement.around)
+            }
+        return inside
 
     def up_to(self, call: str, places: set[Place]) -> Depths:
         """Of a function and what it calls, what does not come after its one call of a name."""
-        found = self.within(places)
+        depths = self.within(places)
         inside = [statement for place in places for statement in self.by_place[place]]
-        calls = [own for own in inside if call and call in own.calls and not own.around]
+        calls = [inner for inner in inside if call and call in inner.calls and not inner.around]
         if len(calls) != 1 or len(places) != 1:
-            return found
-        after = {own for own in inside if own.first > calls[0].last}
-        return {own: depth for own, depth in found.items() if own not in after}
+            return depths
+        after = {inner for inner in inside if inner.first > calls[0].last}
+        return {inner: depth for inner, depth in depths.items() if inner not in after}
 
     def given(self, names: frozenset[str]) -> frozenset[str]:
         """Names of what is given to calls of these."""
@@ -209,7 +217,7 @@ class Program(Parsed):
             for call in ast.walk(statement.node):
                 if isinstance(call, ast.Call) and last_name(call.func) in names:
                     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-                    used |= {own.id for part in arguments for own in ast.walk(part) if isinstance(own, ast.Name)}
+                    used |= {name.id for part in arguments for name in ast.walk(part) if isinstance(name, ast.Name)}
         return frozenset(used - names)
 
 

@@ -212,8 +212,8 @@ def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dt
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
     if (two == -one).all():
         return "b is -a"
-    known = np.abs(one) > 0
-    if known.all():
+    nonzero = np.abs(one) > 0
+    if nonzero.all():
         factor = float(np.median(two / one))
         if factor and abs(factor - 1) > 64 * tiny and (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all():
             return f"b is {factor:.7g} times a"

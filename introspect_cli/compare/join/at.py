@@ -103,14 +103,14 @@ class At:
 
     def batches(self) -> dict[str, list[Batch]]:
         """The batches that training read, by loader, in order."""
-        sites, found = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
+        sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
         for row, number in self.rows([Kind.BATCH], Phase.DATA):
             if self.batch.status[row] != Status.NOT_OBSERVED:
-                calls = found.setdefault(sites.fqn[number], {})
+                calls = loaders.setdefault(sites.fqn[number], {})
                 values = calls.setdefault(int(sites.call[number]), [])
                 values.append((sites.path[number], int(self.batch.checksum[row])))
         return {
-            loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in found.items()
+            loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
         }
 
     def random_states(self) -> States:

@@ -104,11 +104,11 @@ def distances(
     return distance, scale
 
 
-def relative(apart: Floats, scale: Floats) -> Floats:
+def relative(distance: Floats, scale: Floats) -> Floats:
     """Relative distance; 0 where both tensors are zero, NaN where unknown."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = apart / scale
-    return np.where((apart == 0) & (scale == 0), 0.0, ratio)
+        ratio = distance / scale
+    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
 
 
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:

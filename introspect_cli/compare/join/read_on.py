@@ -56,9 +56,9 @@ def read_on(goes: Goes) -> ReadOn:
 def _read_before(there: At, loader: str) -> list[Batch]:
     """The last batch that the whole run had read of a loader before a step, where it read ahead."""
     for back in range(1, min(_BACK, there.step) + 1):
-        found = there.to(there.step - back).batches().get(loader)
-        if found:
-            return found[-1:]
+        batches = there.to(there.step - back).batches().get(loader)
+        if batches:
+            return batches[-1:]
     return []
 
 
@@ -107,9 +107,9 @@ def _states(goes: Goes, after: int) -> tuple[States, States]:
 def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
     """The records of that step, its last batches under the numbers that they have in the other run."""
     numbers = batch.site
-    own = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
-    rows = np.flatnonzero(own[numbers])
-    by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(own).tolist()}
+    read_in_training = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
+    rows = np.flatnonzero(read_in_training[numbers])
+    by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(read_in_training).tolist()}
     last = {
         loader: 1 + max(int(sites.call[n]) for n in numbers[rows] if sites.fqn[n] == loader) for loader in read.batches
     }
@@ -128,9 +128,12 @@ def without_read_on(table: Table, read: ReadOn, late: str) -> Table:
     alignment = table.alignment
     missing = table.row_a if late == "b" else table.row_b
     named = [alignment.site(site) for site in table.site.tolist()]
-    batches = [own.kind is Kind.BATCH and own.phase is Phase.DATA and own.fqn in read.batches for own in named]
+    batches = [
+        called.kind is Kind.BATCH and called.phase is Phase.DATA and called.fqn in read.batches for called in named
+    ]
     table = table.marked(np.array(batches, bool) & (missing < 0), ABSENT, Because.READ_ON)
     states = [
-        own.kind is Kind.RNG and own.phase is Phase.START and generator_of(own) in read.generators for own in named
+        called.kind is Kind.RNG and called.phase is Phase.START and generator_of(called) in read.generators
+        for called in named
     ]
     return table.marked(np.array(states, bool) & ~table.one_sided, NOT_SEEN, Because.READ_ON)

@@ -106,20 +106,20 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
-    apart = offset_by_labels(a.labels, b.labels)
-    if apart:
-        return apart, (
-            f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
-            f"(--offset {apart}): one of the runs counts on from a checkpoint."
+    by_labels = offset_by_labels(a.labels, b.labels)
+    if by_labels:
+        return by_labels, (
+            f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
+            f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
         )
     if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
         begins, other = _firsts(sides, late)
-        found = _begins_after(begins, other, read=bool(_read_more(sides, late)))
-        if found is None:
+        start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
+        if start is None:
             continue
-        step, decided = found
+        step, decided = start
         first = begins.step
         offset = (step - first) * (1 if late == "b" else -1)
         after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
@@ -140,7 +140,7 @@ def _may_go_on(sides: Sides) -> str:
     """That one run alone reads a checkpoint, and where it goes on is not seen; "" where some of the start agrees."""
     more = {late: _read_more(sides, late) for late in "ab"}
     late, whole = ("a", "b") if more["a"] else ("b", "a")
-    begun, begun_whole = (own.tensors(Phase.START).items() for own in _firsts(sides, late))
+    begun, begun_whole = (at.tensors(Phase.START).items() for at in _firsts(sides, late))
     if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
         return ""
     return (
@@ -163,13 +163,13 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
     """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
-    apart: list[int] = []
+    offsets: list[int] = []
     for labels in (a, b):
         counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
         if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
             return 0
-        apart.append(counted.pop())
-    return apart[1] - apart[0]
+        offsets.append(counted.pop())
+    return offsets[1] - offsets[0]
 
 
 # --- by what a run begins with
@@ -206,9 +206,9 @@ def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
     What a step begins with, the step before left; where that was not captured, its own start tells.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
-        found = _row_with(whole, start, phase)
-        if found is not None:
-            return int(whole.reader.entries["step"][found[0]]) + after, found[1]
+        place = _row_with(whole, start, phase)
+        if place is not None:
+            return int(whole.reader.entries["step"][place[0]]) + after, place[1]
     return None
 
 
@@ -246,7 +246,7 @@ def _step_counted(begins: At, whole: At) -> int | None:
 
 def _counted(at: At, phase: Phase) -> float | None:
     """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
-    counts = [own.value for own in at.numbers(Kind.OPTIMIZER_STATE, phase) if own.path == "['step']"]
+    counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
 
 
@@ -263,8 +263,8 @@ def _not_new(begins: At, whole: At) -> bool:
 def _stepped(at: At) -> bool:
     """Whether an optimizer's state says, when a run begins, that it has stepped: it has counted, or has moments."""
     states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    counts = [own.value for own in states if own.path == "['step']"]
+    counts = [number.value for number in states if number.path == "['step']"]
     if counts:
         return any(value is not None and value > 0 for value in counts)
     moments = ("exp_avg", "momentum", "square_avg")
-    return any(own.moves for own in states if any(name in own.path for name in moments))
+    return any(number.moves for number in states if any(name in number.path for name in moments))

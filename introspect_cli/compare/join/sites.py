@@ -183,9 +183,9 @@ class Alignment:
     @cached_property
     def in_both(self) -> Mask:
         """Which sites both runs have, at any step, by union number."""
-        found = np.zeros(self.size, dtype=np.bool_)
-        found[self.b_ids[self.b_ids < len(self.a)]] = True
-        return found
+        shared = np.zeros(self.size, dtype=np.bool_)
+        shared[self.b_ids[self.b_ids < len(self.a)]] = True
+        return shared
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
@@ -209,8 +209,8 @@ class Alignment:
         if calls is None:
             calls = self._by_call[fqn] = {}
             for union in self.by_fqn.get(fqn, []):
-                own = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
-                calls.setdefault(own, []).append(union)
+                key = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
+                calls.setdefault(key, []).append(union)
         return calls.get((phase_code(phase), kind_code(kind), call), [])
 
     @cached_property
@@ -278,8 +278,8 @@ def align(a: Columns, b: Columns) -> Alignment:
     order = np.argsort(a.keys, kind="stable")
     ranked = a.keys[order]
     place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
-    found = ranked[place] == b.keys
-    extra = np.flatnonzero(~found).astype(np.int64)
-    ids = np.where(found, order[place], -1).astype(np.int64)
+    shared = ranked[place] == b.keys
+    extra = np.flatnonzero(~shared).astype(np.int64)
+    ids = np.where(shared, order[place], -1).astype(np.int64)
     ids[extra] = count + np.arange(len(extra))
     return Alignment(a, b, ids, extra)

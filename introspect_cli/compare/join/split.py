@@ -131,15 +131,15 @@ class _Called:
         every = stages_in(run.manifests)
         for rank in run.ranks:
             table, stages = run.rank(rank).sites, every.get(rank)
-            own = columns_of(table)
-            is_evaluated = evaluating(own.phase, own.fqn)
-            for at in np.flatnonzero(np.isin(own.kind, _CALLED)).tolist():
+            sites = columns_of(table)
+            is_evaluated = evaluating(sites.phase, sites.fqn)
+            for at in np.flatnonzero(np.isin(sites.kind, _CALLED)).tolist():
                 fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
                 key = bool(is_evaluated[at]), fqn
-                self.most[key] = max(self.most.get(key, 0), int(own.call[at]) + 1)
-                if own.kind[at] == KIND_CODES[Kind.BATCH.value]:
+                self.most[key] = max(self.most.get(key, 0), int(sites.call[at]) + 1)
+                if sites.kind[at] == KIND_CODES[Kind.BATCH.value]:
                     self.batches.add(key)
-                if own.kind[at] in _MODULE and own.phase[at] == phase_code(Phase.FORWARD):
+                if sites.kind[at] in _MODULE and sites.phase[at] == phase_code(Phase.FORWARD):
                     self._modules[fqn] = self.most[key]
 
     @cached_property
@@ -154,8 +154,8 @@ class _Called:
 
     def microbatches(self, root: str, number: int, step: int | None) -> Microbatches:
         """How the lowest rank takes the batch of a step, by what goes into a module."""
-        found = [] if step is None else _of_rank(self._run.rank(self._run.recorded[0]), root, step)
-        return Microbatches(number, tuple(found) if all(micro.samples for micro in found) else ())
+        first = [] if step is None else _of_rank(self._run.rank(self._run.recorded[0]), root, step)
+        return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
 def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
@@ -166,13 +166,13 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
     folds: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = {}, {}
-    for own, other, fold, number, others in (
+    for called, other, fold, number, others in (
         (one, two, folds[0], numbers[0], numbers[1]),
         (two, one, folds[1], numbers[1], numbers[0]),
     ):
-        for key, times in own.most.items():
+        for key, times in called.most.items():
             partner = other.most.get(key)
-            if key in own.batches:
+            if key in called.batches:
                 if numbers[0] != numbers[1] and not key[0]:
                     fold[key] = 1  # a loader may be asked for several batches ahead
             elif partner is None:
@@ -221,8 +221,8 @@ def _cut_differently(a: Run, b: Run, splits: Splits, step: int | None, *, alike:
     losses = [_losses(run.rank(run.recorded[0]), step) for run in (a, b)]
     if not all(losses) or len(losses[0]) == len(losses[1]):
         return False  # runs that cut a batch differently do so from their first step on
-    sums = [sum(own) for own in losses]
-    means = [total / len(own) for total, own in zip(sums, losses, strict=True)]
+    sums = [sum(values) for values in losses]
+    means = [total / len(values) for total, values in zip(sums, losses, strict=True)]
     return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))
 
 
@@ -282,14 +282,14 @@ def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list
         step: the run's own number of the step.
         each: how many calls a microbatch makes.
     """
-    found = []
-    for own in readers_of(reader):
-        sites, batch = own.sites, own.read(step)
+    of_ranks = []
+    for rank in readers_of(reader):
+        sites, batch = rank.sites, rank.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(batch.site.tolist()):
             there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
             call = int(sites.call[number])
             if there == (site.phase.value, site.kind.value, site.fqn, site.path) and call % each == site.call % each:
                 values[call] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
-        found.append([values[call] for call in sorted(values)])
-    return found
+        of_ranks.append([values[call] for call in sorted(values)])
+    return of_ranks

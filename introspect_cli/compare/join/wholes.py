@@ -59,9 +59,9 @@ def same_layout(a: Run, b: Run) -> bool:
     if any(_parts(a.rank(rank)) != _parts(b.rank(rank)) for rank in common):
         return False
     held = [{rank: _state(run.rank(rank)) for rank in common} for run in (a, b)]
-    both = set.intersection(*(set[tuple[str, str]]().union(*own.values()) for own in held))
+    both = set.intersection(*(set[tuple[str, str]]().union(*states.values()) for states in held))
     if not both:  # it shows only where each rank has all
-        return all(len(set(map(frozenset, own.values()))) < 2 for own in held)
+        return all(len(set(map(frozenset, states.values()))) < 2 for states in held)
     return all(held[0][rank] & both == held[1][rank] & both for rank in common)
 
 
@@ -98,7 +98,9 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         if a.world_size == b.world_size == 1:
             sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
         else:
-            sizes = [f"{size}, {own}{' each' * (size != 'one process')}" for size, own in zip(sizes, cut, strict=True)]
+            sizes = [
+                f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)
+            ]
             each = "rank to rank or call to call"
     sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
@@ -130,12 +132,12 @@ def stages_note(readers: Iterable[Reader]) -> list[str]:
 
 def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    found = [
+    notes = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
-    return [*found, *_samples_note(first, runs)]
+    return [*notes, *_samples_note(first, runs)]
 
 
 def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
@@ -145,8 +147,8 @@ def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     shapes = first.a.layout.shape, first.b.layout.shape
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
         return []
-    for run, name, own, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == own[0] * run.world_size:
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
             size = count(run.world_size, "rank")
             return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
     return []

@@ -136,7 +136,7 @@ class Search:
         """The steps in which something that a pair holds is equal."""
         if len(self._a.steps) == 1:
             return dict.fromkeys(pairs, frozenset(self._a.steps))
-        return {old: self._numbers(own[0] for own in one.of(old) & two.of(new)) for old, new in pairs.items()}
+        return {old: self._numbers(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
 
     def _numbers(self, places: Iterable[int]) -> frozenset[int]:
         return frozenset(self._a.steps[place] for place in places)
@@ -149,8 +149,8 @@ class Search:
             kept = self._kept()
             one, two = self._a.held(kept), self._b.held(kept)
             names = dict.fromkeys((*one.names, *two.names))
-            apart = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
-            return set(one.places[0].tolist()) - apart
+            differing = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
+            return set(one.places[0].tolist()) - differing
 
         return plausible(pairs, {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
 
@@ -193,10 +193,10 @@ class Search:
 
     def _add(self, old: str, new: str, source: Source, votes: int, steps: frozenset[int]) -> None:
         """Take in a pair; one of several below a name holds in the steps of all, and is near where one of them is."""
-        known = self.renamed.get(old)
-        if known is not None:
-            new, votes, steps = known.name, known.votes, known.steps & steps
-            source = Source.NEAR if Source.NEAR in (source, known.source) else source
+        earlier = self.renamed.get(old)
+        if earlier is not None:
+            new, votes, steps = earlier.name, earlier.votes, earlier.steps & steps
+            source = Source.NEAR if Source.NEAR in (source, earlier.source) else source
         self.renamed[old] = Renamed(new, source, votes, steps)
 
     def _better_kept(self, levels: Iterable[Pair]) -> set[Pair]:
@@ -220,11 +220,13 @@ class Search:
         others = _without_tensors(self._b, held[1], tensors[1]) if bare else []
         if not others:
             return
-        names = {old: own.name for old, own in self.renamed.items()}  # what is found here is known to `change` at once
+        names = {
+            old: each.name for old, each in self.renamed.items()
+        }  # what is found here is known to `change` at once
         change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
 
         def reached(name: str) -> bool:
-            return any(self._in_a(own) and change(own) == name for own in (name, back(name)))
+            return any(self._in_a(each) and change(each) == name for each in (name, back(name)))
 
         one = held[0].only({name for name in bare if not self._in_b(change(name)) or self._is_shifted(name)})
         two = held[1].only({name for name in others if not reached(name) or self._is_shifted(name)})

@@ -93,7 +93,7 @@ class Correspondence:
     def root_words(self, name: str) -> str:
         """Which of several models of one class the root of a name is, as the scripts call it; "" where nobody asks."""
         root, change = name.partition(".")[0], self.rename or str
-        a, b = ({change(own): variable for own, variable in self.variables[0].items()}, self.variables[1])
+        a, b = ({change(root_of_a): variable for root_of_a, variable in self.variables[0].items()}, self.variables[1])
         if class_of_root(root) not in ambiguous(a, b) or root not in a or root not in b:
             return ""
         if a[root] == b[root]:
@@ -105,17 +105,19 @@ def correspond(a: Reader, b: Reader, options: DiffOptions) -> Correspondence:
     """Which names of a are other names of b; ranks that recorded the same everywhere need none."""
     if _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
-    found = Correspondence(options.rename)
+    matched = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
         offset = options.offset if options.offset is not None else offset_by_labels(a.labels, b.labels)
-        found = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
-    moved = {old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(found.settled)}
+        matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
+    moved = {
+        old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(matched.settled)
+    }
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
         for old, new in moved.items()
     )
-    by_position = {old: Renamed(new, Source.POSITION) for old, new in moved.items() if old not in found.renamed}
-    return replace(found, renamed={**found.renamed, **by_position}, notes=notes)
+    by_position = {old: Renamed(new, Source.POSITION) for old, new in moved.items() if old not in matched.renamed}
+    return replace(matched, renamed={**matched.renamed, **by_position}, notes=notes)
 
 
 def _last_chain(reader: Reader) -> tuple[int, bytes]:
@@ -146,7 +148,10 @@ def matched_by_value(
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
     rename = renamer(patterns, {})
-    given, two = Side(columns(a.sites, rename), a, chosen), Side(columns(b.sites), b, [own - offset for own in chosen])
+    given, two = (
+        Side(columns(a.sites, rename), a, chosen),
+        Side(columns(b.sites), b, [step - offset for step in chosen]),
+    )
     variables = _variables(a, rename), _variables(b, None)
     roots = matched_roots((given, two), variables)
     one = given
