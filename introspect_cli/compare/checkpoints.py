@@ -18,10 +18,12 @@ import numpy as np
 from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Differences, sentence_of
 from introspect_cli.compare.element.elements import rounded
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
-from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.records import Kind, Phase, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,19 +198,9 @@ def _other_shape(tensor: Divergence) -> bool:
 def _optimizer_step(run: Run) -> float | None:
     """How many steps an optimizer has made, by its state; None where its parameters say different numbers."""
     reader = run.rank(0)
-    steps = set()
-    for record in reader.records(0):
-        if record.site.kind is Kind.OPTIMIZER_STATE and record.site.path == "['step']":
-            number = record.summary.stats.get("mean")
-            steps.add(number if number is not None else _number(record.summary.text))
+    numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    steps = {number.value for number in numbers if number.path == "['step']"}
     return next(iter(steps)) if len(steps) == 1 else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 # --- the same in another element type

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS
+from introspect_cli.compare.changes.alignment import BLOCKS, DEFINITIONS, FUNCTIONS, UNREADABLE, bodies_of, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,8 +19,6 @@ That is the function to which it is local, `:` for a name of all files, `.` for 
 an option, a keyword or a field is called, a class for an attribute of its `self`.
 """
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _OPTIONS = frozenset(
     {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
 )
@@ -74,7 +72,6 @@ class Parsed:
     """Statements of all files that can be parsed."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse files."""
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
@@ -84,7 +81,7 @@ class Parsed:
         for file, text in texts.items():
             try:
                 tree = ast.parse(text)
-            except _UNREADABLE:
+            except UNREADABLE:
                 continue
             _Reader(self, file).body(tree.body, _Scope(file))
 
@@ -118,9 +115,7 @@ class _Reader:
                 self.definition(node, scope)
                 continue
             around_inner = *around, self.add(node, scope, around)
-            inner = [getattr(node, block, []) for block in ("body", "orelse", "finalbody")]
-            inner += [clause.body for clause in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
-            for block in inner:
+            for _, block in bodies_of(node):
                 self.body(block, scope, around_inner)
 
     def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, scope: _Scope) -> None:
@@ -142,7 +137,6 @@ class _Reader:
     def add(
         self, node: ast.stmt, scope: _Scope, around: tuple[Statement, ...], outer: _Scope | None = None
     ) -> Statement:
-        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
         body = getattr(node, "body", None)
         last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
         names = _Names(scope)
@@ -155,7 +149,7 @@ class _Reader:
         if outer is not None:
             names.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
         defines, uses, calls = frozenset(names.defines), frozenset(names.uses), tuple(dict.fromkeys(names.calls))
-        statement = Statement(self.file, scope.name, first, last, defines, uses, calls, around, node)
+        statement = Statement(self.file, scope.name, first_line(node), last, defines, uses, calls, around, node)
         self.program.statements.append(statement)
         return statement
 
@@ -250,7 +244,7 @@ def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
         yield node
         return
     for name, value in ast.iter_fields(node):
-        if name in {"body", "orelse", "finalbody", "handlers", "cases"}:
+        if name in BLOCKS:
             continue
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, ast.AST):

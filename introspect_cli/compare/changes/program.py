@@ -12,7 +12,8 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from introspect_cli.compare.changes.parsed import FUNCTIONS, Key, Parsed, Statement, last_name
+from introspect_cli.compare.changes.alignment import FUNCTIONS
+from introspect_cli.compare.changes.parsed import Key, Parsed, Statement, last_name
 
 if TYPE_CHECKING:
     import re

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.element.pattern import About, Difference, difference
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Tensors, relative, sketch_norms
+from introspect_cli.compare.join.sites import columns, kind_code
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import Kind, Phase, Record, Site, Status, count
+from introspect_cli.records import Kind, Phase, Record, Status, count
 from introspect_cli.sums import samples_key
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.result import DiffResult, Divergence
-    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
 _HEADS = re.compile(r"(?:n|num)_(?:attention_)?heads?|heads|nhead|num_attention_heads")
@@ -213,23 +214,15 @@ def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
         site = reader.sites[number][0]
         one, two = records.get(site), others.get(site)
         if site.kind is Kind.PARAM and site.phase is Phase.START and one is two is None:
-            steps = (a, divergence.step - 1), (b, divergence.step_b - 1)
-            checksums = [_left(run.rank(divergence.rank), step, site) for run, step in steps]
+            tensor = kind_code(Kind.PARAM), site.fqn, site.path
+            before = (reader, divergence.step - 1), (b.rank(divergence.rank), divergence.step_b - 1)
+            left = (At(rank, columns(rank.sites), step).tensors(Phase.OPTIMIZER) for rank, step in before)
+            checksums = [tensors.get(tensor, 0) for tensors in left]
         else:
             checksums = [side.summary.checksum if side is not None else 0 for side in (one, two)]
         state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
         inputs.append(Given(what(site), state))
     return tuple(inputs)
-
-
-def _left(reader: RankReader, step: int, start: Site) -> int:
-    """The checksum of a parameter at the end of a step; 0 where that was not recorded."""
-    held = [
-        record.summary.checksum
-        for record in (reader.records(step) if step in reader else ())
-        if (record.site.fqn, record.site.kind, record.site.phase) == (start.fqn, Kind.PARAM, Phase.OPTIMIZER)
-    ]
-    return held[-1] if held else 0
 
 
 # --- which samples differ

@@ -159,13 +159,9 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
-    """How b follows from a, as clauses, each true of every element that differs, or of the whole tensors.
+    """How b follows from a, as clauses, each true of every element that differs (`mask`), or of the whole tensors.
 
-    Args:
-        a: the one, of which something differs.
-        b: the other, of the same shape.
-        mask: where they differ.
-        unit: torch's name of the dtype that both are rounded to; "" where there is none.
+    The unit is torch's name of the dtype that both are rounded to; "" where there is none.
     """
     one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":

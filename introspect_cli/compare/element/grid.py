@@ -53,7 +53,7 @@ class Picture:
 
 
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
-    """The grid of two tensors that differ by `apart` where `mask` is true."""
+    """The grid of two tensors that differ by these distances where `mask` is true."""
     split = _split(distances.shape)
     above = distances[mask & (distances > 0)]
     least = float(above.min()) if len(above) else SIGN

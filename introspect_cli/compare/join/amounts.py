@@ -125,7 +125,6 @@ class SharedOut:
     """Compares samples, where both runs have their sum, or kept each."""
 
     def __init__(self, sides: Sides) -> None:
-        """Look whether both kept each."""
         self._readers = sides.a, sides.b
         self._runs = sides.tensors.a, sides.tensors.b
         manifests = (sides.manifest_a, sides.manifest_b)

@@ -82,63 +82,53 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 # --- the tensors of a step
 
 
-def redundant_starts(sides: Sides, alignment: Alignment, pair: Table) -> tuple[Mask, Mask]:
-    """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
-    before = At(sides.a, alignment.a, pair.step - 1), At(sides.b, alignment.b, pair.step_b - 1)
-    left = [at.tensors() if at.recorded else None for at in before]
+def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
+    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the step before left.
+
+    Where a run has not recorded that step, the other one tells.
+    """
+    alignment = table.alignment
+    before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
+    left_a, left_b = (at.tensors() if at.recorded else None for at in before)
+
+    def repeats(batch: StepBatch, rows: Ids, unions: Ids, left: dict[Tensor, int]) -> Mask:
+        repeated = np.zeros(len(rows), dtype=np.bool_)
+        for place in np.flatnonzero(starts(alignment, unions)):
+            repeated[place] = left.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
+        return repeated
+
     return (
-        _repeats(alignment, pair.a, pair.only_a, None, left[0] if left[0] is not None else left[1]),
-        _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, left[1] if left[1] is not None else left[0]),
+        repeats(table.a, table.only_a, table.sites_a[table.only_a], (left_b if left_a is None else left_a) or {}),
+        repeats(table.b, table.only_b, table.sites_b[table.only_b], (left_a if left_b is None else left_b) or {}),
     )
 
 
-def _repeats(
-    alignment: Alignment, batch: StepBatch, rows: Ids, ids: Ids | None, left: dict[Tensor, int] | None
-) -> Mask:
-    """Rows that repeat what the step before left, in their run, or in the other where theirs has not recorded it."""
-    repeats = np.zeros(len(rows), dtype=np.bool_)
-    if left is None:
-        return repeats
-    unions = _unions(batch, ids)[rows]
-    for place in np.flatnonzero(starts(alignment, unions)):
-        repeats[place] = left.get(tensor_of(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
-    return repeats
-
-
 def with_starts(
-    alignment: Alignment, reader: Reader, step: int, batch: StepBatch, ids: Ids | None, other_union: Ids
+    alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
     """A step's records, and before them tensors as the step before left them; and the union numbers of these.
 
     Args:
         alignment: the runs' sites.
-        reader: the run of the records.
-        step: the step, as that run numbers it.
+        side: 0 for a, 1 for b.
+        before: the step before.
         batch: the records.
-        ids: the run's site numbers to union numbers; None where they are the same.
         other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
             the run has not recorded there, are wanted.
     """
-    none = np.empty(0, dtype=np.int64)
+    ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
     wanted = other_union[starts(alignment, other_union)]
-    wanted = wanted[~np.isin(wanted, _unions(batch, ids))]
-    before = At(reader, alignment.a if ids is None else alignment.b, step - 1)
+    wanted = wanted[~np.isin(wanted, ids[batch.site])]
     if not len(wanted) or not before.recorded:
         return batch, none
     numbers = np.full(alignment.size, -1, dtype=np.int64)
-    held = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
-    numbers[held] = np.arange(len(held))
+    numbers[ids] = np.arange(len(ids))
     rows_of = before.tensor_rows()
     unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
     if not unions:
         return batch, none
     rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
     return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
-
-
-def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
-    sites = batch.site.astype(np.int64)
-    return sites if ids is None else ids[sites]
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:

@@ -45,6 +45,7 @@ class Layouts:
         self.unit = np.array([ROUNDING.get(layout.dtype, 0.0) for layout in layouts] or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
         self.shape = np.array(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
-from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
+from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, count
 from introspect_cli.store.whole import Reader, many_of, readers_of
@@ -107,10 +107,6 @@ class Gathered:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree.
 
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
-
-        Args:
-            table: the step.
-            rtol: of each differing row.
         """
         out, scaled = _other_units(table, self._layouts, rtol)
         self._scaled |= scaled
@@ -250,20 +246,18 @@ def _other_units(table: Table, layouts: Both, rtol: Floats) -> tuple[Mask, dict[
     return out, scaled
 
 
-def _added_up(table: Table, layouts: Both) -> Mask:
+def _added_up(table: Table, both: Both) -> Mask:
     """Rows that sums in another order may explain, where no sketch tells how far they are apart.
 
     What a step begins with is no sum.
     """
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
-    for of_run, (batch, rows) in zip(layouts, table.pairs, strict=True):
+    for layouts, (batch, rows) in zip(map(Layouts, both), table.pairs, strict=True):
         numbers = batch.layout[rows]
-        floating = np.array([layout.dtype.startswith(WHOLE) for layout in of_run], np.bool_)
-        out &= floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
-        shapes.append([of_run[number].shape for number in numbers.tolist()])
-    alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
-    return np.asarray(out & alike & (table.kinds != kind_code(Kind.BATCH)))
+        out &= layouts.floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
+        shapes.append(layouts.shape[numbers])
+    return np.asarray(out & (shapes[0] == shapes[1]) & (table.kinds != kind_code(Kind.BATCH)))
 
 
 def _equal_parts(table: Table, layouts: Both) -> Mask:
@@ -290,10 +284,8 @@ def _single(table: Table, layouts: Both) -> Mask:
 
 def _scalar(table: Table, layouts: Both) -> Mask:
     """Rows that are a single number in both runs."""
-    one, two = (
-        np.array([not of_run[number].shape for number in batch.layout[rows].tolist()], np.bool_)
-        for of_run, (batch, rows) in zip(layouts, table.pairs, strict=True)
-    )
+    pairs = zip(map(Layouts, layouts), table.pairs, strict=True)
+    one, two = (of_run.scalar[batch.layout[rows]] for of_run, (batch, rows) in pairs)
     return np.asarray(one & two)
 
 

@@ -140,6 +140,11 @@ class Alignment:
         return len(self.a) + len(self.extra)
 
     @cached_property
+    def ids(self) -> tuple[Ids, Ids]:
+        """Site number to union number, of a and of b."""
+        return np.arange(len(self.a), dtype=np.int64), self.b_ids
+
+    @cached_property
     def kind(self) -> npt.NDArray[np.uint8]:
         """Kind codes by union number."""
         return np.concatenate([self.a.kind, self.b.kind[self.extra]])

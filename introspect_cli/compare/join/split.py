@@ -276,11 +276,7 @@ def _counted(shape: tuple[int, ...], zeros: int) -> int:
 def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list[float]]:
     """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls.
 
-    Args:
-        reader: of the run.
-        site: where; its call is that within one microbatch.
-        step: the run's own number of the step.
-        each: how many calls a microbatch makes.
+    A microbatch makes `each` calls there; the site's call is that within one microbatch.
     """
     of_ranks = []
     for rank in readers_of(reader):

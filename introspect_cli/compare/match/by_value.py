@@ -90,7 +90,6 @@ class Search:
     """
 
     def __init__(self, a: Side, b: Side, close: float) -> None:
-        """Search."""
         self.renamed: dict[str, Renamed] = {}
         self.settled: tuple[str, ...] = ()
         self._a, self._b, self._close = a, b, close

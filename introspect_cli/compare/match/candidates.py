@@ -46,10 +46,7 @@ def plausible(
 ) -> dict[str, str]:
     """Pairs without those that were alike by chance.
 
-    Args:
-        pairs: names of a and of b.
-        differing: by name of a, the steps in which the two hold wholly different values.
-        agree: finds the steps in which all that has kept its name agrees.
+    They hold wholly different values in steps, `differing` by name of a, in which all that has kept its name agrees.
     """
     if not any(differing.values()):
         return pairs
@@ -63,10 +60,7 @@ def plausible(
 def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
     """Pairs of names, as numbers of a and of b, and how many values they share.
 
-    Args:
-        one: what the names of a hold.
-        two: what those of b hold.
-        most: values that more pairs of names have in common do not count.
+    Values that more than `most` pairs of names have in common do not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
@@ -242,12 +236,7 @@ Pair = tuple[str, str]
 
 
 def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]:
-    """One partner for each name, by rank.
-
-    Args:
-        ranks: candidates, each with what it is sorted by.
-        ties: whether of partners that rank alike the first by name is taken, instead of none.
-    """
+    """One partner for each name, by rank; of partners that rank alike none, or with `ties` the first by name."""
     levels: dict[Any, list[Pair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
@@ -288,11 +277,7 @@ def modules_by_votes(
 ) -> dict[str, str]:
     """Modules without tensors of their own, by how many inputs and outputs they share, their class and their parent.
 
-    Args:
-        votes: pairs of names, and how many values they share in all steps.
-        change: what is known of other names.
-        classes: of a and of b, the class of a name.
-        weight: of one such value, where sharing a class counts 4 and sharing a parent 2.
+    A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
     """
     scores: dict[Pair, float] = {}
     for (old, new), shared in votes.items():

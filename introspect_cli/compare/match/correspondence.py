@@ -246,7 +246,6 @@ class _Inside:
     """What modules of a run are given and give in the first step that is looked at, and what is known inside them."""
 
     def __init__(self, side: Side, names: Iterable[str]) -> None:
-        """Look at the modules and at all that is below them."""
         self._below = {name: side.tree.below(name) for name in names}
         self._held = side.held({*self._below, *(name for below in self._below.values() for name in below)})
         self.every = {int(checksum) for checksum in side.first.checksum}

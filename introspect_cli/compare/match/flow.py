@@ -168,7 +168,6 @@ class _Candidates:
     """Values of one size, asked for those near to another."""
 
     def __init__(self, values: Sequence[Value]) -> None:
-        """Take values of one number of elements."""
         self.values = values
         self.checksums: dict[int, list[Value]] = defaultdict(list)
         for value in values:
