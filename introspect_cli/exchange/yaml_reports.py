@@ -165,33 +165,31 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
         if not isinstance(optimizer, dict) or not isinstance(optimizer.get("groups"), list):
             continue
         groups: list[dict[str, Any]] = []
-        state: dict[int, Any] = {}
-        digests: list[str] = []
-        place = 0
+        names: list[Any] = []
         for number, group in enumerate(optimizer["groups"]):
             now = {
                 key: rates.get((str(optimizer.get("name")), f"[{number}][{key!r}]"), value)
                 for key, value in group.items()
                 if key != "params"
             }
-            members = list(range(place, place + len(group.get("params", []))))
-            groups.append({**now, "params": members})
-            for index, name in zip(members, group.get("params", []), strict=True):
-                kept = states.get(str(name), [])
-                if kept:
-                    state[index] = nested([(record.site.path, _leaf(run, record)) for record in kept])
-                    digests += [digest_of(run, record) for record in kept]
-            place += len(members)
+            members = group.get("params", [])
+            groups.append({**now, "params": list(range(len(names), len(names) + len(members)))})
+            names += members
+        held = {index: states[str(name)] for index, name in enumerate(names) if str(name) in states}
         reports.append(
             {
                 "__type__": optimizer.get("class"),
                 "param_groups": groups,
                 "__all_param_groups__": _all([repr(groups)]),
-                "state": state,
-                "__all_state__": _all(digests),
+                "state": {index: _nested(run, records) for index, records in held.items()},
+                "__all_state__": _all(digest_of(run, record) for records in held.values() for record in records),
             }
         )
     return reports
+
+
+def _nested(run: Run, records: Iterable[Record]) -> Any:
+    return nested([(record.site.path, _leaf(run, record)) for record in records])
 
 
 def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
@@ -215,7 +213,7 @@ def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, 
     calls: dict[tuple[str, int], list[Record]] = {}
     for record in records:
         calls.setdefault((record.site.fqn, record.site.call), []).append(record)
-    batches = [nested([(r.site.path, _leaf(run, r)) for r in call]) for call in calls.values()]
+    batches = [_nested(run, call) for call in calls.values()]
     return {
         "__batch_idx__": step,
         "__batch__": batches[0] if len(batches) == 1 else batches,

@@ -81,7 +81,7 @@ class At:
         return self.reader.read(self.step)
 
     def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
-        """Rows of the records of some kinds, in a phase or in all, each with the number of its site."""
+        """Rows of the records of some kinds, in a phase or in all, in the order of recording, each with its site."""
         if not self.recorded:
             return []
         wanted = of_kinds(self.sites.kind, kinds)
@@ -89,13 +89,14 @@ class At:
             wanted &= self.sites.phase == phase_code(phase)
         numbers = self.batch.site
         rows = np.flatnonzero(wanted[numbers])
+        rows = rows[np.argsort(self.batch.sequence[rows], kind="stable")]
         return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
     def tensor_rows(self, phase: Phase | None = None) -> dict[Tensor, int]:
         """The rows of tensors, of one phase or of all: of several calls the first at the start, else the last."""
-        sequence = self.batch.sequence if self.recorded else ()
-        rows = sorted(self.rows(STATE_KINDS, phase), key=lambda pair: sequence[pair[0]], reverse=phase is Phase.START)
-        return {tensor_of(self.sites, number): row for row, number in rows}
+        rows = self.rows(STATE_KINDS, phase)
+        ordered = reversed(rows) if phase is Phase.START else rows
+        return {tensor_of(self.sites, number): row for row, number in ordered}
 
     def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
         """Checksums of the tensors, of one phase or of all."""
