@@ -216,7 +216,6 @@ def clues_of(scene: Scene) -> Clues:
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
-        after=_last(cause.after),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
