@@ -165,29 +165,30 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
     one, two = _Called(a), _Called(b)
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
-    folds: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = {}, {}
-    for called, other, fold, number, others in (
-        (one, two, folds[0], numbers[0], numbers[1]),
-        (two, one, folds[1], numbers[1], numbers[0]),
-    ):
-        for key, times in called.most.items():
-            partner = other.most.get(key)
-            if key in called.batches:
-                if numbers[0] != numbers[1] and not key[0]:
-                    fold[key] = 1  # a loader may be asked for several batches ahead
-            elif partner is None:
-                if number != others and times > 1 and not key[0]:
-                    fold[key] = times // number if times % number == 0 else 1
-            elif partner != times:
-                each, rest = divmod(times, number)
-                fits = not rest and each * others == partner and not key[0]
-                fold[key] = each if fits else 1
+    folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
     splits = Splits(
         one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
     )
     return replace(splits, differ=_cut_differently(a, b, splits, step, alike=alike))
+
+
+def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+    """How many calls one microbatch makes of what is to be put together, given how many of these either run has."""
+    folds: dict[tuple[bool, str], int] = {}
+    for key, times in called.most.items():
+        evaluated, partner = key[0], other.most.get(key)
+        each, rest = divmod(times, number)
+        if key in called.batches:
+            if number != others and not evaluated:
+                folds[key] = 1  # a loader may be asked for several batches ahead
+        elif partner is None:
+            if number != others and times > 1 and not evaluated:
+                folds[key] = 1 if rest else each
+        elif partner != times:
+            folds[key] = each if not rest and each * others == partner and not evaluated else 1
+    return folds
 
 
 def _same_sites(a: Run, b: Run) -> bool:
