@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes
-from introspect_cli.compare.changes.ranking import nothing_changed, with_code
+from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
 from introspect_cli.compare.outcome import same_results
