@@ -6,15 +6,15 @@ be transposed or a part. Where the elements can be read once more, they decide; 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import MODEL, Form
 from introspect_cli.compare.match.flow import parameters, values_of
 from introspect_cli.compare.match.merged import Merge, same_numbers
+from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +25,26 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
 
+MODEL = (Kind.PARAM, Kind.BUFFER)
 _PERMUTED = 4
 """Parts of one tensor that are put together in every order."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor of a that is in b in another form.
+
+    Attributes:
+        a: its name, or those of several that are one in b, in their order.
+        b: its name in b, or those of several.
+        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
+        proven: whether the elements are the same; None where they could not be compared.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    form: str
+    proven: bool | None
 
 
 class Forms:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.checkpoint_forms import MODEL
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import amount, listed, some
@@ -15,27 +16,11 @@ from introspect_cli.records import Kind, count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.checkpoint_forms import Form
 
-MODEL = (Kind.PARAM, Kind.BUFFER)
+
 _NAMED = 3
 _SETTINGS = 4
-
-
-@dataclass(frozen=True)
-class Form:
-    """A tensor of a that is in b in another form.
-
-    Attributes:
-        a: its name, or those of several that are one in b, in their order.
-        b: its name in b, or those of several.
-        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
-        proven: whether the elements are the same; None where they could not be compared.
-    """
-
-    a: tuple[str, ...]
-    b: tuple[str, ...]
-    form: str
-    proven: bool | None
 
 
 @dataclass(frozen=True)

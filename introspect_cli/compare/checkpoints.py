@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_forms import Forms
-from introspect_cli.compare.checkpoint_words import MODEL, Cast, Differences, sentence_of
+from introspect_cli.compare.checkpoint_forms import MODEL, Forms
+from introspect_cli.compare.checkpoint_words import Cast, Differences, sentence_of
 from introspect_cli.compare.element.elements import rounded
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
