@@ -33,7 +33,7 @@ SMALLEST_TABLE: Final = 1 << 14
 """Bytes of a table at least, so that one of a size is soon found."""
 LEAST_KEYS: Final = 1 << 16
 MOST_KEYS: Final = 1 << 22
-"""Blocks of a checksum whose keys are kept on the device: for 32 million words (0.5 MB) at least, for 2 billion at most."""
+"""Blocks of a checksum whose keys are kept on the device: for 32 million words (0.5 MB) to 2 billion."""
 
 
 @dataclass
