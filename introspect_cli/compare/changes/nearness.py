@@ -209,8 +209,8 @@ class Version:
         named |= {number for place in functions for number in program.callers_of(place)}
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
-        seeds = self._calling(_SEEDS, 2)
-        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts, seeds)
+        more = self._calling(_SEEDS, 2), self._calling({"train", "eval"} & self.clues.words, 1)
+        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts, *more)
 
     def _touching(self) -> dict[int, int]:
         """What changes a tensor of its name in place, outside of a forward."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ _OPTIONS = frozenset(
     {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
 )
 """Names of what holds options."""
+_OPTIONS_CLASS = re.compile(r"(config|conf|cfg|args|arguments|options|params|settings|flags)\.self$", re.IGNORECASE)
+"""The owner of an attribute that is such a class."""
 _LOGS = frozenset(
     {"print", "log", "info", "debug", "warning", "add_scalar", "add_scalars", "log_dict", "log_metrics", "plot"}
     | {"write", "flush", "perf_counter", "time", "format", "basicConfig", "getLogger", "savefig", "set_description"}
@@ -192,7 +195,9 @@ class _Names(ast.NodeVisitor):
         of = node.value.id if isinstance(node.value, ast.Name) else ""
         own = self.scope.owner if of == "self" else ""
         if not isinstance(node.ctx, ast.Load):
+            option = _OPTIONS_CLASS.search(own) if own else of != "self"
             self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
+            self.defines |= {("=", node.attr)} if option else set()
         elif own:
             self.uses.add((own, node.attr))
         else:
