@@ -383,6 +383,33 @@ def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given)
         assert all(hit for _, hit in first)
 
 
+CONFIGURED = """
+class Options:
+    def __init__(self):
+        {}
+        self.rest = 1
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        self.drop = torch.nn.Dropout(config.rate)
+
+options = Options()
+{}
+net = Net(options)
+"""
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["in its class", "on the object"])
+def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_module(place):
+    lines = "self.rate = {}", "options.rate = {}"
+    texts = [
+        CONFIGURED.format(*(line.format(n if at == place else 0) for at, line in enumerate(lines))) for n in (1, 2)
+    ]
+    clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop",))
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]
+
+
 INITIALISED = """
 def start(module):
     torch.nn.init.normal_(module.weight)

@@ -157,7 +157,7 @@ FAULTS = [
     # fault, step, phase, kind, fqn, reason, words of the sentence
     ("seed", 0, "start", "rng", "torch", "rng", ["seed", "first captured step"]),
     ("draw", 1, "start", "rng", "torch", "rng", ["drew random numbers that the other did not", "step 0"]),
-    ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "data pipeline"]),
+    ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "the rest of this batch"]),
     ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["the same values in another order"]),
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
@@ -375,6 +375,43 @@ def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
 
     result = compare(steps(x - x.mean(0), F32(0.1) * x.mean(0)), steps(x + 1, np.zeros(4, F32)))
     assert "its buffers do not change in b: it is in eval mode there." in result.sentence
+
+
+def test_draws_since_the_step_began_are_told_where_the_batch_is_the_first_to_show_them(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(order, state):
+        rows = [row("start", "rng", "torch", "0"), row("data", "batch", "DataLoader", order)]
+        return [[*rows, row("forward", "rng", "Net.drop", state, path="torch"), row("forward", "output", "Net", x)]]
+
+    assert "one run drew other random numbers" in compare(steps(x, "1"), steps(x + 1, "2")).sentence
+    assert "look at the data pipeline" in compare(steps(x, "1"), steps(x + 1, "1")).sentence
+
+
+def test_a_buffer_that_differs_before_training_names_how_its_module_is_set_up(compare):
+    def steps(mean):
+        return [[row("start", "buffer", "Net.norm.mean", mean, module_class="BatchNorm1d")]]
+
+    modules = [
+        tuple(replace(m, attributes=(("training", on),)) if m.fqn == "Net.norm" else m for m in MODULES)
+        for on in ("True", "False")
+    ]
+    sentence = compare(steps(np.zeros(8, F32)), steps(np.ones(8, F32)), modules=modules).sentence
+    assert "Net.norm is set up differently: train mode in a, eval mode in b." in sentence
+
+
+def test_items_in_another_order_and_a_mapping_are_each_told_once(compare):
+    loaders = [
+        {"loaders": {"DataLoader": {"dataset": "Names", "dataset.chars": str(chars)}}}
+        for chars in (["a", "b"], ["b", "a"])
+    ]
+    for side, (a, b) in zip(loaders, ((1, 2), (2, 1)), strict=True):
+        side["loaders"]["DataLoader"] |= {"dataset.stoi.a": a, "dataset.stoi.b": b}
+    told = compare(train(), train("batch"), settings=[{"built": side} for side in loaders]).settings
+    assert [(one.name, one.a, one.b) for one in told] == [
+        ("DataLoader: dataset.chars", "['a', 'b']", "the same 2 items in another order"),
+        ("DataLoader: dataset.stoi", "{'a': 1, 'b': 2}", "{'a': 2, 'b': 1}"),
+    ]
 
 
 def test_a_lonely_environment_variable_is_suspected(compare):
