@@ -410,6 +410,14 @@ def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_modul
     assert [one.likely for one in found] == [True]
 
 
+def test_what_is_appended_to_an_attribute_leads_to_the_loss_that_is_made_of_it():
+    text = "def act(x):\n    policy.saved.append({}(x))\n\ndef learn():\n    sum(policy.saved).backward()\n"
+    texts = text.format("log"), text.format("exp")
+    clues = Clues("loss", models=frozenset({"policy"}))
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]
+
+
 INITIALISED = """
 def start(module):
     torch.nn.init.normal_(module.weight)

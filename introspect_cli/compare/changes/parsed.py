@@ -254,15 +254,18 @@ class _Names(ast.NodeVisitor):
         self.visit(node.body)
 
     def _changed(self, node: ast.expr) -> None:
-        """What is changed in place is given anew."""
+        """What is changed in place is given anew: `policy.saved` by `policy.saved.append(x)`."""
+        held = set()
         while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-            node = node.func if isinstance(node, ast.Call) else node.value
             if isinstance(node, ast.Attribute):
-                self.defines.add((".", node.attr))
+                held.add((".", node.attr))
                 if isinstance(node.value, ast.Name) and node.value.id == "self" and self.scope.owner:
-                    self.defines.add((self.scope.owner, node.attr))
-        if isinstance(node, ast.Name):
-            self.defines.add(self.scope.key(node.id))
+                    held.add((self.scope.owner, node.attr))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                node = node.func
+            node = node.func if isinstance(node, ast.Call) else node.value
+        if isinstance(node, ast.Name) and node.id != "torch":
+            self.defines |= {*held, self.scope.key(node.id)}
 
 
 def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
