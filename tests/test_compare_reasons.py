@@ -11,6 +11,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.sites import Alignment
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons import base
+from introspect_cli.compare.reasons.files import FileChange
+from introspect_cli.compare.reasons.settings import Blame
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store.reader import open_run
@@ -532,6 +534,30 @@ def test_an_optimizer_that_evaluates_the_model_again_within_its_step(compare):
     assert "within the optimizer step, before its forward pass 1" in result.sentence
     assert "LBFGS, its hyper-parameters (lr 1 -> 0.5), or the gradients it computed" in result.sentence
     assert [d.role for d in result.divergences] == [Role.ORIGIN] + [Role.PROPAGATED] * (len(result.divergences) - 1)
+
+
+def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_told_as_that(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(times):
+        rows = [row("optimizer", "hyperparameter", "LBFGS", times, path="[0]['max_iter']")]
+        for call in range(times):
+            more = [row("optimizer", "param", "Net.w", x * call, call=call)] if call else []
+            rows += [
+                *more,
+                row("forward", "output", "Net", x * call, call=call),
+                row("loss", "loss", "loss", 1.0, call=call),
+            ]
+        return [[*rows, row("optimizer", "param", "Net.w", x)]]
+
+    text = "LBFGS evaluates the loss 3 times within the step of a and twice in b: max_iter 3 -> 2."
+    assert text in compare(steps(3), steps(2)).sentence
+
+
+def test_a_checkpoint_that_one_run_alone_reads_explains_other_initial_values():
+    blame = Blame(base.reason_named("initial"))
+    assert blame.of_file(FileChange("last.pt", None, "read", checkpoint=True)) > 0.9
+    assert blame.of_file(FileChange("cache.txt", None, "read")) < 0.5
 
 
 def test_a_model_built_later_is_initialised_differently(compare):
