@@ -410,6 +410,16 @@ def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_modul
     assert [one.likely for one in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("gone", "likely"), [("update_bn(loader, average)", True), ("torch.set_num_threads(2)", False)]
+)
+def test_what_is_handed_a_saved_model_leads_to_what_is_saved(gone, likely):
+    text = "import torch\naverage = Average(net)\n{}torch.save(average.state_dict(), 'a.pt')\n"
+    texts = text.format(f"{gone}\n"), text.format("")
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), Clues("product"))
+    assert [one.likely for one in found] == [likely]
+
+
 def test_what_is_appended_to_an_attribute_leads_to_the_loss_that_is_made_of_it():
     text = "def act(x):\n    policy.saved.append({}(x))\n\ndef learn():\n    sum(policy.saved).backward()\n"
     texts = text.format("log"), text.format("exp")
