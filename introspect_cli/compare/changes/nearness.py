@@ -301,11 +301,8 @@ class Version:
         """What is saved, what gives it its values, and calls that are handed it and may change it."""
         program = self.program
         saves = program.calling(_SAVES)
-        imported = (ast.Import, ast.ImportFrom)
-        names = {key for number in saves for key in program.statements[number].uses if key[0] not in {".", "="}}
-        names = {
-            k for k in names if not any(isinstance(program.statements[n].node, imported) for n in program.definers[k])
-        }
+        used = {key for number in saves for key in program.statements[number].uses if key[0] not in {".", "="}}
+        names = used & program.definers.keys()  # an import defines nothing
         given = {s.number for s in program.statements if isinstance(s.node, ast.Expr) and s.uses & names}
         return program.behind({*saves, *given} - {n for n in given if program.statements[n].only_tells}, most=4)
 
