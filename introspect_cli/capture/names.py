@@ -179,13 +179,14 @@ class Names:
         return [root for reference in self._roots if (root := reference()) is not None]
 
     def seek(self, tensors: list[torch.Tensor]) -> None:
-        """Name the models that hold tensors, before they are first called, as far as one heard of them being built.
+        """Name the models that hold tensors and have given them no name, as far as one heard of them being built.
 
-        A script that resumes from a checkpoint may step its optimizer first, to make its state.
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
+        `functional_call` calls a model while it holds other tensors.
         """
         with self._lock:
             heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
-            tops = {id(top): top for top in map(self._topmost, heard) if self.find(top) is None}
+            tops = {id(top): top for top in map(self._topmost, heard)}
             for top in tops.values():
                 if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
                     continue

@@ -186,7 +186,7 @@ class Blame:
         if self.reason is None:
             return 0.5
         if change.a is None or change.b is None:
-            return 0.3  # what is read in one run alone is often a cache
+            return self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.3  # often a cache
         data = 0.3 if self.fed is None else 0.96 if self.fed else 0.85
         return max(self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
 
