@@ -17,7 +17,14 @@ from introspect_cli.compare.changes.clues import Clues, CodeChanges
 from introspect_cli.compare.endings import Raised, cut_short, one_raised
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
-from introspect_cli.compare.reasons.beginning import MODES, differing_events, unseen_between
+from introspect_cli.compare.reasons.beginning import (
+    MAY_REST_ON_THEM,
+    MODES,
+    differing_events,
+    seedings_that_differ,
+    unseen_between,
+    variables_that_differ,
+)
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
@@ -215,6 +222,10 @@ def clues_of(scene: Scene) -> Clues:
             found += [event.line for event in told]
             words |= {word for event in told for word in event.name.split(".")[-2:]}
             words |= {"train", "eval"} if any(event.by in MODES for event in told) else set()
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        for found, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
+            found += [event.line for event in events]
+        words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     return Clues(
         reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",
