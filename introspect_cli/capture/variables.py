@@ -45,6 +45,13 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
     return names
 
 
+def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+    """All objects of a class that frames have in variables, with what the script calls them."""
+    for frame in frames:
+        for variables in (_locals(frame), frame.f_globals):
+            yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
+
+
 def script_frames() -> Iterator[FrameType]:
     """The frames that run code of the script's, the innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
@@ -54,7 +61,7 @@ def script_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _named(variables: dict[str, Any], kind: type) -> Iterator[tuple[str, object]]:
+def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
     for name, value in list(variables.items()):
         if name.startswith("__"):
             continue

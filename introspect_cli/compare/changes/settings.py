@@ -12,7 +12,7 @@ from introspect_cli.compare.evidence import RANDOM, Known
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import SettingChange
 

@@ -79,7 +79,7 @@ def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     """The options with the tolerance that different layouts need, where none was asked for."""
     if options.tolerant:
         return options
-    coarse = all(any(layout.dtype in _COARSE for layout in reader.layouts) for reader in readers)
+    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in readers)
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
 
 
