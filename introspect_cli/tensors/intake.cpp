@@ -420,6 +420,8 @@ bool note_again(PyObject *object, PyObject *site, i64 slot, i64 table) {
     return noted >= 0;
 }
 
+const Functions *functions_of(PyObject *object) { return ((Intake *)object)->functions; }
+
 bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {

@@ -1,16 +1,18 @@
-// The results of an operator that did the same a step ago: run by the same module, or by a node that was made for a known operator,
-// and given what the same sites wrote. It is what `record_results` of probe.py does; whatever is different goes there.
+// Operators as a dispatch mode is called with them, and the results of one that did the same a step ago: run by the same module,
+// or by a node that was made for a known operator, and given what the same sites wrote. It is what `OpMode` and `record_results` of
+// probe.py do; whatever is different goes there.
 #include "probes.h"
+#include "tensor.h"
 
 namespace {
 
 enum Held {
-    LEFT, BY_HAND, OF_PARAMETER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
+    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
     BEGIN, TENSOR, PARAMETER, BACKWARD, OPTIMIZER, HELD
 };
 using Operators = Holder<HELD>;
 
-Name WANTED{"wanted"}, STEP{"step"}, CODE{"f_code"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
+Name LIVE{"live"}, RUN_BY{"_op"}, WANTED{"wanted"}, STEP{"step"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
     BETWEEN{"between"}, UNDER_WAY{"calls"}, PHASE{"phase"}, WATCHED{"watched"}, FQN{"fqn"}, NUMBER{"_sequence_nr"},
     OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
     NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
@@ -28,7 +30,8 @@ struct Ref {  // an owned reference, or null; no exception is left set
 };
 
 struct Operator {  // one that has run, and what was raised meanwhile by code of the script's
-    PyObject *func, *args, *kwargs, *result, *frame;
+    PyObject *func, *args, *kwargs, *result;
+    PyFrameObject *frame;  // of who called it; null in a thread of autograd's own
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
 };
 
@@ -40,9 +43,9 @@ PyObject *item(PyObject *dictionary, PyObject *key) {  // borrowed, or null with
 PyObject *kept(PyObject *found) { return found ? Py_NewRef(found) : nullptr; }
 
 // Whether code that is known to be none of this package's has called the operator, or autograd.
-bool is_others(Operators *self, PyObject *frame) {
-    if (frame == Py_None) return true;
-    Ref code(attribute(frame, CODE)), key(PyLong_FromVoidPtr(code));
+bool is_others(Operators *self, PyFrameObject *frame) {
+    if (!frame) return true;
+    Ref code((PyObject *)PyFrame_GetCode(frame)), key(PyLong_FromVoidPtr(code));
     PyObject *judged = item(self->held[OURS], key);
     return judged && PyTuple_GetItem(judged, 1) == Py_False;
 }
@@ -58,14 +61,21 @@ bool may_be_compiled(Operators *self) {
 }
 
 bool is_float(Operators *self, PyObject *tensor) {
+    if (const int floats = floats_by_handle(functions_of(self->held[INTAKE]), tensor); floats >= 0) return floats;
     Ref dtype(attribute(tensor, DTYPE));
     const bool is = dtype && PySet_Contains(self->held[FLOATS], dtype) == 1;
     return PyErr_Clear(), is;
 }
 
+// Where a tensor's memory begins, as a number of Python's: a new reference, or null with an exception.
+PyObject *memory_of(Operators *self, PyObject *tensor) {
+    const u64 begin = begin_by_handle(functions_of(self->held[INTAKE]), tensor);
+    return begin ? PyLong_FromUnsignedLongLong(begin) : PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr);
+}
+
 // The site that wrote a tensor's memory last, of a parameter its own, -1 where there is none: `Writers.of`. -2 if something was raised.
 i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
-    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr));
+    Ref memory(memory_of(self, tensor));
     PyObject *site = item(self->held[SITES], memory);
     if (site) return PyLong_AsLongLong(site);
     if ((PyObject *)Py_TYPE(tensor) != self->held[PARAMETER]) return -1;
@@ -174,7 +184,7 @@ bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) 
         if (!done) return false;
         Py_DecRef(done);
     }
-    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], result, nullptr));
+    Ref memory(memory_of(self, result));
     if (memory && PyObject_IsTrue(memory) == 1) PyDict_SetItem(self->held[SITES], memory, site);
     return PyErr_Clear(), true;
 }
@@ -213,21 +223,48 @@ int is_dealt_with(Operators *self, Operator &ran) {
     return record(self, site, given, ran.result) ? 1 : -1;
 }
 
-PyObject *results(PyObject *object, PyObject *const *given, Py_ssize_t count) {
-    Operators *self = (Operators *)object;
-    if (count != 5 || !(given[2] == Py_None || PyDict_Check(given[2])))
-        return PyErr_Format(PyExc_TypeError, "an operator, its arguments, its result and a frame wanted");
-    Operator ran{given[0], given[1], given[2], given[3], given[4]};
+// Records what an operator gave; false with an exception, which is the script's.
+bool recorded(Operators *self, Operator &ran) {
     const int done = is_dealt_with(self, ran);
-    if (done < 0) return nullptr;
+    if (done < 0) return false;
     PyErr_Clear();
-    if (ran.type) return PyErr_Restore(ran.type, ran.value, ran.traceback), nullptr;
-    if (done) return Py_NewRef(Py_None);
-    return PyObject_CallFunctionObjArgs(self->held[LEFT], given[0], given[1], given[2], given[3], given[4], nullptr);
+    if (ran.type) return PyErr_Restore(ran.type, ran.value, ran.traceback), false;
+    if (done) return true;
+    PyObject *frame = ran.frame ? (PyObject *)ran.frame : Py_None;
+    PyObject *left = PyObject_CallFunctionObjArgs(self->held[LEFT], ran.func, ran.args, ran.kwargs, ran.result, frame, nullptr);
+    if (left) Py_DecRef(left);
+    return left;
+}
+
+// Runs an operator, without the frame of Python that torch has around it.
+PyObject *run(Operators *self, PyObject *func, PyObject *args, PyObject *kwargs) {
+    PyObject *by = (PyObject *)Py_TYPE(func) == self->held[OVERLOAD] ? attribute(func, RUN_BY) : nullptr;
+    PyObject *result = PyObject_Call(by ? by : func, args, kwargs == Py_None ? nullptr : kwargs);
+    if (by) Py_DecRef(by);
+    if (result) return result;
+    PyObject *type, *value, *traceback;  // whose frames are not there when nobody watches
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_Restore(type, value, nullptr);
+    if (traceback) Py_DecRef(traceback);
+    return nullptr;
+}
+
+// `__torch_dispatch__` of a mode: given the mode, an operator, types, positional and keyword arguments.
+PyObject *dispatch(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    Operators *self = (Operators *)object;
+    PyObject *kwargs = count == 5 ? given[4] : Py_None;
+    if (count < 4 || count > 5 || !PyTuple_Check(given[3]) || !(kwargs == Py_None || PyDict_Check(kwargs)))
+        return PyErr_Format(PyExc_TypeError, "a mode, an operator, types, a tuple and a dictionary wanted");
+    PyObject *result = run(self, given[1], given[3], kwargs);
+    if (!result || !attribute_is(self->held[PROBE], LIVE, Py_True)) return result;
+    Operator ran{given[1], given[3], kwargs, result, PyEval_GetFrame()};
+    if (recorded(self, ran)) return result;
+    Py_DecRef(result);
+    return nullptr;
 }
 
 PyMethodDef METHODS[] = {
-    {"results", (PyCFunction)(void (*)())results, METH_FASTCALL, nullptr},
+    {"dispatch", (PyCFunction)(void (*)())dispatch, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyObject *TYPE = nullptr;
@@ -237,7 +274,7 @@ PyObject *TYPE = nullptr;
 PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!Operators::define(TYPE, "introspect_cli.tensors._kernels.Operators", METHODS)) return nullptr;
     if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[BY_NODE]) && PyDict_Check(arguments[SITES]) &&
-                           PyList_Check(arguments[COMPILER]) && PyType_Check(arguments[TENSOR])))
-        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries, a list and a class wanted");
+                           PyList_Check(arguments[COMPILER])))
+        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries and a list wanted");
     return Operators::make(TYPE, arguments, given);
 }
