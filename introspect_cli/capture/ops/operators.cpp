@@ -7,7 +7,7 @@
 namespace {
 
 enum Held {
-    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
+    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, ORDER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
     BEGIN, TENSOR, PARAMETER, BACKWARD, OPTIMIZER, HELD
 };
 using Operators = Holder<HELD>;
@@ -86,10 +86,14 @@ i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
     return own;
 }
 
+// Whether an operator is given a plain tensor first, which is no parameter.
+bool is_of_tensor(Operators *self, const Operator &ran) {
+    return PyTuple_Size(ran.args) && (PyObject *)Py_TYPE(PyTuple_GetItem(ran.args, 0)) == self->held[TENSOR];
+}
+
 // Notes what a view is of: a view of a parameter is known by its memory from here on. False where Python has to.
 bool is_noted(Operators *self, Operator &ran) {
     PyObject *first = PyTuple_Size(ran.args) ? PyTuple_GetItem(ran.args, 0) : Py_None, *type = (PyObject *)Py_TYPE(first);
-    if (type == self->held[TENSOR]) return true;
     if (type == self->held[PARAMETER]) return writer_of(self, ran, first) != -2;
     return !PyType_IsSubtype((PyTypeObject *)type, (PyTypeObject *)self->held[TENSOR]);
 }
@@ -176,6 +180,40 @@ bool find_place(Operators *self, PyObject *node, Place &place) {
     return place.fqn && place.phase;
 }
 
+enum Met { FUNC, NAME, IN_PHASE, REPEATED, COUNTED, CALL, SITE, MET };  // what is kept of a call that was met
+struct Order {  // how far the operators of a step have come, by position
+    const Operators *of;
+    i64 step;
+    Py_ssize_t at;
+} order{};
+
+i64 count_in(PyObject *repeated, i64 step) { return integer(repeated, STEP) == step ? integer(repeated, COUNT) : 0; }
+
+// Which call of an operator this is in its module, where it was met before: a new reference to a tuple, or null without an
+// exception. Most steps run the same operators in the same order, so the one that came next a step ago is looked at first.
+PyObject *find_call(Operators *self, PyObject *func, PyObject *facts, const Place &place, PyObject *step) {
+    const i64 now = PyLong_AsLongLong(step);
+    if (order.of != self || order.step != now) order = {self, now, 0};
+    PyObject *all = self->held[ORDER];
+    const Py_ssize_t at = order.at++;
+    if (at < PyList_Size(all)) {
+        PyObject *met = PyList_GetItem(all, at);
+        if (PyTuple_GetItem(met, FUNC) == func && PyTuple_GetItem(met, NAME) == place.fqn && PyTuple_GetItem(met, IN_PHASE) == place.phase &&
+            PyLong_AsLongLong(PyTuple_GetItem(met, COUNTED)) == count_in(PyTuple_GetItem(met, REPEATED), now))
+            return Py_NewRef(met);
+    }
+    Ref pair(PyTuple_Pack(2, place.fqn, place.phase)), scope(kept(item(self->held[SCOPES], pair)));
+    Ref operators(scope ? attribute(scope, OPERATORS) : nullptr), repeated(kept(item(operators, facts)));
+    Ref calls(repeated ? attribute(repeated, BY_NUMBER) : nullptr), counted(repeated ? PyLong_FromLongLong(count_in(repeated, now)) : nullptr);
+    Ref call(kept(item(calls, counted))), sites(call ? attribute(call, OWN_SITES) : nullptr);
+    if (!sites) return nullptr;
+    PyObject *site = item(sites, NO_PATH.get());
+    PyObject *met = PyTuple_Pack(MET, func, place.fqn, place.phase, (PyObject *)repeated, (PyObject *)counted, (PyObject *)call,
+                                 site ? site : Py_None);
+    if (met && (at < PyList_Size(all) ? PyList_SetItem(all, at, Py_NewRef(met)) : PyList_Append(all, met))) PyErr_Clear();
+    return met ? met : (PyErr_Clear(), nullptr);
+}
+
 // Records a result, and notes that its memory has it. False with an exception, which is the script's.
 bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) {
     if (record_given(self->held[INTAKE], site, result, self->held[ROWS], given) < 0) {
@@ -198,29 +236,31 @@ void count(Operators *self, PyObject *repeated, PyObject *step, i64 number, PyOb
 
 // 1 if the operator has been dealt with, 0 if Python has to, and nothing is done; -1 with an exception, which is the script's.
 int is_dealt_with(Operators *self, Operator &ran) {
-    if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || !is_others(self, ran.frame)) return 0;
-    Ref key(PyLong_FromVoidPtr(ran.func)), node(PyObject_CallNoArgs(self->held[NODE])), next(PyObject_CallNoArgs(self->held[NEXT]));
+    if (!attribute_is(self->held[RECORDER], WANTED, Py_True)) return 0;
+    Ref key(PyLong_FromVoidPtr(ran.func)), next(PyObject_CallNoArgs(self->held[NEXT]));
     PyObject *known = item(self->held[FACTS], key);
-    if (!known || !node || !next || !PyTuple_Check(ran.args)) return 0;
+    if (!known || !next) return 0;
     Ref facts(kept(PyTuple_GetItem(known, 1))), last(PyLong_FromLongLong(PyLong_AsLongLong(next) - 1));
-    if (!facts || (node != Py_None && !attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]))) return 0;
+    if (!facts) return 0;
     const bool recorded = attribute_is(facts, RECORDED, Py_True);
-    if (!recorded && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
-    if (!recorded && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
+    const bool is_after = attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]);  // as it is once autograd runs
+    const bool is_plain = !recorded && attribute_is(facts, UNWRITTEN, Py_False) && is_of_tensor(self, ran);
+    if (is_plain && is_after && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
+    Ref node(PyObject_CallNoArgs(self->held[NODE]));
+    if (!node || (node != Py_None && !is_after) || !is_others(self, ran.frame)) return 0;
+    if (!recorded && !is_plain && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
+    if (!recorded && item(self->held[BY_NODE], last)) return 1;
     Place place;
     if (!find_place(self, node, place) || may_be_compiled(self)) return 0;
-    Ref pair(PyTuple_Pack(2, place.fqn, place.phase)), scope(kept(item(self->held[SCOPES], pair)));
-    Ref operators(scope ? attribute(scope, OPERATORS) : nullptr), repeated(kept(item(operators, facts)));
-    Ref calls(repeated ? attribute(repeated, BY_NUMBER) : nullptr), step(attribute(self->held[RECORDER], STEP));
-    if (!calls || !step) return 0;
-    const i64 number = integer(repeated, STEP) == PyLong_AsLongLong(step) ? integer(repeated, COUNT) : 0;
-    Ref place_in_step(PyLong_FromLongLong(number)), call(kept(item(calls, place_in_step)));
-    if (!call) return 0;
-    if (!recorded) return count(self, repeated, step, number, last, call), 1;
-    Ref sites(attribute(call, OWN_SITES)), site(kept(item(sites, NO_PATH.get()))), given(attribute(call, GIVEN));
-    if (!site || !given || !is_one_result(self, facts, ran.result) || !is_given_the_same(self, call, place.origin, ran)) return 0;
-    count(self, repeated, step, number, last, call);
-    return record(self, site, given, ran.result) ? 1 : -1;
+    Ref step(attribute(self->held[RECORDER], STEP)), met(step ? find_call(self, ran.func, facts, place, step) : nullptr);
+    if (!met) return 0;
+    PyObject *call = PyTuple_GetItem(met, CALL), *site = PyTuple_GetItem(met, SITE);
+    if (recorded) {
+        if (site == Py_None || !is_one_result(self, facts, ran.result) || !is_given_the_same(self, call, place.origin, ran)) return 0;
+    }
+    count(self, PyTuple_GetItem(met, REPEATED), step, PyLong_AsLongLong(PyTuple_GetItem(met, COUNTED)), last, call);
+    Ref given(recorded ? attribute(call, GIVEN) : nullptr);
+    return !given || record(self, site, given, ran.result) ? 1 : -1;
 }
 
 // Records what an operator gave; false with an exception, which is the script's.
@@ -274,7 +314,7 @@ PyObject *TYPE = nullptr;
 PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!Operators::define(TYPE, "introspect_cli.tensors._kernels.Operators", METHODS)) return nullptr;
     if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[BY_NODE]) && PyDict_Check(arguments[SITES]) &&
-                           PyList_Check(arguments[COMPILER])))
-        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries and a list wanted");
+                           PyList_Check(arguments[COMPILER]) && PyList_Check(arguments[ORDER])))
+        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries and lists wanted");
     return Operators::make(TYPE, arguments, given);
 }

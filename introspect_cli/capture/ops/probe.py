@@ -130,6 +130,7 @@ class OpProbe:
             self.by_hand,
             self.of_parameter,
             OVERLOAD,
+            [],
             recorder,
             recorder.step_rows,
             recorder.intake,
