@@ -239,7 +239,7 @@ class Written:
         """Remember tensors that have just been recorded."""
         marks, held = self._summarizer.stands(tensors), self._marks
         held.update(zip(map(id, tensors), marks, strict=True))
-        if None in marks:
+        if not all(marks):
             for tensor, mark in zip(tensors, marks, strict=True):
                 if mark is None:
                     held.pop(id(tensor), None)
