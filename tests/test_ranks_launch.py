@@ -10,6 +10,7 @@ import pytest
 from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.store.closed import RankFolder
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.sources import source_texts
 from introspect_cli.store.verify import verify_run
@@ -76,7 +77,7 @@ def launched(tmp_path_factory):
 def test_ranks_started_together_write_one_run(launched):
     path, told = launched
     assert [code for code, _ in told] == [0, 0, 9], told
-    assert sorted(entry.name for entry in path.iterdir()) == [".equal", "manifest.yaml", "rank0", "rank1", "rank2"]
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2", "shared"]
     with open_run(path) as run:
         assert run.ranks == (0, 1, 2)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 2, 1]
@@ -91,8 +92,11 @@ def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
     path = tmp_path / "run"
     with open_run(path) as run:
         assert run.state is RunState.COMPLETE
-    for lost in ("index.bin", "records.arrow", "texts.arrow"):
-        (path / "rank1" / lost).unlink(missing_ok=True)
+    closed = path / "rank1" / "closed.bin"
+    with RankFolder.at(str(closed.parent)) as rank:
+        (path / "rank1/manifest.yaml").write_bytes(rank.read_file("manifest.yaml", 1 << 20))
+    closed.unlink()
+    (path / "rank1/records.arrow").unlink()
     with open_run(path) as run:
         assert run.state is RunState.INTERRUPTED
 
