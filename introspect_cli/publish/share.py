@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -163,7 +164,7 @@ class Share:
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
-                with folder.folder(name or ".") as rank:
+                with folder.folder(name) if name else nullcontext(folder) as rank:
                     steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
         return _Look(over, inline, lengths, min(steps, default=0))
 

@@ -16,7 +16,7 @@ import struct
 import zlib
 from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import (
@@ -58,6 +58,9 @@ _HEADER = struct.Struct("<8sIII")
 it is, or its name among the files that ranks share."""
 
 _MAGIC = b"INTROSPF"
+_AT_ONCE = 4096
+"""Bytes that are read at once, in which the table is as a rule."""
+
 _MODE = 0o600
 
 
@@ -85,6 +88,20 @@ class _Within(Handle):
         return super().read_into(self._offset + offset, memory[: max(self._length - offset, 0)])
 
 
+class _Closed(NamedTuple):
+    """`closed.bin`, open.
+
+    Attributes:
+        handle: of it.
+        table: what is said of each file, by name.
+        begin: where the bytes begin that it tells of.
+    """
+
+    handle: Handle
+    table: dict[str, Any]
+    begin: int
+
+
 class RankFolder(Folder):
     """A rank's directory, or that of its settings, with what is in `closed.bin`."""
 
@@ -102,6 +119,13 @@ class RankFolder(Folder):
             super().__init__(fd, path)
         self._rank = rank or self
         self._below = below
+        self._read: _Closed | None = None
+
+    def close(self) -> None:
+        """Close what is open."""
+        super().close()
+        if self._read is not None:
+            self._read.handle.close()
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
@@ -111,7 +135,10 @@ class RankFolder(Folder):
 
     def __contains__(self, name: str) -> bool:
         """Whether anything is at `name`."""
-        return (self.fd >= 0 and super().__contains__(name)) or name in self.names()
+        path = f"{self._below}{name}"
+        if self.fd >= 0 and super().__contains__(name):
+            return True
+        return path in self.closed() or any(inside.startswith(f"{path}/") for inside in self.closed())
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one."""
@@ -120,10 +147,10 @@ class RankFolder(Folder):
         try:
             fd = self.open_folder(name)
         except FileNotFoundError:
-            if name not in self.names():
+            if name not in self:
                 raise
             fd = -1
-        return RankFolder(fd, f"{self.path}/{name}", _again(self), f"{name}/")
+        return RankFolder(fd, f"{self.path}/{name}", Folder(os.dup(self.fd), self.path), f"{name}/")
 
     def file(self, name: str) -> Handle:
         """The file `name` inside this directory, for reading."""
@@ -132,15 +159,13 @@ class RankFolder(Folder):
                 return super().file(name)
         if name == LOCK:
             raise FileNotFoundError(name)
-        with Folder.file(self._rank, CLOSED) as closed:
-            table, begin = _decoded(closed)
-            said = table.get(f"{self._below}{name}")
-            if said is None:
-                raise FileNotFoundError(name)
-            where = _where(closed, said, begin)
-            if isinstance(where, str):
-                return _of_several(self._rank, where)
-            return _Within(_taken(closed), f"{self.path}/{name}", *where)
+        said = self.closed().get(f"{self._below}{name}")
+        if said is None or self._read is None:
+            raise FileNotFoundError(name)
+        where = _where(self._read, said)
+        if isinstance(where, str):
+            return _of_several(self._rank, where)
+        return _Within(os.dup(self._read.handle.fd), f"{self.path}/{name}", *where)
 
     def content(self, name: str) -> str:
         """What tells the content of a file that several ranks have; "" of others."""
@@ -149,11 +174,13 @@ class RankFolder(Folder):
 
     def closed(self) -> dict[str, Any]:
         """What is said of the small files of a rank that has ended, by name."""
-        try:
-            with Folder.file(self._rank, CLOSED) as closed:
-                return _decoded(closed)[0]
-        except FileNotFoundError:
-            return {}
+        if self._read is None:
+            try:
+                handle = Folder.file(self._rank, CLOSED)
+            except FileNotFoundError:
+                return {}
+            self._read = _decoded(handle)
+        return self._read.table
 
 
 def rank_folder(run: Folder, rank: int) -> Folder:
@@ -164,16 +191,6 @@ def rank_folder(run: Folder, rank: int) -> Folder:
     """
     name = f"rank{rank}"
     return RankFolder(run.open_folder(name), f"{run.path}/{name}") if type(run) is Folder else run.folder(name)
-
-
-def _taken(handle: Handle) -> int:
-    """A descriptor that is another owner's from now on."""
-    fd, handle.fd = handle.fd, -1
-    return fd
-
-
-def _again(folder: Folder) -> Folder:
-    return Folder(os.dup(folder.fd), folder.path)
 
 
 def _of_several(rank: Folder, name: str) -> Handle:
@@ -191,13 +208,14 @@ def _above(rank: Folder) -> Folder:
     return Folder(os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=rank.fd), f"{rank.path}/..")
 
 
-def _decoded(handle: Handle) -> tuple[dict[str, Any], int]:
-    """The table of `closed.bin`, and where the bytes begin that it tells of."""
-    head = handle.read(0, _HEADER.size)
+def _decoded(handle: Handle) -> _Closed:
+    """What `closed.bin` says."""
+    head = handle.read(0, _AT_ONCE)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         raise DamageError(handle.path, "it is not what a rank closes with")
-    _, number, crc, length = _HEADER.unpack(head)
-    text = handle.read(_HEADER.size, min(length, LIMIT_DOCUMENT))
+    _, number, crc, length = _HEADER.unpack_from(head)
+    begin = _HEADER.size + length
+    text = head[_HEADER.size : begin] if begin <= len(head) else handle.read(_HEADER.size, min(length, LIMIT_DOCUMENT))
     if number > FORMAT or zlib.crc32(text) != crc:
         raise DamageError(handle.path, "its table was altered, or is a newer version's")
     try:
@@ -206,19 +224,19 @@ def _decoded(handle: Handle) -> tuple[dict[str, Any], int]:
         table = None
     if not isinstance(table, dict) or not all(map(_SMALL.fullmatch, table)):
         raise _strange(handle)
-    return table, _HEADER.size + length
+    return _Closed(handle, table, begin)
 
 
-def _where(handle: Handle, said: Any, begin: int) -> tuple[int, int] | str:
-    """Where a file lies, given what the table says of it, and where the bytes begin that it tells of."""
+def _where(closed: _Closed, said: Any) -> tuple[int, int] | str:
+    """Where a file lies, given what is said of it."""
     if isinstance(said, str):
         if SHARED_NAME.fullmatch(said):
             return said
     elif isinstance(said, list) and len(said) == 2 and all(type(number) is int and number >= 0 for number in said):
-        at, size = said
-        if begin + at + size <= handle.size():
-            return begin + at, size
-    raise _strange(handle)
+        at, size = closed.begin + said[0], said[1]
+        if at + size <= closed.handle.size():
+            return at, size
+    raise _strange(closed.handle)
 
 
 def _strange(handle: Handle) -> DamageError:
@@ -235,7 +253,7 @@ def close_rank(folder: Folder) -> None:
     """
     if folder.fd < 0:
         return
-    with suppress(OSError, StoreError), RankFolder(_taken(_again(folder.secure())), folder.path) as rank:
+    with suppress(OSError, StoreError), RankFolder(os.dup(folder.secure().fd), folder.path) as rank:
         files = dict(_small(rank))
         with _above(rank) as launch, launch.make_folder(SHARED, 0o700) as shared:
             alone = take_lock(shared.fd)  # ranks end at once, and each would take itself for the first

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
+    from introspect_cli.store.arrow import Schema
     from introspect_cli.store.columns import ColumnData
     from introspect_cli.store.pieces import Range
 
@@ -59,12 +60,12 @@ class Shared:
 
     Attributes:
         opened: the readers that have their records open, the latest last.
-        names: sites, layouts and modules by what tells the bytes that they were read from.
+        names: sites, layouts and modules, by what tells the bytes that they were read from; and what decodes them.
     """
 
     def __init__(self) -> None:
         self.opened = deque[RankReader]()
-        self.names: dict[tuple[Any, ...], Any] = {}
+        self.names: dict[tuple[str, Schema], tuple[dict[tuple[str, int, int, int], Any], Decoder]] = {}
 
 
 class RankReader(StepReader):
@@ -237,22 +238,18 @@ class RankReader(StepReader):
         if last is None:
             return made(no_rows(schema), path)
         length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
-        kept = self._shared.names
+        if (stream, schema) not in self._shared.names:
+            self._shared.names[stream, schema] = {}, Decoder(schema)
+        kept, decoder = self._shared.names[stream, schema]
         with rank_folder(self._run, self.rank) as folder:
-            key = stream, schema, length, crc, count, folder.content(f"{stream}.arrow")
-        if not key[-1] or key not in kept:
-            with self._open(f"{stream}.arrow") as handle:
-                try:
-                    data = handle.read(0, length)
-                except OSError as error:
-                    raise unreadable(path, error) from None
-            if len(data) < length:
-                raise DamageError(path, "it ends before the names that the index counts")
-            if zlib.crc32(data) != crc:
-                raise DamageError(path, "its bytes are not those that were indexed")
-            key = *key[:-1], key[-1] or blake2b(data).hexdigest()
+            key = folder.content(f"{stream}.arrow"), length, crc, count
+            if not key[0] or key not in kept:
+                data = _read_names(folder, f"{stream}.arrow", length)
+                if zlib.crc32(data) != crc:
+                    raise DamageError(path, "its bytes are not those that were indexed")
+                key = key[0] or blake2b(data).hexdigest(), *key[1:]
         if key not in kept:
-            kept[key] = made(decode_names(data, schema, count, path), path)
+            kept[key] = made(decode_names(data, decoder, count, path), path)
         return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
 
     # --- records
@@ -340,6 +337,20 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool)
         if number == there:
             there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
         yield reader.read_row(row, over=over)
+
+
+def _read_names(folder: Folder, name: str, length: int) -> bytes:
+    """The bytes of a stream of names that its index vouches for."""
+    try:
+        with folder.file(name) as handle:
+            data = handle.read(0, length)
+    except FileNotFoundError:
+        raise DamageError(f"{folder.path}/{name}", "it is missing") from None
+    except OSError as error:
+        raise unreadable(f"{folder.path}/{name}", error) from None
+    if len(data) < length:
+        raise DamageError(f"{folder.path}/{name}", "it ends before the names that the index counts")
+    return data
 
 
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
