@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from laid_out import as_while_it_ran
 from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.store.closed import RankFolder
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.sources import source_texts
 from introspect_cli.store.verify import verify_run
@@ -92,10 +92,7 @@ def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
     path = tmp_path / "run"
     with open_run(path) as run:
         assert run.state is RunState.COMPLETE
-    closed = path / "rank1" / "closed.bin"
-    with RankFolder.at(str(closed.parent)) as rank:
-        (path / "rank1/manifest.yaml").write_bytes(rank.read_file("manifest.yaml", 1 << 20))
-    closed.unlink()
+    (as_while_it_ran(path / "rank1") / "index.bin").unlink()
     (path / "rank1/records.arrow").unlink()
     with open_run(path) as run:
         assert run.state is RunState.INTERRUPTED
