@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.rank_writer import RankWriter
@@ -112,33 +111,31 @@ class _Watched:
         self.sizes += [len(held[name]) for name in sized]
 
 
-class AttributeProbe:
+class AttributeProbe(GuardedProbe):
     """Looks at the modules of a root when the root is called."""
 
     name = "attributes"
+    lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._context = context
+        self._watched: dict[str, _Watched] = {}
+        super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
         self._secret = secret
-        self._watched: dict[str, _Watched] = {}
         self._known: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
-        guard: Guard = context.guard
-        self._guarded = guard.around(self.name, "attributes of modules are", self._watched.clear)
 
     def install(self) -> None:
         """Listen for roots."""
-        self._guarded.on = True
-        self._context.on_root.append(self._root_called)
+        self.hear(self._context.on_root, self._root_called)
         self._context.names.made_on_the_fly = self._made_on_the_fly
+        super().install()
 
     def remove(self) -> None:
         """Stop, and let go of what was seen."""
-        self._guarded.on = False
+        super().remove()
         self._watched.clear()
-        drop(self._context.on_root, self._root_called)
         self._context.names.made_on_the_fly = lambda _module: None
 
     def _root_called(self, root: nn.Module) -> None:

@@ -9,6 +9,7 @@ is no longer seen, keeps the sentence for the manifest, and lets pass what did n
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
@@ -22,6 +23,10 @@ from introspect_cli.errors import belongs_to_script
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
+
+    from introspect_cli.capture.context import Context
+
+    Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
@@ -70,6 +75,32 @@ class Patches:
             uncounted(replacement)
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
+
+    def watch(self, owner: Any, name: str, guarded: Guarded, entering: Entering) -> None:
+        """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
+
+        Args:
+            owner: the class or module that has it.
+            name: the attribute.
+            guarded: of the probe; where it is off, the original is called and that is all.
+            entering: is given the arguments, `sys._getframe(2)` being the caller; what it returns, if anything, is
+                given the result.
+        """
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            leaving: Callable[[Any], None] | None = None
+            if guarded.on:
+                with guarded:
+                    leaving = entering(args, kwargs)
+            result = original(*args, **kwargs)
+            if leaving is not None and guarded.on:
+                with guarded:
+                    leaving(result)
+            return result
+
+        self.replace(owner, name, watched)
 
     def remove(self) -> None:
         """Put the originals back, the last replaced first.
@@ -161,6 +192,42 @@ class Guard:
         if sentence not in self.sentences:
             self.sentences.append(sentence)
             self._warn(sentence)
+
+
+class GuardedProbe:
+    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
+
+    Attributes:
+        name: as the manifest and messages call it.
+        lost: what is no longer seen once it has failed, as in "batches are".
+    """
+
+    name: str
+    lost: str
+
+    def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
+        """Watch nothing yet; `then` is called once the probe has failed."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, self.lost, then)
+        self._patches = Patches()
+        self._heard: list[tuple[list[Any], Any]] = []
+
+    def hear(self, listeners: list[Listener], listener: Listener, *, first: bool = False) -> None:
+        """Have a listener told of a moment, before all others or after them, until the probe is removed."""
+        listeners.insert(0 if first else len(listeners), listener)
+        self._heard.append((listeners, listener))
+
+    def install(self) -> None:
+        """Begin to watch: called last by what replaces or hears of something first."""
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Put back what was replaced, and hear of nothing any more."""
+        self._guarded.on = False
+        self._patches.remove()
+        while self._heard:
+            drop(*self._heard.pop())
 
 
 class Sections:

@@ -31,7 +31,7 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -70,10 +70,11 @@ class _Asked(threading.local):
     reduction = ""
 
 
-class CollectiveProbe:
+class CollectiveProbe(GuardedProbe):
     """Watches what is sent to other ranks."""
 
     name = "collectives"
+    lost = "collectives are"
 
     def __init__(self, context: Context, folder: Path) -> None:
         """Watch nothing yet.
@@ -82,11 +83,9 @@ class CollectiveProbe:
             context: the recorder and the step clock.
             folder: the rank's own, for the note on what is under way.
         """
-        self._context, self._recorder = context, context.recorder
+        super().__init__(context)
         self._folder = folder
-        self._guarded = context.guard.around(self.name, "collectives are")
         self._places = Places()
-        self._patches = Patches()
         self._library: Any = None
         self._counts: dict[str, int] = {}
         self._labels: dict[str, str] = {}
@@ -119,13 +118,12 @@ class CollectiveProbe:
                 continue
             if "group" in inspect.signature(original).parameters:
                 self._patches.replace(functions, name, self._functional(original, word))
-        self._context.clock.on_tick.append(self._ticked)
-        self._guarded.on = True
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Take the kernels out."""
-        self._guarded.on = False
-        self._patches.remove()
+        super().remove()
         if self._library is not None:
             private_api.take_out(self._library)
             self._library = None

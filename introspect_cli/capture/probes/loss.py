@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import Kind, Phase, Site
@@ -27,31 +27,23 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-class LossProbe:
+class LossProbe(GuardedProbe):
     """Watches `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
 
     name = "loss"
+    lost = "losses are"
 
     def __init__(self, context: Context) -> None:
-        """Start without calls."""
-        self._context = context
-        self._guarded = context.guard.around(self.name, "losses are")
-        self._recorder = context.recorder
+        super().__init__(context)
         self._calls = 0
-        self._patches = Patches()
         self._leaves = Leaves(context)
 
     def install(self) -> None:
         """Replace the two functions; also where no loss is recorded, since a backward pass tells training."""
         for name in ("backward", "grad"):
             self._patches.replace(torch.autograd, name, self._watched(name, getattr(torch.autograd, name)))
-        self._context.clock.on_tick.append(self._ticked)
-        self._guarded.on = True
-
-    def remove(self) -> None:
-        """Put the functions back."""
-        self._guarded.on = False
-        self._patches.remove()
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def _ticked(self) -> None:
         self._calls = 0

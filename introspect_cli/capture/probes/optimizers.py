@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.held import Held, OptimizerRecords, Stepping, parameters_of
 from introspect_cli.capture.probes.hyperparameters import Hyperparameters, OptimizerSettings
 from introspect_cli.capture.ranks.flat import ALL
@@ -40,18 +40,15 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.state import StateProbe
 
 
-class OptimizerProbe:
+class OptimizerProbe(GuardedProbe):
     """Watches optimizer steps and drives the step clock."""
 
     name = "optimizers"
+    lost = "optimizer steps (and so the ends of steps) are"
 
     def __init__(self, context: Context, state: StateProbe) -> None:
         """Start without optimizers; `state` records parameters."""
-        self._context = context
-        self._guarded = context.guard.around(
-            self.name, "optimizer steps (and so the ends of steps) are", context.clock.lost_optimizers
-        )
-        self._recorder = context.recorder
+        super().__init__(context, then=context.clock.lost_optimizers)
         self._state = state
         self._names = FreeNames()
         self._parameters: ById[Held] = ById()
@@ -59,7 +56,6 @@ class OptimizerProbe:
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
         self.settings = OptimizerSettings()
-        self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
@@ -72,38 +68,32 @@ class OptimizerProbe:
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
-        built, scaled = Optimizer.__init__, torch.amp.GradScaler.step
-
-        @functools.wraps(built)
-        def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
-            built(self, *args, **kwargs)
-            if probe._guarded.on:
-                with probe._guarded:
-                    probe._context.clock.built(self)
-
-        @functools.wraps(scaled)
-        def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            stepped = probe._stepped
-            if probe._guarded.on and Kind.HYPERPARAMETER in probe._context.kinds:
-                with probe._guarded, unobserved():
-                    probe._scaled(self)
-            result = scaled(self, optimizer, *args, **kwargs)
-            if probe._guarded.on and probe._stepped == stepped:
-                with probe._guarded, unobserved():
-                    probe._skipped(optimizer)
-            return result
-
-        probe = self
-        self._patches.replace(Optimizer, "__init__", __init__)
-        self._patches.replace(torch.amp.GradScaler, "step", step)
-        self._guarded.on = True
+        self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
+        self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
+        super().install()
 
     def remove(self) -> None:
         """Take the hooks out."""
-        self._guarded.on = False
-        self._patches.remove()
+        super().remove()
         for handle in self._handles:
             handle.remove()
+
+    def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
+        return lambda _: self._context.clock.built(args[0])
+
+    def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """A gradient scaler is about to step an optimizer, unless it has found infinities."""
+        stepped = self._stepped
+        if Kind.HYPERPARAMETER in self._context.kinds:
+            with unobserved():
+                self._scaled(args[0])
+
+        def left(_: object) -> None:
+            if self._stepped == stepped:
+                with unobserved():
+                    self._skipped(args[1] if len(args) > 1 else kwargs["optimizer"])
+
+        return left
 
     @property
     def stepping(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.start import ImportWatch
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -37,19 +37,16 @@ _UNNAMED = "(memory)"
 _SAFETENSORS = "safetensors.torch"
 
 
-class ProductProbe:
+class ProductProbe(GuardedProbe):
     """Watches what is saved."""
 
     name = "products"
+    lost = "what the script saves is"
 
     def __init__(self, context: Context) -> None:
-        """Watch nothing yet."""
-        self._context = context
-        self._recorder = context.recorder
-        self._guarded = context.guard.around(self.name, "what the script saves is")
+        super().__init__(context)
         self._counts: dict[str, int] = {}
         self._saving = False
-        self._patches = Patches()
         self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
 
     def install(self) -> None:
@@ -59,15 +56,14 @@ class ProductProbe:
         saving = self._saver(torch.save, "obj", "f")
         for module in (torch, torch.serialization):
             self._patches.replace(module, "save", saving)
-        self._context.clock.on_tick.append(self._counts.clear)
-        self._guarded.on = True
+        self.hear(self._context.clock.on_tick, self._counts.clear)
+        super().install()
         self._imports.install()
 
     def remove(self) -> None:
         """Put the functions back."""
-        self._guarded.on = False
         self._imports.remove()
-        self._patches.remove()
+        super().remove()
 
     def _safetensors_imported(self) -> None:
         with self._guarded:
@@ -75,24 +71,22 @@ class ProductProbe:
             self._patches.replace(module, "save_file", self._saver(vars(module)["save_file"], "tensors", "filename"))
 
     def _saver(self, original: Callable[..., Any], held: str, place: str) -> Callable[..., Any]:
-        probe = self
-
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            if not probe._guarded.on or probe._saving:
+            if not self._guarded.on or self._saving:
                 return original(*args, **kwargs)
-            probe._saving = True
+            self._saving = True
             try:
                 result = original(*args, **kwargs)
             finally:
-                probe._saving = False
-            if probe._guarded.on:
-                with probe._guarded, unobserved():
+                self._saving = False
+            if self._guarded.on:
+                with self._guarded, unobserved():
                     given = dict(zip((held, place), args, strict=False)) | kwargs
-                    if probe._recorder.wanted:
-                        probe._saved(given.get(held), given.get(place))
-                    elif len(probe._context.saved_unseen) < _MOST_NAMES:
-                        probe._context.saved_unseen[_named(given.get(place))] = None
+                    if self._recorder.wanted:
+                        self._saved(given.get(held), given.get(place))
+                    elif len(self._context.saved_unseen) < _MOST_NAMES:
+                        self._context.saved_unseen[_named(given.get(place))] = None
             return result
 
         return save

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 
@@ -35,15 +35,14 @@ _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
 
-class StateProbe:
+class StateProbe(GuardedProbe):
     """Records what a model holds. It patches nothing: other probes tell it when."""
 
     name = "state"
+    lost = "parameters and buffers are"
 
     def __init__(self, context: Context) -> None:
-        """Start with nothing recorded."""
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
@@ -57,14 +56,10 @@ class StateProbe:
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
-        self._context.on_root.append(self._root_called)
-        self._context.on_after_optimizer.append(self.buffers_after)
-        self._context.clock.on_restart.append(self._restarted)
-
-    def remove(self) -> None:
-        """Stop listening."""
-        drop(self._context.on_root, self._root_called)
-        drop(self._context.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.on_root, self._root_called)
+        self.hear(self._context.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.clock.on_restart, self._restarted)
+        super().install()
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""

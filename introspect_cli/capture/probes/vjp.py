@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
@@ -95,10 +95,11 @@ def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ..
     return tuple(pairs)
 
 
-class VjpProbe:
+class VjpProbe(GuardedProbe):
     """Computes products and norms as values come by."""
 
     name = "products"
+    lost = "vector-Jacobian products are"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
         """Start without values.
@@ -109,26 +110,23 @@ class VjpProbe:
             pairs: what is wanted.
             probes: random vectors for a norm.
         """
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context)
         self._modules = modules
         self._pairs = pairs
         self._probes = probes
         self._earlier: dict[Pair, torch.Tensor] = {}
         self._calls: dict[Pair, int] = {}
-        self._guarded = context.guard.around(self.name, "vector-Jacobian products are")
 
     def install(self) -> None:
         """Listen for values."""
         self._modules.values.listen(self._value)
-        self._guarded.on = True
-        self._context.clock.on_tick.append(self._ticked)
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Stop, and let go of the step's values."""
-        self._guarded.on = False
+        super().remove()
         self._earlier.clear()
-        drop(self._context.clock.on_tick, self._ticked)
 
     def _ticked(self) -> None:
         self._earlier.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
@@ -96,14 +96,14 @@ class OperatorLooks(Protocol):
         """A look has come by."""
 
 
-class TapProbe:
+class TapProbe(GuardedProbe):
     """Puts a sink in for as long as a capture lasts."""
 
     name = "taps"
+    lost = "what runs inside compiled and scripted regions is"
 
     def __init__(self, context: Context, modules: ModuleProbe, gradients: GradientProbe) -> None:
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context, then=self._take_nothing)
         self._modules = modules
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: ById[int] = ById()
@@ -116,20 +116,18 @@ class TapProbe:
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
         self._operators: OperatorLooks | None = None
-        self._guarded = context.guard.around(
-            self.name, "what runs inside compiled and scripted regions is", self._take_nothing
-        )
         self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
-        self._context.clock.on_tick.append(self._ticked)
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Take nothing more."""
         self._take_nothing()
-        drop(self._context.clock.on_tick, self._ticked)
+        super().remove()
 
     def _take_nothing(self) -> None:
         Sink.take = None
