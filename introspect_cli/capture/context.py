@@ -6,7 +6,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.evaluation import Evaluation
+from introspect_cli.capture.evaluation import Evaluation, Trained
 from introspect_cli.capture.labels import StepLabels
 from introspect_cli.capture.probes.built import Built
 from introspect_cli.capture.probes.rng import Draws
@@ -14,7 +14,6 @@ from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.pipelines import Pipelines
 from introspect_cli.capture.step_clock import StepClock
-from introspect_cli.capture.trained import Trained
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:

@@ -6,12 +6,13 @@ Names of kinds and statistics, sizes and pairs of values are checked here: nothi
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import located
 from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.errors import UsageError, did_you_mean
@@ -75,6 +76,34 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     if options.level != "op" and (options.ops or options.views or options.all_dtypes):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
+
+
+def located(options: CaptureOptions) -> dict[str, Any]:
+    """The runs that a capture is compared with, by paths that hold wherever the script goes.
+
+    Raises:
+        UsageError: there is none at such a path, or it would be written over.
+    """
+    against = None if options.against is None else _located(options.against)
+    if (
+        against is not None
+        and options.output is not None
+        and os.path.realpath(options.output) == os.path.realpath(against)
+    ):
+        raise UsageError(f"{options.against} is the run to compare with: name another directory with -o")
+    return {
+        "against": against,
+        "noise": tuple(map(_located, options.noise)),
+    }
+
+
+def _located(run: str) -> str:
+    from introspect_cli.store.objects import is_remote
+    from introspect_cli.store.pack import from_anywhere
+
+    if not is_remote(run) and not Path(run).exists():
+        raise UsageError(f"there is no run at {run} to compare with")
+    return from_anywhere(run)
 
 
 def rule_of(options: CaptureOptions) -> Rule:

@@ -14,12 +14,12 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.against import Reference
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.manifest import Documents, closing, opening
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
-from introspect_cli.capture.reference import Reference
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.terminal import Terminal, summary

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.capture.evaluation import Evaluation
+    from introspect_cli.capture.evaluation import Evaluation, Trained
     from introspect_cli.capture.labels import StepLabels
     from introspect_cli.capture.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recorder import Recorder
-    from introspect_cli.capture.trained import Trained
 
 _MARK = "introspect: made before anything was trained"
 
