@@ -95,7 +95,7 @@ class Context:
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""
-        self.names.was_called()
+        self.names.any_module = True  # it may have its name from before
         self.data_parallel.look(module)
         for listener in self.on_root:
             listener(module)

@@ -32,6 +32,13 @@ def is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 class Pause:
     """Switches Dynamo off for the sections of each thread."""
 

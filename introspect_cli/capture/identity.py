@@ -58,6 +58,14 @@ class ById(Generic[Value]):
         """Keep something of the object until it goes."""
         self.entries[id(thing)] = (keyed(thing, self._forget), value)
 
+    def made(self, thing: object, make: Callable[[], Value]) -> Value:
+        """What is kept of the object; made now, where nothing was."""
+        value = self.get(thing)
+        if value is None:
+            value = make()
+            self.set(thing, value)
+        return value
+
     def discard(self, thing: object) -> None:
         """Forget the object."""
         if self.get(thing) is not None:

@@ -17,9 +17,10 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.frames import outward
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
 
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.labels import Label
@@ -37,11 +38,9 @@ def running(modules: tuple[str, ...], function: str) -> Any:
     """
     if not any(name in sys.modules for name in modules):
         return None
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the frames are what is asked for
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the frames are what is asked for
         if frame.f_code.co_name == function and frame.f_globals.get("__name__") in modules:
             return frame.f_locals.get("self")
-        frame = frame.f_back
     return None
 
 

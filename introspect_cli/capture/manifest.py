@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.read_files import ReadFiles
@@ -55,7 +55,7 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
     return manifest
 
 
-def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending, steps: int) -> dict[str, Any]:
+def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
     """What the manifest says in addition once the run is over.
 
     Args:
@@ -63,29 +63,46 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         guard: knows what could not be seen.
         probes: what watched; None where torch was never imported.
         ending: how the script ended.
-        steps: complete steps on record.
     """
-    return {
+    place = _raised_at(ending)
+    facts = {
         "ended": _now(),
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.looks(ending.exception),
-        **({"raised_at": place} if (place := _raised_at(ending)) is not None else {}),
+        **({"raised_at": place} if place is not None else {}),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
-        "not_observed": redact.nested([*guard.sentences, *never_seen(options, probes, steps)]),
+        "not_observed": redact.nested([*guard.sentences, *([] if probes is None else never_seen(options, probes))]),
         "notes": redact.nested(probes.notes) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
-        "steps": steps,
-        **({"perturbed": probes.perturbed.document} if probes is not None and probes.perturbed is not None else {}),
-        **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
-        **({"kept_around": box.written} if probes is not None and (box := probes.keeping.box) is not None else {}),
-        "pipeline": probes.context.pipelines.manifest if probes is not None else None,
-        "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
-        "copies": probes.context.copies() if probes is not None else [],
+    }
+    return facts | (_NOTHING_RECORDED if probes is None else _recorded(probes))
+
+
+_NOTHING_RECORDED: Final[dict[str, Any]] = {
+    "steps": 0,
+    "pipeline": None,
+    "data_parallel": [],
+    "copies": [],
+    "remainder": False,
+}
+
+
+def _recorded(probes: Probes) -> dict[str, Any]:
+    """What the manifest says of what was recorded."""
+    context, box = probes.context, probes.keeping.box
+    return {
+        "steps": probes.complete_steps,
+        **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
+        **({"left_out": True} if probes.keeping.left_out else {}),
+        **({"kept_around": box.written} if box is not None else {}),
+        "pipeline": context.pipelines.manifest,
+        "data_parallel": context.data_parallel.ranks,
+        "copies": context.copies(),
         # What comes after the last optimizer step is in the store as one more step, and is none.
-        "remainder": probes is not None and probes.recorder.steps_written > steps,
+        "remainder": probes.recorder.steps_written > probes.complete_steps,
     }
 
 
@@ -97,9 +114,9 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
     return None
 
 
-def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> list[str]:
+def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     """What the script does in a way that leaves nothing to see."""
-    if probes is None or not steps:
+    if not probes.complete_steps:
         return []
     found = []
     if probes.context.clock.left_out:
@@ -169,8 +186,11 @@ class Documents:
         self._sources = SourceFiles(
             store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
         )
-        self.files: ReadFiles | None = None
-        self._keeps_texts = options.sources and not _repeats(launch)
+        self.files = (
+            ReadFiles(guard, store.path, options.redact, texts=options.sources and not _repeats(launch))
+            if options.source
+            else None
+        )
         self._directory = str(Path.cwd())  # the script may go elsewhere
         self._found: dict[str, object] = {}
         self._wrote_sources = False
@@ -231,13 +251,6 @@ class Documents:
         if self._sources.look() or not self._wrote_sources:
             self._wrote_sources = True
             self._put("sources", dict(sorted(self._sources.digests.items())))
-
-    def watch_files(self) -> ReadFiles | None:
-        """Begin to watch which files the script opens; None where sources are not recorded."""
-        if self._options.source:
-            self.files = ReadFiles(self._guard, self._store.path, self._options.redact, texts=self._keeps_texts)
-            self.files.install()
-        return self.files
 
     def _write_files(self) -> None:
         files = self.files

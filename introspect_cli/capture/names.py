@@ -77,7 +77,8 @@ class Names:
 
     def __init__(self, wanted: NameFilter) -> None:
         """Start with nothing named."""
-        self._wanted = wanted
+        self.wanted = wanted
+        """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}
         """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
@@ -90,7 +91,8 @@ class Names:
         self._variables: dict[str, str] = {}
         self._lock = threading.RLock()
         self.settled = False
-        self._any_module = False
+        self.any_module = False
+        """Whether any module was ever named, or called."""
         self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
@@ -101,14 +103,6 @@ class Names:
         with self._lock:
             self.states.clear()
             self.parameters.clear()
-
-    def wanted(self, fqn: str) -> bool:
-        """Whether what has that name is to be recorded."""
-        return self._wanted(fqn)
-
-    def unmatched(self) -> list[str]:
-        """What to say of globs that selected nothing."""
-        return self._wanted.unmatched()
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""
@@ -144,7 +138,7 @@ class Names:
         if state is not None:
             return state
         with self._lock:
-            self._any_module = True
+            self.any_module = True
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
@@ -161,18 +155,13 @@ class Names:
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""
         with self._lock:
-            self._any_module = True
+            self.any_module = True
             self._adopt(module, name)
 
     def renumber(self, kept: int | None) -> None:
         """Hear that steps are counted anew: the step `kept` is the first; where None, none is."""
         for state in self.states.values():
             state.step = 0 if state.step == kept else -1
-
-    @property
-    def any_module(self) -> bool:
-        """Whether any module was ever named."""
-        return self._any_module
 
     def roots(self) -> list[nn.Module]:
         """The live roots, in the order in which they were first called."""
@@ -192,10 +181,6 @@ class Names:
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
                     self._adopt(top, class_name(unwrap(top)))
-
-    def was_called(self) -> None:
-        """Hear that a module was called: one may have its name from before."""
-        self._any_module = True
 
     def new_modules(self) -> list[ModuleInfo]:
         """The modules named since this was last asked."""
@@ -279,7 +264,7 @@ class Names:
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         forget = self._module_gone
         reference = keyed(module, forget)
-        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
         self.states[id(module)] = state
         return state
 

@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
-    check_pairs((*options.vjp, *options.jacobian_norm))
+    parse_pairs(options.vjp, options.jacobian_norm)
     if options.level != "op" and (options.ops or options.views or options.all_dtypes):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
@@ -186,18 +186,72 @@ def parse_size(text: object, option: str = "--max-size") -> int:
     return size
 
 
-def check_pairs(texts: Iterable[str]) -> None:
-    """Make sure that each text names two values.
+@dataclass(frozen=True)
+class ValueName:
+    """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
+
+    Attributes:
+        fqn: the module's name, with or without its root.
+        kind: input or output.
+        path: where in the nested value; "" for the value.
+    """
+
+    fqn: str
+    kind: Kind
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ValueName:
+        """A name as it is written.
+
+        Raises:
+            UsageError: it names no module.
+        """
+        name, bracket, rest = text.strip().partition("[")
+        fqn, _, side = name.partition("/")
+        if not fqn or side not in ("", "input", "output"):
+            raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
+        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
+        path = bracket + rest
+        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
+
+    def fits(self, fqn: str, kind: Kind, path: str) -> bool:
+        """Whether a value that passes by is the one named."""
+        return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two values: how the first depends on the second.
+
+    Attributes:
+        text: as it was written.
+        later: the value whose Jacobian it is.
+        earlier: the value it is with respect to.
+        norm: whether the Jacobian's norm is wanted, else the product with ones.
+    """
+
+    text: str
+    later: ValueName
+    earlier: ValueName
+    norm: bool
+
+
+def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
+    """The pairs of `--vjp` and of `--jacobian-norm`.
 
     Raises:
-        UsageError: one does not.
+        UsageError: a text does not name two values.
     """
-    for text in texts:
-        later, colon, earlier = (part.strip() for part in text.partition(":"))
-        if not (colon and later and earlier):
+    pairs = []
+    for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
+        later, _, earlier = (part.strip() for part in text.partition(":"))
+        if not (later and earlier):
             raise UsageError(
                 f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
             )
+        pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
+    return tuple(pairs)
 
 
 def parse_stats(names: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import time
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.frames import is_ours
+from introspect_cli.capture.frames import is_ours, outward
 from introspect_cli.capture.probes.base import Patches, Sections
 from introspect_cli.script.ending import Later
 
@@ -59,18 +59,12 @@ class _Waiting:
 
     def _run(self, number: int) -> None:
         self._waiting = None
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-        while frame is not None and is_ours(frame):
-            frame = frame.f_back
-        self.handler(number, frame)
+        frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
+        self.handler(number, next((frame for frame in frames if not is_ours(frame)), None))
 
 
 def _is_unheard(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in _UNHEARD and is_ours(frame):
-            return True
-        frame = frame.f_back
-    return False
+    return any(below.f_code.co_name in _UNHEARD and is_ours(below) for below in outward(frame))
 
 
 def _again(number: int) -> None:

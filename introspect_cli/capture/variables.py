@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment.sources import file_of, is_users
+from introspect_cli.capture.frames import outward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,11 +48,7 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
 
 def script_frames() -> Iterator[FrameType]:
     """The frames that run code of the script's, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    while frame is not None:
-        if _is_script(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    return (frame for frame in outward(sys._getframe(1)) if _is_script(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
 
 
 def _named(variables: dict[str, Any], kind: type) -> Iterator[tuple[str, object]]:

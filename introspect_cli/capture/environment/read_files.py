@@ -19,11 +19,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_config, sources
 from introspect_cli.capture.environment.read_by import Readers
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.sums import source_digest
 
@@ -291,13 +293,9 @@ class ReadFiles:
 
 def _line(frame: FrameType | None) -> str:
     """`file:line` of the innermost frame of the user's."""
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return ""
-        name = _users(frame.f_code.co_filename)
-        if name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
+    for below in islice(outward(frame), _DEEPEST):
+        if name := _users(below.f_code.co_filename):
+            return f"{name}:{below.f_lineno}"
     return ""
 
 

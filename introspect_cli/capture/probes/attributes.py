@@ -23,7 +23,7 @@ from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.modules import ModuleProbe
@@ -56,6 +56,27 @@ CHANGES_OFTEN = "(changes often)"
 
 
 @dataclass
+class _Places:
+    """Values in the dictionaries of modules: of each, the position of its module, its name, and how it stood."""
+
+    of: Callable[[Any], int]
+    modules: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    stands: list[int] = field(default_factory=list)
+
+    def add(self, module: int, values: dict[str, object]) -> None:
+        """Watch values of a module, by name."""
+        self.modules += [module] * len(values)
+        self.names += values
+        self.stands += map(self.of, values.values())
+
+    def are_current(self, held: list[dict[str, Any]]) -> bool:
+        """Whether they stand as they stood, in the dictionaries as they are."""
+        found = map(operator.getitem, map(held.__getitem__, self.modules), self.names)
+        return list(map(self.of, found)) == self.stands
+
+
+@dataclass
 class _Watched:
     """What was last seen of all modules of a root.
 
@@ -64,35 +85,23 @@ class _Watched:
     Attributes:
         modules: the modules, and
         lengths: of their dictionaries.
-        places: for each value that is watched, the position of its module, and
-        names: its name.
-        identities: of those values.
-        values: the values themselves, plain all of them; while they are held, no other object gets their identities.
-        sized_places: the same for dictionaries that grow or shrink when something is added or taken away, and
-        sized_names: their names.
-        sizes: of those.
+        plain: plain values that are watched, by identity, and
+        values: themselves; while they are held, no other object gets their identities.
+        sized: dictionaries that grow or shrink when something is added or taken away, by size.
     """
 
     modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    identities: list[int] = field(default_factory=list)
+    plain: _Places = field(default_factory=lambda: _Places(id))
     values: list[object] = field(default_factory=list)
-    sized_places: list[int] = field(default_factory=list)
-    sized_names: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sized: _Places = field(default_factory=lambda: _Places(len))
 
     def is_current(self) -> bool:
         """Whether everything is what it was."""
         try:
             held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
-            found = map(operator.getitem, map(held.__getitem__, self.places), self.names)
-            sized = map(operator.getitem, map(held.__getitem__, self.sized_places), self.sized_names)
             return (
-                list(map(id, found)) == self.identities
-                and list(map(len, sized)) == self.sizes
-                and list(map(len, held)) == self.lengths
+                self.plain.are_current(held) and self.sized.are_current(held) and list(map(len, held)) == self.lengths
             )
         except (KeyError, TypeError):
             return False
@@ -102,13 +111,9 @@ class _Watched:
         held, place = vars(module), len(self.modules)
         self.modules.append(weakref.ref(module))
         self.lengths.append(len(held))
-        self.places += [place] * len(plain)
-        self.names += plain
-        self.identities += map(id, plain.values())
+        self.plain.add(place, plain)
         self.values += plain.values()
-        self.sized_places += [place] * len(sized)
-        self.sized_names += sized
-        self.sizes += [len(held[name]) for name in sized]
+        self.sized.add(place, {name: held[name] for name in sized})
 
 
 class AttributeProbe(GuardedProbe):

@@ -18,34 +18,28 @@ import uuid
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.context import Context
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
 _SPAWN = "torch.multiprocessing.spawn"
 
 
-class ChildrenProbe:
+class ChildrenProbe(GuardedProbe):
     """Watches `multiprocessing.Process.start`."""
 
     name = "children"
+    lost = "processes that the script starts are"
 
-    def __init__(self, guard: Guard, *, followed: bool = False) -> None:
-        """Start without processes.
-
-        Args:
-            guard: keeps the sentences.
-            followed: whether processes that are not forks are recorded.
-        """
+    def __init__(self, context: Context, *, followed: bool) -> None:
+        """Start without processes; `followed` says whether those that are not forks are recorded."""
+        super().__init__(context)
         self._followed = followed
-        self._guard = guard
-        self._guarded = guard.around(self.name, "processes that the script starts are")
-        self._patches = Patches()
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
         self.started: list[str] = []
         """What the processes run, each function once."""
@@ -78,12 +72,7 @@ class ChildrenProbe:
             together = self._together(home.start_processes)
             for owner in (home, importlib.import_module(_SPAWN.rpartition(".")[0])):
                 self._patches.replace(owner, "start_processes", together)
-        self._guarded.on = True
-
-    def remove(self) -> None:
-        """Put the method back."""
-        self._guarded.on = False
-        self._patches.remove()
+        super().install()
 
     def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`start_processes`, of which is known how many it starts."""
@@ -117,7 +106,7 @@ class ChildrenProbe:
     def _started(self, work: str, remedy: str) -> None:
         if self._guarded.on and work not in self.started:
             self.started.append(work)
-            self._guard.note(
+            self._context.guard.note(
                 f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
             )
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -283,12 +284,7 @@ class OptimizerProbe(GuardedProbe):
 
 def _inside_step(frame: FrameType) -> bool:
     """Whether the frame, torch's around a step, has another such frame below it."""
-    code, below = frame.f_code, frame.f_back
-    while below is not None:
-        if below.f_code is code:
-            return True
-        below = below.f_back
-    return False
+    return any(below.f_code is frame.f_code for below in outward(frame.f_back))
 
 
 def _with_closure(

@@ -12,6 +12,7 @@ two such moments drew.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,7 +120,7 @@ class RngProbe(GuardedProbe):
         super().__init__(context, then=self.remove)
         self._began = began
         self._known: dict[str, _Known] = {}
-        self._sites: dict[str, int] = {}
+        self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
     def install(self) -> None:
@@ -163,11 +164,8 @@ class RngProbe(GuardedProbe):
                 self._known[name] = known
         return known
 
-    def _site(self, name: str) -> int:
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites[name] = self._recorder.site(Site(Phase.START, Kind.RNG, name))
-        return site
+    def _new_site(self, name: str) -> int:
+        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
 
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:

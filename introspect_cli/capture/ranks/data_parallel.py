@@ -41,13 +41,11 @@ class DataParallel:
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
-        for module in modules_in(root):
-            groups = _groups(module)
-            if groups:
-                self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
-                break
+        modules = list(modules_in(root))
+        groups = next(filter(None, map(_groups, modules)), [])
+        self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
-            self.copies = _copies(modules_in(root))
+            self.copies = _copies(modules)
 
 
 def _copies(modules: Iterable[nn.Module]) -> list[int]:

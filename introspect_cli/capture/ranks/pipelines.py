@@ -72,7 +72,7 @@ class Pipelines:
     def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
         """A stage calls its module with a microbatch, in a step that is recorded: number the calls in it."""
         self.meets(stage, module)
-        order = self._of(self._forwards, stage)
+        order = self._forwards.made(stage, _Order)
         done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
         number, follows = order.number(step, chunk, stage.chunks or 1)
         order.guessed |= not (follows or done or before)
@@ -93,14 +93,7 @@ class Pipelines:
 
     def loss(self, stage: Any, chunk: int, step: int) -> int:
         """The number of a loss within its step, by its microbatch."""
-        return self._of(self._losses, stage).number(step, chunk, stage.chunks or 1)[0]
-
-    def _of(self, orders: ById[_Order], stage: Any) -> _Order:
-        found = orders.get(stage)
-        if found is None:
-            found = _Order()
-            orders.set(stage, found)
-        return found
+        return self._losses.made(stage, _Order).number(step, chunk, stage.chunks or 1)[0]
 
     @property
     def manifest(self) -> dict[str, Any] | None:

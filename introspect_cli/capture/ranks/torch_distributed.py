@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.private_api import no_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import FrameType
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -263,13 +263,11 @@ def in_stage() -> InStage | None:
     """
     if _STAGE not in sys.modules:
         return None
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
         what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
         if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
             held = frame.f_locals
             chunk = held.get(number, -1)
             if held.get(stage) is not None:
                 return InStage(what, held[stage], chunk if type(chunk) is int else -1)
-        frame = frame.f_back
     return None

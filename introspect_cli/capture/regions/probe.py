@@ -107,7 +107,6 @@ class TapProbe(GuardedProbe):
         self._modules = modules
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: ById[int] = ById()
-        self._parsed: dict[str, Tapped] = {}
         self._counts: dict[tuple[str, Phase], CallCount] = {}
         self._calls: dict[tuple[str, Phase], int] = {}
         self._runs: dict[tuple[str, Phase], _Run] = {}
@@ -138,12 +137,10 @@ class TapProbe(GuardedProbe):
 
     def number(self, module: nn.Module) -> str:
         """What a tap calls a module whose name is not known before it is first called."""
-        found = self._numbers.get(module)
-        if found is None:
-            found = len(self._numbered)
-            self._numbers.set(module, found)
+        number = self._numbers.made(module, lambda: len(self._numbered))
+        if number == len(self._numbered):
             self._numbered.append(weakref.ref(module))
-        return f"{NUMBERED}{found}"
+        return f"{NUMBERED}{number}"
 
     def _ticked(self) -> None:
         self._counts.clear()
@@ -164,12 +161,6 @@ class TapProbe(GuardedProbe):
                 place = self._forward(value, text.partition("\n")[0])
                 if place >= 0 and private_api.graph_task() == -1:
                     self._places += [(row, place) for row in range(before, self._recorder.rows)]
-
-    def _parse(self, text: str) -> Tapped:
-        known = self._parsed.get(text)
-        if known is None:
-            known = self._parsed[text] = parsed(text)
-        return known
 
     def numbers(self) -> dict[int, str]:
         """What taps call each module that has been met and is alive, by its `id`."""
@@ -218,7 +209,7 @@ class TapProbe(GuardedProbe):
             if self._operators is not None:
                 self._operators.take_look(int(number), value)
             return int(place)
-        tapped = self._parse(text)
+        tapped = parsed(text)
         self._tapped(value, text, tapped)
         return tapped.place
 

@@ -7,6 +7,7 @@ that a capture can be ready for taps that most scripts never meet.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,7 @@ def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gra
     return _SEPARATOR.join((module, kind.value, module_class, "", gradient, path))
 
 
+@functools.cache
 def parsed(text: str) -> Tapped:
     """What the text of a tap says."""
     module, kind, module_class, at, gradient, path = text.split(_SEPARATOR, 5)
