@@ -192,7 +192,7 @@ class Documents:
             else None
         )
         self._directory = str(Path.cwd())  # the script may go elsewhere
-        self._found: dict[str, object] = {}
+        self._asked: dict[str, object] = {}
         self._wrote_sources = False
         if options.source:
             self._ask("git", lambda: sources.git(sources.Project.root))
@@ -227,14 +227,14 @@ class Documents:
             self._write_sources()
         self._write_files()
         if target is not None:
-            self._one("command", lambda: settings.command(target, self._directory, options.redact))
-        self._one("runtime", settings.runtime)
-        self._one("hardware", settings.hardware)
-        self._one("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
+            self._ask("command", lambda: settings.command(target, self._directory, options.redact))
+        self._ask("runtime", settings.runtime)
+        self._ask("hardware", settings.hardware)
+        self._ask("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
         if options.env:
-            self._one("environment", lambda: redact.environment(os.environ, options.redact))
-        self._give("git")
-        self._give("packages")
+            self._ask("environment", lambda: redact.environment(os.environ, options.redact))
+        for name in list(self._asked):
+            self._put(name, self._asked.pop(name))
 
     def begin(self) -> None:
         """Take the script's text as it was compiled, just before its first line."""
@@ -260,18 +260,10 @@ class Documents:
                 self._store.save_source(digest, text)
             self._put("files", files.found)
 
-    def _one(self, name: str, ask: Callable[[], object]) -> None:
-        """Write one document; one that cannot be had costs no other."""
-        self._ask(name, ask)
-        self._give(name)
-
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
+        """Ask for one document; one that cannot be had costs no other."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
-            self._found[name] = ask()
-
-    def _give(self, name: str) -> None:
-        if name in self._found:
-            self._put(name, self._found.pop(name))
+            self._asked[name] = ask()
 
     def _put(self, name: str, value: Any) -> None:
         """Write one document, or what of it a store has room for; the run goes on without the rest."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _SHORT = 200
 """Characters of a text up to which it is remembered how it looks."""
@@ -164,28 +164,17 @@ def long_words(text: str) -> list[bytes]:
     return [word for word in words if len(word) >= _SHORTEST_TOKEN]
 
 
-def formed_at(text: str, small: str, words: list[bytes]) -> list[int]:
-    """Where there is what `prose` may replace; to find nothing takes a fraction of what `prose` takes.
+def may_be_formed(text: str, small: str, words: list[bytes]) -> bool:
+    """Whether there may be what `prose` replaces; to find nothing takes a fraction of what `prose` takes.
 
     Args:
         text: the text.
         small: the text in small letters.
         words: its long words.
     """
-    tokens = {found[1] for found in _PREFIXED_TOKENS.finditer(b" ".join(words).decode("utf-8", "surrogatepass"))}
-    return sorted(
-        [at for word in _FORMS for at in places(word, small)]
-        + [at for token in tokens for at in places(token, text)]
-        + [at for at in places("://", text) if _URL_USER.match(text, at)]
-    )
-
-
-def places(word: str, text: str) -> Iterator[int]:
-    """Where a word stands in a text."""
-    at = text.find(word)
-    while at >= 0:
-        yield at
-        at = text.find(word, at + 1)
+    tokens = _PREFIXED_TOKENS.search(b" ".join(words).decode("utf-8", "surrogatepass"))
+    in_url = "://" in text and _URL_USER.search(text)
+    return bool(tokens or in_url or any(word in small for word in _FORMS))
 
 
 def prose(text: str) -> str:

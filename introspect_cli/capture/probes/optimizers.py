@@ -23,8 +23,14 @@ from introspect_cli.capture.frames import outward
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.held import Held, OptimizerRecords, Stepping, parameters_of
-from introspect_cli.capture.probes.hyperparameters import Hyperparameters, OptimizerSettings
+from introspect_cli.capture.probes.held import (
+    Held,
+    Hyperparameters,
+    OptimizerRecords,
+    OptimizerSettings,
+    Stepping,
+    parameters_of,
+)
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel

@@ -21,15 +21,18 @@ from torch import fx
 
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.ops.values import outputs, tensors
-from introspect_cli.capture.regions.calls import NOTHING, Known, Ran, watching
 from introspect_cli.capture.regions.graph import (
+    NOTHING,
     PLACE,
+    Known,
+    Ran,
     borrowed,
     calls_ours,
     example_of,
     may_be_copied,
     memory_of,
     through_tap,
+    watching,
 )
 from introspect_cli.capture.regions.taps import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
