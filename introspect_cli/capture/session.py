@@ -22,11 +22,10 @@ from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
 from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
-from introspect_cli.capture.terminal import Terminal, summary
+from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
@@ -89,7 +88,7 @@ class Session:
         Raises:
             StoreError: the directory exists, or cannot be made.
         """
-        self.options, self.target = options, target
+        self.options = options
         self.launch = launch = launch or find_launch()
         self.rank = launch.rank if launch is not None else 0
         self.path = run_directory(target, options.output, launch)
@@ -118,11 +117,6 @@ class Session:
         self._publishers = Publishers(self.path, options.publish, guard, self.rank if launch is not None else None)
         comparing = guard.around("comparing", "the comparison is")
         self._reference = Reference(self.path, self._store.path, options, launch, comparing)
-
-    @property
-    def rows(self) -> int:
-        """Records written so far."""
-        return self.probes.rank.rows_written if self.probes is not None else 0
 
     def start(self) -> None:
         """Be ready for the script's first line."""
@@ -178,21 +172,20 @@ class Session:
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.probes.installed import Probes
 
-            _warn_if_slow(self._terminal)
-            ranks = self.launch.world_size if self.launch is not None else 1
-            box = self._black_box(ranks)
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks, box)
+            self._terminal.warn_if_slow()
+            box = self._black_box()
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
 
-    def _black_box(self, ranks: int) -> BlackBox | None:
+    def _black_box(self) -> BlackBox | None:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
         if self.options.keep_around is None:
             return None
         from introspect_cli.capture.black_box import BlackBox, planned
 
-        room, words = planned(self.options, ranks)
+        room, words = planned(self.options, self.launch.world_size if self.launch is not None else 1)
         digests = self._reference.digests()
         if not self.rank:
             self._terminal.say(words)
@@ -283,7 +276,7 @@ class Session:
     def _conclude(self, probes: Probes | None) -> None:
         """Hear what others made of the run, and have the words to say."""
         if probes is None:
-            self.words.append(_nothing(self.path, installed="session" not in self._guard.failed))
+            self.words.append(nothing(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
             self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
@@ -348,12 +341,6 @@ def _alone(guard: Guard, options: CaptureOptions) -> dict[str, Any]:
     return {"alone": {"rank": found[0], "world_size": found[1]}}
 
 
-def _nothing(path: Path, *, installed: bool) -> str:
-    """What there is to say at the end where nothing was watched."""
-    why = "the script never imported torch" if installed else "the probes could not be installed"
-    return f"{why}, so nothing was recorded; {path} holds its settings only"
-
-
 def _forget_in_forks(session: Session) -> None:
     """Have a session know when it is in a forked child, as long as it lives."""
     reference = weakref.ref(session)
@@ -364,14 +351,3 @@ def _forget_in_forks(session: Session) -> None:
             found.forked()
 
     os.register_at_fork(after_in_child=in_child)
-
-
-def _warn_if_slow(terminal: Terminal) -> None:
-    """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
-    from introspect_cli.tensors import kernels
-
-    if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
-        terminal.say(
-            f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
-            "with a C++ compiler on this machine, install introspect-cli again"
-        )

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind, count, human_size
 from introspect_cli.store.files import CHILDREN
 
@@ -48,6 +49,16 @@ class Terminal:
                 sys.stderr.write(f"{self._who}: {sentence}\n")
                 sys.stderr.flush()
 
+    def warn_if_slow(self) -> None:
+        """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
+        from introspect_cli.tensors import kernels  # it imports torch, as the script has by now
+
+        if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
+            self.say(
+                f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
+                "with a C++ compiler on this machine, install introspect-cli again"
+            )
+
     def progress(self, step: int, records: int, size: int) -> None:
         """Redraw, at most twice a second, and not at all in captures that are over at once."""
         if not self._shown:
@@ -72,6 +83,12 @@ class Terminal:
             sys.stderr.flush()
         except (OSError, ValueError, UnicodeError):
             self._shown = False
+
+
+def nothing(path: Path, *, installed: bool) -> str:
+    """What there is to say at the end where nothing was watched."""
+    why = "the script never imported torch" if installed else "the probes could not be installed"
+    return f"{why}, so nothing was recorded; {path} holds its settings only"
 
 
 def summary(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
 
@@ -69,9 +70,8 @@ class Probes:
         guard: Guard,
         store_lost: Callable[[StoreError], None],
         began: dict[str, bytes | None],
-        rank: int = 0,
-        ranks: int = 1,
-        box: BlackBox | None = None,
+        launch: Launch | None,
+        box: BlackBox | None,
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -81,10 +81,10 @@ class Probes:
             guard: what catches failures of probes.
             store_lost: told when the store can no longer be written.
             began: states of the random generators when the process began.
-            rank: of this process in a distributed run.
-            ranks: how many processes write the run.
+            launch: this process's part in a distributed run.
             box: holds whole tensors of the last steps; None where that was not asked for.
         """
+        rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(
             rank,
