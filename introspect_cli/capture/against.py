@@ -169,10 +169,10 @@ class Reference:
         """What each step of the reference digests to, as far as that can be read here; None without a reference."""
         if self._options.against is None:
             return None
-        found: dict[int, bytes] = {}
+        digests: dict[int, bytes] = {}
         with self._guarded:
-            found |= _digests(self._options.against, self._rank)
-        return found
+            digests |= _digests(self._options.against, self._rank)
+        return digests
 
     def look(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
         """Say what was found by the end of a step; whether the script is to be ended for it, which is so once."""

@@ -64,14 +64,14 @@ class Trained:
 
     def is_trained(self, module: nn.Module) -> bool:
         """Whether an optimizer holds any of a module's parameters, or the script trains it by hand."""
-        known = self._roots.get(module) or self._by_hand.get(module)
-        if known is None:
-            known = any(
+        is_trained = self._roots.get(module) or self._by_hand.get(module)
+        if is_trained is None:
+            is_trained = any(
                 id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
                 for parameter in parameters_in(module)
             )
-            self._roots.set(module, known)
-        return known
+            self._roots.set(module, is_trained)
+        return is_trained
 
     def _held(self) -> set[int]:
         """`id` of all parameters that live optimizers hold, and so keep alive."""

@@ -99,8 +99,8 @@ class FreeNames:
 
     def find(self, thing: object) -> str | None:
         """The name given to this object, None if it has none."""
-        known = self._names.get(id(thing))
-        return known[1] if known is not None and known[0]() is thing else None
+        entry = self._names.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
 
     def release(self, thing: object) -> None:
         """Take the object's name back."""
@@ -121,9 +121,9 @@ class FreeNames:
             base: its class.
             rests: whether its name is free only after this step, should it go within it.
         """
-        found = self.find(thing)
-        if found is not None:
-            return found
+        existing = self.find(thing)
+        if existing is not None:
+            return existing
         number, name = 1, base
         while name in self._resting or ((taken := self._taken.get(name)) is not None and taken() is not None):
             number += 1
@@ -133,8 +133,8 @@ class FreeNames:
             fresh.add(name)
 
         def forget(reference: weakref.ref[Any]) -> None:
-            known = names.get(key)
-            if known is not None and known[0] is reference:
+            entry = names.get(key)
+            if entry is not None and entry[0] is reference:
                 del names[key]
                 if name in fresh:
                     resting.add(name)

@@ -101,17 +101,17 @@ class ConditionValues:
 
     def __call__(self, records: Records) -> dict[str, float]:
         """By name; what is not known is left out."""
-        found = {"nans": records.total("nans"), "infs": records.total("posinfs", "neginfs")}
+        values = {"nans": records.total("nans"), "infs": records.total("posinfs", "neginfs")}
         losses, usual = records.losses(), [loss for loss in self._losses if math.isfinite(loss)]
         if len(usual) >= _FEW:
-            found |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
+            values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
         if self._losses:
-            found["previous"] = self._losses[-1]
+            values["previous"] = self._losses[-1]
         if losses:
             self._losses.append(statistics.fmean(losses))
-            found["loss"] = self._losses[-1]
-        found["grad_norm"] = records.grad_norm()
-        return {name: value for name, value in found.items() if value is not None}
+            values["loss"] = self._losses[-1]
+        values["grad_norm"] = records.grad_norm()
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Keeping:
@@ -173,7 +173,7 @@ class Keeping:
         if self.copy:
             return True
         ranks = [part for part in self.rule.parts if isinstance(part, Ranks)]
-        return bool(ranks) and not self._wanted and not any(own.wants(self._number) for own in ranks)
+        return bool(ranks) and not self._wanted and not any(rule.wants(self._number) for rule in ranks)
 
     @property
     def looks(self) -> bool:
@@ -200,15 +200,15 @@ class Keeping:
 
     def unmatched(self, *, launched: bool) -> list[str]:
         """What to say of options that nothing in the run answered to; `launched` says whether there are other ranks."""
-        found = []
+        sentences = []
         if self.undecided and not self._epoch_seen:
-            found.append("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
+            sentences.append("--epochs keeps no step: only Lightning, transformers and accelerate count epochs")
         if self.asks_for_copies and launched and not self.copies():
-            found.append(
+            sentences.append(
                 "--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies of one another, so all "
                 "are recorded (name them, as in --ranks 0,4)"
             )
-        return found
+        return sentences
 
     def restart(self) -> None:
         """All steps so far are taken back."""

@@ -46,8 +46,8 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
         "narrowing": options.narrowing(),
     }
     if launch is not None:
-        told = {"rank": launch.rank, "world_size": launch.world_size, "local_rank": launch.local_rank}
-        manifest |= {**told, "attempt": launch.attempt, "host": platform.node(), "launch_id": launch.id}
+        process = {"rank": launch.rank, "world_size": launch.world_size, "local_rank": launch.local_rank}
+        manifest |= {**process, "attempt": launch.attempt, "host": platform.node(), "launch_id": launch.id}
     if target is not None:
         manifest |= {"script": target.script, "module": target.module}
         shown = redact.arguments(target.args, options.redact)
@@ -118,22 +118,22 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     """What the script does in a way that leaves nothing to see."""
     if not probes.complete_steps:
         return []
-    found = []
+    sentences = []
     if probes.context.clock.left_out:
-        found.append(
+        sentences.append(
             "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
         )
     if probes.context.clock.passed_over:
-        found.append("evaluation ran and is not recorded (--eval records it)")
+        sentences.append("evaluation ran and is not recorded (--eval records it)")
     if saved := list(probes.context.saved_unseen):
-        found.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
+        sentences.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
     if not probes.names.any_module and options.level != "op":
-        found.append(
+        sentences.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
         )
     if probes.perturbed is not None and not probes.perturbed.elements:
-        found.append(
+        sentences.append(
             "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
             "ordinary one"
         )
@@ -141,11 +141,11 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
 
         if private_api.compiled_entries():
-            found.append(
+            sentences.append(
                 "torch.compile compiled some of what ran: collectives inside that, if any, are not recorded "
                 "(--compile eager runs it as python)"
             )
-    return found
+    return sentences
 
 
 def _repeats(launch: Launch | None) -> bool:
@@ -208,8 +208,8 @@ class Documents:
         changed = list(probes.new_settings())
         for name, document in changed:
             # Under `nested` are names of values and of classes, and no values.
-            own = document if name == "nested" else redact.nested(document, self._options.redact)
-            self._put(name, own)
+            redacted = document if name == "nested" else redact.nested(document, self._options.redact)
+            self._put(name, redacted)
         if changed and self._options.source:
             self._write_sources()
         self._write_files()
@@ -271,7 +271,10 @@ class Documents:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:
             if name == "optimizers":  # names of parameters grow with the depth of a model, and are in the store anyway
-                nameless = [{**own, "groups": [{**group, "params": []} for group in own["groups"]]} for own in value]
+                nameless = [
+                    {**optimizer, "groups": [{**group, "params": []} for group in optimizer["groups"]]}
+                    for optimizer in value
+                ]
                 with contextlib.suppress(DocumentTooLargeError):
                     self._store.write_settings(name, nameless)
                     self._guard.note(

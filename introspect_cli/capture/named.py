@@ -56,12 +56,12 @@ class ModuleState(Named):
         "forward",
         "gives",
         "inner",
-        "own",
         "plain",
         "reference",
         "step",
         "styles",
         "tagged",
+        "tensors",
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
@@ -82,7 +82,7 @@ class ModuleState(Named):
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
-        self.own: dict[int, ParameterName] = {}
+        self.tensors: dict[int, ParameterName] = {}
 
     def sites_of_call(self, call: int) -> CallSites:
         """The sites of a call in an ordinary forward pass."""
@@ -135,7 +135,7 @@ class ParameterName(Named):
 
     def held_by(self, holder: Holder) -> None:
         """Hear who holds the tensor."""
-        self._holders = [known for known in self._holders if known.is_alive and not known.same_owner(holder)]
+        self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
         self._holders.append(holder)
 
     def is_of(self, tensor: torch.Tensor) -> bool:

@@ -68,8 +68,10 @@ class NameFilter:
     def unmatched(self) -> list[str]:
         """A sentence for each glob that selected nothing of all that was asked about."""
         names = sorted(self._asked)
-        idle = [glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)]
-        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
+        unmatched = [
+            glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
+        ]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched] if names else []
 
 
 class Names:
@@ -148,9 +150,9 @@ class Names:
                 self._adopt(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:
                     self._adopt(module, class_name(unwrap(module)))
-            found = self.find(module)
-            assert found is not None
-            return found
+            named = self.find(module)
+            assert named is not None
+            return named
 
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""
@@ -219,9 +221,9 @@ class Names:
         return module
 
     def _adopt(self, root: nn.Module, base: str) -> None:
-        known = self.find(root) or self.find(unwrap(root))
-        if known is not None:
-            fqn = known.fqn
+        state = self.find(root) or self.find(unwrap(root))
+        if state is not None:
+            fqn = state.fqn
         else:
             trains = next(parameters_in(root), None) is not None
             fqn = self._free.name(root, base, rests=trains)
@@ -276,7 +278,7 @@ class Names:
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]
-                for tensor in [tensor for tensor, name in state.own.items() if names.get(tensor) is name]:
+                for tensor in [tensor for tensor, name in state.tensors.items() if names.get(tensor) is name]:
                     if not names[tensor].is_alive:
                         del names[tensor]
 
@@ -317,4 +319,4 @@ def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module
             waiting.append((inner, name))
             continue
         held = module._modules.items()  # noqa: SLF001 - `named_children` hides repeated ones
-        waiting += reversed([(child, f"{name}.{own}") for own, child in held if child is not None])
+        waiting += reversed([(child, f"{name}.{attribute}") for attribute, child in held if child is not None])

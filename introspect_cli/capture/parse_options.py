@@ -35,11 +35,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
-    known = [*(name for name, _ in described()), "every"]
+    names = [*(name for name, _ in described()), "every"]
     for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known) or ":"
-            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(known)}")
+        if name not in names:
+            hint = did_you_mean(name, names) or ":"
+            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(names)}")
     values = dict(given)
     record, stats = values.pop("record", ()), values.pop("stats", ())
     for name, option in described():
@@ -177,10 +177,10 @@ def parse_size(text: object, option: str = "--max-size") -> int:
     Raises:
         UsageError: it is no size, or none that holds a step.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if found is None or found[2] not in _SIZES:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if match is None or match[2] not in _SIZES:
         raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
-    size = int(float(found[1]) * _SIZES[found[2]])
+    size = int(float(match[1]) * _SIZES[match[2]])
     if size < 10**5:
         raise UsageError(f"{option} {text} holds no run: give 100kB at least")
     return size

@@ -171,10 +171,10 @@ break."""
 
 def _by_exchange() -> Any:
     """The callback, asked for as older versions have it: by taking it off and putting it back."""
-    found = set_compiler_callback(None)
-    if found is not None:
-        set_compiler_callback(found)
-    return found
+    callback = set_compiler_callback(None)
+    if callback is not None:
+        set_compiler_callback(callback)
+    return callback
 
 
 compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchange if set_compiler_callback else None)

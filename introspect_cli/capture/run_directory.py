@@ -25,7 +25,7 @@ def run_directory(target: Target | None, asked: Path | None, launch: Launch | No
     """
     if asked is not None:
         return asked
-    return own_run(target) if launch is None else _common_run(target, launch)
+    return new_run(target) if launch is None else _common_run(target, launch)
 
 
 def _common_run(target: Target | None, launch: Launch) -> Path:
@@ -66,7 +66,7 @@ def fresh_run(target: Target | None) -> Path:
     return path
 
 
-def own_run(target: Target | None) -> Path:
+def new_run(target: Target | None) -> Path:
     """A fresh run's directory, made, so that captures that start in the same second have one each."""
     while True:
         path = fresh_run(target)

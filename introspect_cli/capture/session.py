@@ -329,16 +329,16 @@ class Session:
 
 def _alone(guard: Guard, options: CaptureOptions) -> dict[str, Any]:
     """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
-    found = unlaunched()
-    if found is None:
+    place = unlaunched()
+    if place is None:
         return {}
     guard.note(
-        f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said so at "
-        f"its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
+        f"this process is rank {place[0]} of {place[1]}, and the others are not in this run: no launcher said so at "
+        f"its start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
     )
     if Kind.COLLECTIVE in options.record:
         guard.note("collectives are not recorded: this was no process of several when the capture began")
-    return {"alone": {"rank": found[0], "world_size": found[1]}}
+    return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
 def _forget_in_forks(session: Session) -> None:
@@ -346,8 +346,8 @@ def _forget_in_forks(session: Session) -> None:
     reference = weakref.ref(session)
 
     def in_child() -> None:
-        found = reference()
-        if found is not None:
-            found.forked()
+        alive = reference()
+        if alive is not None:
+            alive.forked()
 
     os.register_at_fork(after_in_child=in_child)

@@ -90,11 +90,11 @@ class Signals:
 
         @functools.wraps(self._set)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _own(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
+            return _handler_of(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
 
         @functools.wraps(asked)
         def get_handler(signalnum: int) -> Any:
-            return _own(asked(signalnum))
+            return _handler_of(asked(signalnum))
 
         self._each(lambda handler: _Waiting(handler, sections) if _raises(handler) else None)
         self._patches.replace(signal, "signal", set_handler)
@@ -121,9 +121,9 @@ def _raises(handler: Any) -> bool:
 
 def _given_back(handler: Any) -> Any:
     if isinstance(handler, Later):  # it waits while we finish
-        handler.handler = _own(handler.handler)
+        handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 
 
-def _own(handler: Any) -> Any:
+def _handler_of(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _Waiting) else handler

@@ -140,8 +140,8 @@ class StepClock:
             self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
-        for told in self.on_forward:
-            told(module)
+        for hears in self.on_forward:
+            hears(module)
         self.begin()
         if self._recorder.wanted:
             self._labels.see()

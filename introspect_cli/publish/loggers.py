@@ -70,8 +70,8 @@ class MLflow:
         self._begun = not self._run
         if self._begun:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "introspect"
-            found = self._client.get_experiment_by_name(experiment)
-            number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+            existing = self._client.get_experiment_by_name(experiment)
+            number = existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
             self._run = self._client.create_run(number, run_name=name).info.run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -203,11 +203,11 @@ class ReadFiles:
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             if len(of_line) > _MOST_OF_A_LINE * (3 if ending in CONFIG else 1):
-                folders = [os.path.dirname(own) or "." for own in of_line]  # noqa: PTH120 - as above
+                folders = [os.path.dirname(file) or "." for file in of_line]  # noqa: PTH120 - as above
                 alike = len({folder.startswith(os.sep) for folder in folders}) == 1
                 self._many[line, ending] = (os.path.commonpath(folders) if alike else "") or "."
-                for own in of_line:
-                    self._files.pop(own, None)
+                for file in of_line:
+                    self._files.pop(file, None)
                 return
             self._files[name] = self._look(descriptor, status.st_size, ending, line)
 
@@ -285,10 +285,10 @@ class ReadFiles:
         """Digest and text of the configuration files, each handed out once."""
         with self._lock:
             kept = [file for file in self._files.values() if file.text is not None]
-            found = [(file.digest, file.text) for file in kept if file.text is not None]
+            texts = [(file.digest, file.text) for file in kept if file.text is not None]
             for file in kept:
                 file.text = None
-        return found
+        return texts
 
 
 def _line(frame: FrameType | None) -> str:
@@ -316,9 +316,9 @@ def _decoded(data: bytes) -> str | None:
 
 def _digest(descriptor: int, size: int, *, sampled: bool) -> str:
     """Digest of a file, or of blocks of it from its beginning to its end."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
     places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
     for place in places:
-        found.update(os.pread(descriptor, _BLOCK, place))
-    return found.hexdigest()
+        digest.update(os.pread(descriptor, _BLOCK, place))
+    return digest.hexdigest()

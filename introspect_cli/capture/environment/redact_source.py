@@ -72,11 +72,11 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         return text
     pieces = []
     done = 0
-    for found in _TEXTS.finditer(text):
-        group = next(name for name in _GROUPS if found[name] is not None)
-        start, end = found.span(group)
+    for match in _TEXTS.finditer(text):
+        group = next(name for name in _GROUPS if match[name] is not None)
+        start, end = match.span(group)
         body = text[start:end]
-        is_secret = group != "comment" and _is_secret(text, found.start(), body, patterns)
+        is_secret = group != "comment" and _is_secret(text, match.start(), body, patterns)
         clean = REDACTED if is_secret else _clean(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]

@@ -72,8 +72,8 @@ class _Places:
 
     def are_current(self, held: list[dict[str, Any]]) -> bool:
         """Whether they stand as they stood, in the dictionaries as they are."""
-        found = map(operator.getitem, map(held.__getitem__, self.modules), self.names)
-        return list(map(self.of, found)) == self.stands
+        values = map(operator.getitem, map(held.__getitem__, self.modules), self.names)
+        return list(map(self.of, values)) == self.stands
 
 
 @dataclass
@@ -128,7 +128,7 @@ class AttributeProbe(GuardedProbe):
         self._modules = modules
         self._rank = rank
         self._secret = secret
-        self._known: dict[str, ModuleInfo] = {}
+        self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
 
     def install(self) -> None:
@@ -174,18 +174,18 @@ class AttributeProbe(GuardedProbe):
             if state is None:
                 continue
             pairs = tuple(self._pairs(state.fqn, module))
-            known = new.get(state.fqn) or self._known.get(state.fqn) or names.describe(module, state)
-            if known.attributes == pairs:
+            last = new.get(state.fqn) or self._recorded.get(state.fqn) or names.describe(module, state)
+            if last.attributes == pairs:
                 continue
-            before, found = self._known.get(state.fqn), replace(known, attributes=pairs, step=step)
-            if before is not None and replace(found, step=before.step) == before:
+            before, updated = self._recorded.get(state.fqn), replace(last, attributes=pairs, step=step)
+            if before is not None and replace(updated, step=before.step) == before:
                 new.pop(state.fqn, None)  # made anew under the same name
                 continue
-            self._known[state.fqn] = found
+            self._recorded[state.fqn] = updated
             if state.fqn in new:
-                new[state.fqn] = found
+                new[state.fqn] = updated
             else:
-                changed.append(found)
+                changed.append(updated)
         self._watched[root_name] = watched
         rows = [*new.values(), *changed]
         if rows:
@@ -208,8 +208,8 @@ class AttributeProbe(GuardedProbe):
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""
-        known = self._known.get(fqn)
-        before = {} if known is None else dict(known.attributes)
+        info = self._recorded.get(fqn)
+        before = {} if info is None else dict(info.attributes)
         held = vars(module)
         for name, value in _attributes_of(module):
             text = _text(value)
@@ -246,10 +246,10 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
     """Names and values of what a module holds that is no bookkeeping of torch."""
-    found = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
+    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
-        return [item for item in found if not item[0].startswith("_")]
-    return found
+        return [item for item in attributes if not item[0].startswith("_")]
+    return attributes
 
 
 def _text(value: object) -> str:

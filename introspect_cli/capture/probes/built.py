@@ -110,12 +110,14 @@ class Built:
             for kind, name, reference in waiting:
                 thing = reference()
                 if thing is not None:
-                    own = self._described.setdefault(kind, {})
-                    own[name] = _with_line(self.lines.get(thing), Description(_PROGRESS).attributes(thing))
+                    of_kind = self._described.setdefault(kind, {})
+                    of_kind[name] = _with_line(self.lines.get(thing), Description(_PROGRESS).attributes(thing))
         loaders: dict[str, dict[str, Any]] = {}
         for (phase, name), settings in self._loaders.items():
             shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
-            loaders |= {f"{shown} ({number})" if number > 1 else shown: own for number, own in enumerate(settings, 1)}
+            loaders |= {
+                f"{shown} ({number})" if number > 1 else shown: of_kind for number, of_kind in enumerate(settings, 1)
+            }
         return {**({"loaders": loaders} if loaders else {}), **self._described}
 
     def note(self, kind: str, thing: object, line: str) -> None:
@@ -130,9 +132,9 @@ class Built:
     def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """What a loader was built with; nothing where very many have been described."""
         self._count += 1
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if self._count > _MOST:
-            return found
+            return settings
         with self._guarded, unobserved():
             held = object.__getattribute__(loader, "__dict__")
             for name in _LOADER:
@@ -140,24 +142,24 @@ class Built:
                 if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
                     continue  # made by the loader itself
                 if value is not None:
-                    found[name] = Description(_PROGRESS).of(value)
-            found = _with_line(self.lines.get(loader), found)
-        return found  # noqa: RET504 - nothing where describing it failed
+                    settings[name] = Description(_PROGRESS).of(value)
+            settings = _with_line(self.lines.get(loader), settings)
+        return settings  # noqa: RET504 - nothing where describing it failed
 
     def loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
         """A loader, or one that was made anew under its name, has given its first batch in a phase."""
-        known = self._loaders.setdefault((phase, name), [])
-        if settings and settings not in known:
-            known.append(settings)
+        variants = self._loaders.setdefault((phase, name), [])
+        if settings and settings not in variants:
+            variants.append(settings)
             self.changed = True
 
     def renamed(self, names: dict[str, str]) -> None:
         """Training begins anew: loaders that fed it have other names, the others fed something else."""
-        before = {key: own for key, own in self._loaders.items() if key[0] is Phase.DATA}
-        self._loaders = {key: own for key, own in self._loaders.items() if key[0] is not Phase.DATA}
-        for (_, name), own in before.items():
+        before = {key: settings for key, settings in self._loaders.items() if key[0] is Phase.DATA}
+        self._loaders = {key: settings for key, settings in self._loaders.items() if key[0] is not Phase.DATA}
+        for (_, name), settings in before.items():
             if name in names:
-                self._loaders[Phase.DATA, names[name]] = own
+                self._loaders[Phase.DATA, names[name]] = settings
         self.changed = True
 
     def moved(self, name: str) -> None:
@@ -197,8 +199,8 @@ class BuiltProbe(GuardedProbe):
             built.note(kind, thing, line)
 
 
-def _with_line(line: str | None, found: dict[str, Any]) -> dict[str, Any]:
-    return {**({"line": line} if line else {}), **dict(flat("", found))}
+def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    return {**({"line": line} if line else {}), **dict(flat("", settings))}
 
 
 class Description:
@@ -239,7 +241,7 @@ class Description:
                 return f"{kind.__name__} of {len(value):,}"
             if kind is dict:
                 return {
-                    str(key)[:_LONGEST]: self.of(own, depth + 1) for key, own in value.items() if type(key) in _PLAIN
+                    str(key)[:_LONGEST]: self.of(held, depth + 1) for key, held in value.items() if type(key) in _PLAIN
                 }
             return [self.of(item, depth + 1) for item in value]
         if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
@@ -260,14 +262,14 @@ class Description:
         if type(held) is not dict:
             return {}
         library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
-        found = {}
+        attributes = {}
         for name, item in list(held.items())[: 2 * _MOST_ITEMS]:
             if type(name) is not str or name in self._left_out or name.startswith("__"):
                 continue
             if library and name.startswith("_") and not _is_plain(item):
                 continue  # bookkeeping
-            found[name.lstrip("_")] = self.of(item, depth + 1)
-        return found
+            attributes[name.lstrip("_")] = self.of(item, depth + 1)
+        return attributes
 
     def _object(self, value: object, depth: int) -> Any:
         name, attributes = called(type(value)), self.attributes(value, depth)
@@ -284,11 +286,13 @@ class Description:
             return name
         code, cells = function.__code__, function.__closure__ or ()
         around = {variable: function.__globals__.get(variable) for variable in code.co_names[:_MOST_ITEMS]}
-        around = {variable: own for variable, own in around.items() if own is not None}
+        around = {variable: content for variable, content in around.items() if content is not None}
         for variable, cell in zip(code.co_freevars, cells, strict=False):
             with contextlib.suppress(ValueError):  # not assigned yet
                 around[variable] = cell.cell_contents
-        held = {variable: self.of(own, depth + 1) for variable, own in around.items() if type(own) in _PLAIN}
+        held = {
+            variable: self.of(content, depth + 1) for variable, content in around.items() if type(content) in _PLAIN
+        }
         return {"function": name, **held} if held else name
 
 
@@ -344,10 +348,10 @@ def length_of(value: object) -> int | None:
         return sizes[-1] if type(sizes) is list and sizes and type(sizes[-1]) is int else None
     if home.startswith(_LENGTHS) and "dataset" not in held:
         try:
-            found = len(value)  # type: ignore[arg-type] # it has a `__len__`
+            length = len(value)  # type: ignore[arg-type] # it has a `__len__`
         except Exception:  # whatever a library's own does not like
             return None
-        return found if type(found) is int else None
+        return length if type(length) is int else None
     return None
 
 

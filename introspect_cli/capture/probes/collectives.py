@@ -288,12 +288,12 @@ class CollectiveProbe(GuardedProbe):
     def _label(self, group: Any) -> str:
         """What a group is called in records: its ranks, and which of several with the same ones it is."""
         name = str(group.group_name)
-        known = self._labels.get(name)
-        if known is None:
+        existing = self._labels.get(name)
+        if existing is None:
             label = group_label(torch_distributed.ranks_of_group(group))
-            taken = sum(known_label.partition(" #")[0] == label for known_label in self._labels.values())
-            known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
-        return known
+            taken = sum(other.partition(" #")[0] == label for other in self._labels.values())
+            existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
+        return existing
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:

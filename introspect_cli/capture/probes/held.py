@@ -216,14 +216,14 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:
     """Optimizers that one keeps, in an attribute (ZeroRedundancyOptimizer) or in a list (torchtitan)."""
-    found: list[Optimizer] = []
+    optimizers: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
-        found += [item for item in kept if issubclass(type(item), Optimizer)]
-    return found
+        optimizers += [item for item in kept if issubclass(type(item), Optimizer)]
+    return optimizers
 
 
-class _Known(NamedTuple):
+class _Recorded(NamedTuple):
     """A value as it was recorded the last time: itself, where it is plain and equal to itself; as plain data; where."""
 
     value: object
@@ -237,7 +237,7 @@ class Hyperparameters:
     def __init__(self, recorder: Recorder) -> None:
         """Start with nothing recorded."""
         self._recorder = recorder
-        self._known: dict[tuple[str, int], dict[str, _Known]] = {}
+        self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
 
     def record(self, optimizer: Optimizer, name: str, first: int) -> None:
         """Record the learning rate of each group, and everything else where it is new or has changed.
@@ -249,9 +249,9 @@ class Hyperparameters:
         """
         resumed = self._recorder.resumed
         for number, group in enumerate(optimizer.param_groups, first):
-            known = self._known.setdefault((name, number), {})
+            recorded = self._recorded.setdefault((name, number), {})
             for key, value in group.items():
-                before = known.get(key)
+                before = recorded.get(key)
                 is_rate = key == "lr"
                 if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
                     continue
@@ -259,11 +259,11 @@ class Hyperparameters:
                 if is_rate or resumed or before is None or before.plain != plain:
                     if before is None:
                         path = f"[{number}][{key!r}]"
-                        found = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
-                        site = self._recorder.site(found, SiteInfo(type(optimizer).__name__))
+                        place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
+                        site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
                     else:
                         site = before.site
-                    known[key] = _Known(value if _is_fixed(value) else _OTHER, plain, site)
+                    recorded[key] = _Recorded(value if _is_fixed(value) else _OTHER, plain, site)
                     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                         self._recorder.tensor(site, value)
                     else:

@@ -133,15 +133,15 @@ class Leaves:
 
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Record the leaves as a backward pass finds them; their names and what they are, the first used first."""
-        found = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
+        leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), _FRAMES)
-        given = called({id(leaf) for leaf in found}, torch.Tensor, frames)
+        given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
         self.names.clear()
-        for leaf in found:
+        for leaf in leaves:
             name = given.get(id(leaf)) or f"leaf{len(self.names)}"
             if name not in self.names.values():
                 self.names[id(leaf)] = name
-        named = [(self.names[id(leaf)], leaf) for leaf in found if id(leaf) in self.names]
+        named = [(self.names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self.names]
         if Kind.PARAM in self._context.kinds:
             for name, leaf in named:
                 if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
@@ -163,7 +163,7 @@ class Leaves:
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
     """Tensors that require gradients and that a graph begins with, in the order in which they are met."""
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]
     while waiting and len(seen) < _MOST_NODES:
@@ -173,6 +173,6 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
         seen.add(node)
         variable = getattr(node, "variable", None)  # of the node that accumulates a gradient
         if isinstance(variable, torch.Tensor):
-            found[id(variable)] = variable
+            leaves[id(variable)] = variable
         waiting += [following for following, _ in reversed(node.next_functions) if following is not None]
-    return list(found.values())
+    return list(leaves.values())

@@ -195,8 +195,8 @@ class OptimizerProbe(GuardedProbe):
         """A gradient scaler is about to step an optimizer."""
         scale = private_api.scale_of(scaler)
         if scale is not None and self._recorder.wanted:
-            found = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.tensor(self._recorder.site(found, SiteInfo(type(scaler).__name__)), scale)
+            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
+            self._recorder.tensor(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -216,13 +216,9 @@ class OptimizerProbe(GuardedProbe):
 
     def _note(self, stepping: Stepping) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
-        optimizer, parameters, turn, known = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
+        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
         parts, all_names = self._context.parts, self._context.names
-        if (
-            known is not None
-            and len(known.names) == len(parameters)
-            and known.replaced == all_names.parameters.replaced
-        ):
+        if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.trains(optimizer)
         unnamed = [
@@ -235,18 +231,18 @@ class OptimizerProbe(GuardedProbe):
         fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                known_name = all_names.parameters.of(parameter)
-                if known_name is None:
-                    known_name = all_names.parameters.name_alone(
+                parameter_name = all_names.parameters.of(parameter)
+                if parameter_name is None:
+                    parameter_name = all_names.parameters.name_alone(
                         parameter,
                         self._leaf(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
-                known_name.held_by(Holder(optimizer, (number, position)))
+                parameter_name.held_by(Holder(optimizer, (number, position)))
                 inside = parts.inside(parameter)
-                known_name.watched |= any(named.watched for named in inside or ())
-                names.append(known_name)
-                fqns.append([named.fqn for named in ([known_name] if inside is None else inside)])
+                parameter_name.watched |= any(named.watched for named in inside or ())
+                names.append(parameter_name)
+                fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.held = Held(names, all_names.parameters.replaced)
         self._parameters.set(stepping.stands, stepping.held)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))

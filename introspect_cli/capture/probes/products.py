@@ -94,43 +94,43 @@ class ProductProbe(GuardedProbe):
     def _saved(self, held: object, place: object) -> None:
         name = _named(place)
         call = self._counts[name] = self._counts.get(name, -1) + 1
-        found = [
+        saved = [
             (path, leaf)
             for path, leaf in _leaves(held)
             if issubclass(type(leaf), torch.Tensor) and not _is_random(path, leaf)
         ]
         info = SiteInfo()
         sites = [
-            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in found[:_MOST]
+            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved[:_MOST]
         ]
-        self._recorder.tensors(sites, [tensor for _, tensor in found[:_MOST]])
+        self._recorder.tensors(sites, [tensor for _, tensor in saved[:_MOST]])
 
 
 def _leaves(held: object) -> list[tuple[str, Any]]:
     """The tensors in what is saved with their places, those in modules too."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):
-            found += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+            leaves += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
         else:
-            found.append((path, leaf))
-    return found
+            leaves.append((path, leaf))
+    return leaves
 
 
 def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
     """Names and tensors of what a module and those inside it hold, read past its methods."""
-    found, waiting, seen = [], [("", root)], {id(root)}
+    tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:
         prefix, module = waiting.pop()
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views may be the script's
-            found += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
+            tensors += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
         for name, child in module._modules.items():  # noqa: SLF001 - as above
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((f"{prefix}{name}.", child))
-    return found
+    return tensors
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:

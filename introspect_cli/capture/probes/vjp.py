@@ -126,6 +126,6 @@ class VjpProbe(GuardedProbe):
 
 def _product(later: torch.Tensor, earlier: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
     """The vector-Jacobian product, None where the output does not depend on the input."""
-    found: tuple[torch.Tensor | None, ...]
-    found = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
-    return found[0]
+    gradients: tuple[torch.Tensor | None, ...]
+    gradients = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
+    return gradients[0]

@@ -50,7 +50,7 @@ class DataParallel:
 
 def _copies(modules: Iterable[nn.Module]) -> list[int]:
     """The ranks whose parameters are this one's; empty where wrappers do not agree, or leave some parameters out."""
-    found: set[tuple[int, ...]] = set()
+    replicas: set[tuple[int, ...]] = set()
     for module in modules:
         name = type(module).__name__
         groups: list[Any] = []
@@ -64,8 +64,8 @@ def _copies(modules: Iterable[nn.Module]) -> list[int]:
         elif name.startswith("FSDP"):
             groups = torch_distributed.fsdp_replicas(module)
         alone = [torch.distributed.get_rank()]
-        found |= {tuple(alone if group is None else torch_distributed.ranks_of(group)) for group in groups}
-    return list(found.pop()) if len(found) == 1 else []
+        replicas |= {tuple(alone if group is None else torch_distributed.ranks_of(group)) for group in groups}
+    return list(replicas.pop()) if len(replicas) == 1 else []
 
 
 def _groups(module: nn.Module) -> list[Any]:

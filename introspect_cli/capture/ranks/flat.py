@@ -76,7 +76,7 @@ class FlatParts:
         """
         self._names = names
         self._note = note
-        self._known: dict[int, tuple[tuple[int, ...], Part]] = {}
+        self._stretches: dict[int, tuple[tuple[int, ...], Part]] = {}
         self._pieces: dict[int, list[_Piece]] = {}
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
@@ -86,7 +86,7 @@ class FlatParts:
 
     def clear(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
-        self._known.clear()
+        self._stretches.clear()
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
@@ -118,7 +118,7 @@ class FlatParts:
                 self._look()
             if zero.is_loaded():
                 self._look_for_zero()
-        return bool(self._known or self._pieces or self._turns)
+        return bool(self._stretches or self._pieces or self._turns)
 
     def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups an optimizer steps that has these parameters now: all of them, but for those of DeepSpeed's."""
@@ -184,10 +184,10 @@ class FlatParts:
         """A parameter's value, gradient or state, with its place where it is a flat piece."""
         if value is parameter and (shard := self.shard(parameter)) is not None:
             return shard
-        found = self._known.get(id(parameter)) if self.active else None
-        if found is None or not isinstance(value, sys.modules["torch"].Tensor):
+        place = self._stretches.get(id(parameter)) if self.active else None
+        if place is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
-        shape, part = found
+        shape, part = place
         if value.dim() != 1 or value.numel() != part.numel or tuple(value.shape) == shape:
             return value
         return Placed(value, shape, part)
@@ -214,7 +214,7 @@ class FlatParts:
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
                         parameter = getattr(info.module, info.param_name, None)
                         if parameter is not None:
-                            self._known[id(parameter)] = tuple(shape), _part(piece)
+                            self._stretches[id(parameter)] = tuple(shape), _part(piece)
                     continue
                 name = self._names.parameters.of(flat)
                 if name is not None:
@@ -245,13 +245,13 @@ class FlatParts:
     def _name(self, flat: ParameterName, info: Any, fqn: str) -> ParameterName:
         """What a parameter inside a flat one is called: as if nobody had put it there."""
         whole = f"{flat.fqn.rpartition('.')[0]}.{fqn}"
-        known = self._named.get(whole)
-        if known is None:
+        named = self._named.get(whole)
+        if named is None:
             state = self._names.find(info.module)
             owner = type(info.module).__name__ if state is None else state.module_class
             watched = self._names.wanted(whole.rpartition(".")[0]) if state is None else state.watched
-            known = self._named[whole] = ParameterName(whole, owner, watched=watched)
-        return known
+            named = self._named[whole] = ParameterName(whole, owner, watched=watched)
+        return named
 
 
 def _stretch(parameter: torch.Tensor, value: Any, piece: _Piece) -> Any:

@@ -100,12 +100,12 @@ def is_stepped(parameter: torch.Tensor) -> bool:
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
     """For each engine in a model that has a ZeRO optimizer, the flat tensors of all its groups."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
-    found = (
+    optimizers = (
         [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
         if engine
         else []
     )
-    return [flats for flats in found if flats]
+    return [flats for flats in optimizers if flats]
 
 
 def _flats(optimizer: Any) -> list[Flat]:
@@ -121,29 +121,29 @@ def _flats(optimizer: Any) -> list[Flat]:
     return []
 
 
-def _within(flat: torch.Tensor, found: list[Fragment] | None) -> list[Fragment] | None:
+def _within(flat: torch.Tensor, fragments: list[Fragment] | None) -> list[Fragment] | None:
     """Fragments that a flat tensor has room for; None where it has not for all: they are elsewhere for a while."""
-    needed = max((fragment.first + fragment.part.numel for fragment in found or ()), default=0)
-    return found if needed <= flat.numel() else None
+    needed = max((fragment.first + fragment.part.numel for fragment in fragments or ()), default=0)
+    return fragments if needed <= flat.numel() else None
 
 
 def _shards(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
     """Those of a group whose flat tensor has one shard after the other."""
-    found: list[Fragment] = []
+    fragments: list[Fragment] = []
     first = 0
     for parameter in group:
         shard = shard_of(parameter)
         if shard is None:
             return None
-        found.append(Fragment(parameter, shard.shape, first, shard.part))
+        fragments.append(Fragment(parameter, shard.shape, first, shard.part))
         first += vars(parameter)["ds_tensor"].ds_numel
-    return found or None
+    return fragments or None
 
 
 def _fragments(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
-    found = [_fragment(parameter) for parameter in group]
-    every = [fragment for fragment in found if fragment is not None]
-    return every if found and len(every) == len(found) else None
+    fragments = [_fragment(parameter) for parameter in group]
+    every = [fragment for fragment in fragments if fragment is not None]
+    return every if fragments and len(every) == len(fragments) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:

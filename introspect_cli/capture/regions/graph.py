@@ -185,16 +185,16 @@ def number_calls(graph_module: fx.GraphModule) -> bool:
         whether there are any.
     """
     counts: dict[str, CallCount] = {}
-    found: list[tuple[fx.Node, int, int]] = []
+    taps: list[tuple[fx.Node, int, int]] = []
     for place, node in enumerate(_in_order(graph_module)):
         node.meta[PLACE] = 2 * place
         if calls_ours(node, "look", "tap"):
             tapped = parsed(str(node.args[-1]))
             call = counts.setdefault(tapped.module, CallCount()).at(tapped.kind, tapped.path)
-            found.append((node, 2 * place, call))
-    for node, place, call in found:
+            taps.append((node, 2 * place, call))
+    for node, place, call in taps:
         node.update_arg(len(node.args) - 1, placed(str(node.args[-1]), place, call))
-    return bool(found)
+    return bool(taps)
 
 
 def _in_order(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
@@ -243,7 +243,7 @@ class _Listener(TorchDispatchMode):
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Call:
     """What is known of a call.
 
     Attributes:
@@ -255,12 +255,12 @@ class Known:
     result: Any
 
 
-NOTHING = Known([], None)
+NOTHING = Call([], None)
 """What is known of a call that neither takes nor gives a tensor."""
 
 
 @contextlib.contextmanager
-def watching(graph: fx.Graph) -> Iterator[Callable[[fx.Node], Known | None]]:
+def watching(graph: fx.Graph) -> Iterator[Callable[[fx.Node], Call | None]]:
     """A function that tells the operators of a call, or None where that cannot be told; for all calls in order.
 
     Args:
@@ -270,7 +270,7 @@ def watching(graph: fx.Graph) -> Iterator[Callable[[fx.Node], Known | None]]:
     mode = next((value.fake_mode for value in examples if isinstance(value, private_api.FAKE_TENSOR)), None)
     precision: list[Any] = []
 
-    def listen(node: fx.Node) -> Known | None:
+    def listen(node: fx.Node) -> Call | None:
         if private_api.autocast_ends(node.target, node.args, precision):
             return NOTHING
         given = _tensors([example_of(argument) for argument in node.all_input_nodes])
@@ -288,7 +288,7 @@ def watching(graph: fx.Graph) -> Iterator[Callable[[fx.Node], Known | None]]:
             private_api.leave_autocast(precision)
 
 
-def _called(node: fx.Node, given: list[torch.Tensor], mode: Any) -> Known | None:
+def _called(node: fx.Node, given: list[torch.Tensor], mode: Any) -> Call | None:
     """Call a node's function on tensors without contents, and listen."""
     listener = _Listener()
     try:
@@ -302,7 +302,7 @@ def _called(node: fx.Node, given: list[torch.Tensor], mode: Any) -> Known | None
                     result = node.target(*args, **kwargs)
     except Exception:  # what cannot be called out of its place (a guard on values, a nested graph) is not told
         return None
-    return Known(listener.ran, result) if _alike(result, example_of(node)) else None
+    return Call(listener.ran, result) if _alike(result, example_of(node)) else None
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
