@@ -44,16 +44,6 @@ class Backlog:
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
-        """Start with none.
-
-        Args:
-            rank: where steps go.
-            store: where whole tensors go.
-            summarizer: gives the summaries.
-            keeping: decides which steps are kept, and how long.
-            sites: names records.
-            lost: told when the store can no longer be written.
-        """
         self.open = True
         self.written = 0
         self._rank = rank

@@ -40,7 +40,6 @@ class Running(threading.local):
     """Optimizers (by `id`) inside whose step this thread is, outermost first."""
 
     def __init__(self) -> None:
-        """Start outside every optimizer."""
         self.optimizers: list[int] = []
 
 

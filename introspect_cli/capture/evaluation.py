@@ -32,7 +32,6 @@ class Trained:
     """The optimizers that have been met, and the modules that are trained."""
 
     def __init__(self) -> None:
-        """Start without optimizers."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()

@@ -45,7 +45,6 @@ class Pause:
     __slots__ = ("_set", "asked", "taken")
 
     def __init__(self) -> None:
-        """There is no Dynamo before torch has been imported."""
         self.asked: Callable[[], Any] = lambda: None
         """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None

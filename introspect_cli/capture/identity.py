@@ -37,7 +37,6 @@ class ById(Generic[Value]):
     """A dictionary keyed by the identity of live objects."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
         """By identity; only ever changed in place."""
         entries = self.entries
@@ -91,7 +90,6 @@ class FreeNames:
     """
 
     def __init__(self) -> None:
-        """Start with every name free."""
         self._resting: set[str] = set()
         self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}

@@ -96,7 +96,6 @@ class ConditionValues:
     """What conditions may ask for of a step, given the losses of those before."""
 
     def __init__(self) -> None:
-        """No step has ended."""
         self._losses: deque[float] = deque(maxlen=_HISTORY)
 
     def __call__(self, records: Records) -> dict[str, float]:

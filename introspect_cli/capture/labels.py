@@ -124,7 +124,6 @@ class StepLabels:
     """Labels of the step that runs."""
 
     def __init__(self, guard: Guard) -> None:
-        """Start without any."""
         self._guarded = guard.around("labels", "the framework's own step numbers are")
         self._guarded.on = True
         self._first: Facts = {}

@@ -168,15 +168,6 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
-        """Ask what has to be asked before the script starts.
-
-        Args:
-            target: what will run; None where the caller runs it.
-            options: which documents are wanted.
-            store: where to write them.
-            guard: is told of a document that cannot be had.
-            launch: this process's part in a distributed run.
-        """
         self._target = target
         self._options = options
         self._store = store

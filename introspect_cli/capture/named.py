@@ -41,7 +41,6 @@ class CallSites:
     __slots__ = ("inputs", "output")
 
     def __init__(self) -> None:
-        """Start with neither."""
         self.inputs: list[tuple[int, int]] = []
         self.output: tuple[int, int] | None = None
 
@@ -65,7 +64,6 @@ class ModuleState(Named):
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without calls."""
         super().__init__(fqn, module_class, watched=watched)
         self.reference = reference
         self.plain: type[nn.Module] | None = None
@@ -127,7 +125,6 @@ class ParameterName(Named):
     __slots__ = ("_holders", "makeshift")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
-        """Start with nobody who holds the tensor."""
         super().__init__(fqn, module_class, watched=watched)
         self.makeshift = makeshift
         """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""

@@ -78,7 +78,6 @@ class Names:
     """Gives every module and parameter its name, once."""
 
     def __init__(self, wanted: NameFilter) -> None:
-        """Start with nothing named."""
         self.wanted = wanted
         """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}

@@ -116,12 +116,6 @@ class SampleKeeper:
     """
 
     def __init__(self, summarizer: Summarizer, *, each: bool) -> None:
-        """Begin with the first step.
-
-        Args:
-            summarizer: knows the samples' tensors.
-            each: whether samples are summarised one by one, too.
-        """
         self._summarizer = summarizer
         self._each = each
         self.step = StepSamples()

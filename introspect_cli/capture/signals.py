@@ -79,7 +79,6 @@ class Signals:
     """Has the script's handlers wait for our sections."""
 
     def __init__(self, sections: Sections) -> None:
-        """Nothing is replaced before `install`."""
         self._sections = sections
         self._patches = Patches()
         self._set = signal.signal

@@ -78,7 +78,6 @@ class StepClock:
         labels: StepLabels,
         parts: FlatParts,
     ) -> None:
-        """Start at step 0; probes register for moments with `on_*`."""
         self._recorder = recorder
         self._names = names
         self._evaluation = evaluation

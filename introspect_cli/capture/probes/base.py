@@ -66,7 +66,6 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
         self._replaced: list[tuple[Any, str, object, object]] = []
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
@@ -144,11 +143,6 @@ class Guard:
     """Remembers which probes have failed and what is no longer observed because of it."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """Start without failures.
-
-        Args:
-            warn: shows a sentence to the user.
-        """
         self._warn = warn
         self.sentences: list[str] = []
         self.failed: set[str] = set()
@@ -236,7 +230,6 @@ class Sections:
     __slots__ = ("depth", "main", "waiting")
 
     def __init__(self) -> None:
-        """Start outside."""
         self.depth = 0
         self.waiting: list[Callable[[], None]] = []
         self.main = threading.main_thread().ident
@@ -250,7 +243,6 @@ class Guarded:
     __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
-        """Off until the probe is installed."""
         self._guard = guard
         self._sections = guard.sections
         self._probe = probe

@@ -91,7 +91,6 @@ class Built:
     """
 
     def __init__(self, guard: Guard) -> None:
-        """Nothing has been built."""
         self._guarded = guard.around("built", "what loaders and schedulers are built with is")
         self.changed = False
         self.lines: ById[str] = ById()

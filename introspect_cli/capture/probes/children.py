@@ -37,7 +37,6 @@ class ChildrenProbe(GuardedProbe):
     lost = "processes that the script starts are"
 
     def __init__(self, context: Context, *, followed: bool) -> None:
-        """Start without processes; `followed` says whether those that are not forks are recorded."""
         super().__init__(context)
         self._followed = followed
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all

@@ -77,12 +77,6 @@ class CollectiveProbe(GuardedProbe):
     lost = "collectives are"
 
     def __init__(self, context: Context, folder: Path) -> None:
-        """Watch nothing yet.
-
-        Args:
-            context: the recorder and the step clock.
-            folder: the rank's own, for the note on what is under way.
-        """
         super().__init__(context)
         self._folder = folder
         self._places = Places()

@@ -123,7 +123,6 @@ class OptimizerRecords:
     """Records gradients and state."""
 
     def __init__(self, context: Context) -> None:
-        """Start with nothing recorded."""
         self._context = context
         self._recorder = context.recorder
 
@@ -235,7 +234,6 @@ class Hyperparameters:
     """Records what is in an optimizer's groups beside parameters."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start with nothing recorded."""
         self._recorder = recorder
         self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
 
@@ -279,7 +277,6 @@ class OptimizerSettings:
     """
 
     def __init__(self) -> None:
-        """Start without optimizers."""
         self.found: list[dict[str, Any]] = []
         self.changed = False
 

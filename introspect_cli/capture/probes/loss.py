@@ -120,7 +120,6 @@ class Leaves:
     """Finds and records the leaves of a script that has run no module; another probe says when."""
 
     def __init__(self, context: Context) -> None:
-        """Start without names."""
         self._context = context
         self._recorder = context.recorder
         self._seen: set[str] = set()

@@ -54,7 +54,6 @@ class OptimizerProbe(GuardedProbe):
     lost = "optimizer steps (and so the ends of steps) are"
 
     def __init__(self, context: Context, state: StateProbe) -> None:
-        """Start without optimizers; `state` records parameters."""
         super().__init__(context, then=context.clock.lost_optimizers)
         self._state = state
         self._names = FreeNames()

@@ -47,7 +47,6 @@ class PerturbProbe(GuardedProbe):
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
-        """Start with nothing moved."""
         super().__init__(context)
         self.parameters = 0
         self.elements = 0

@@ -116,7 +116,6 @@ class RngProbe(GuardedProbe):
     lost = "states of random generators are"
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
-        """Start with the states that the generators had when the capture began."""
         super().__init__(context, then=self.remove)
         self._began = began
         self._recorded: dict[str, _Recorded] = {}

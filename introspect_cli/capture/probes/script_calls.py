@@ -23,7 +23,6 @@ class ScriptCallsProbe(GuardedProbe):
     lost = "values that the script records itself are"
 
     def __init__(self, context: Context) -> None:
-        """Start outside of every phase."""
         super().__init__(context)
         self._counts: dict[str, int] = {}
         self._wants_eval = context.evaluation.wanted

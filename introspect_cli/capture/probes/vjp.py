@@ -33,14 +33,6 @@ class VjpProbe(GuardedProbe):
     lost = "vector-Jacobian products are"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
-        """Start without values.
-
-        Args:
-            context: the recorder and the step clock.
-            modules: tells of every input and output.
-            pairs: what is wanted.
-            probes: random vectors for a norm.
-        """
         super().__init__(context)
         self._modules = modules
         self._pairs = pairs

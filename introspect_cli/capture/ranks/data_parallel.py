@@ -31,7 +31,6 @@ class DataParallel:
     """
 
     def __init__(self) -> None:
-        """Start with nothing known."""
         self.ranks: list[int] = []
         self.copies: list[int] = []
         self._seen: ById[bool] = ById()

@@ -35,12 +35,6 @@ class Announcement:
     """What the ranks of a launch hear of the comparison."""
 
     def __init__(self, store: Path, rank: int) -> None:
-        """Be ready to say it, or to hear it.
-
-        Args:
-            store: this rank's directory.
-            rank: its number.
-        """
         self._path = store.parent / "rank0" / DIVERGENCE
         self._heard: Announced | None = None
         if not rank:

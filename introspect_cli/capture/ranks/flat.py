@@ -68,12 +68,6 @@ class FlatParts:
     """Tells which part of a whole a flat piece is."""
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
-        """Start with nothing known.
-
-        Args:
-            names: knows the models.
-            note: is told what is recorded flat.
-        """
         self._names = names
         self._note = note
         self._stretches: dict[int, tuple[tuple[int, ...], Part]] = {}

@@ -49,11 +49,6 @@ class Pipelines:
     """Knows the stages from their calls."""
 
     def __init__(self, names: Names) -> None:
-        """Start with none.
-
-        Args:
-            names: knows the modules.
-        """
         self._names = names
         self._roots: dict[int, str] = {}
         self._forwards: ById[_Order] = ById()

@@ -82,7 +82,6 @@ class CallCount:
     """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
 
     def __init__(self) -> None:
-        """Start with the first call."""
         self.number = 0
         self._seen: set[tuple[str, str]] = set()
         self._last = ""
