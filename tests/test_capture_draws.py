@@ -8,7 +8,7 @@ import torch
 from neutrality import watched
 from torch import nn
 
-from introspect_cli.capture.probes.rng import Draws
+from introspect_cli.capture.draws import Draws
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict

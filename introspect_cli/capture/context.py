@@ -6,10 +6,10 @@ import functools
 import threading
 from typing import TYPE_CHECKING
 
+from introspect_cli.capture.built import Built
+from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation, Trained
 from introspect_cli.capture.labels import StepLabels
-from introspect_cli.capture.probes.built import Built
-from introspect_cli.capture.probes.rng import Draws
 from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.pipelines import Pipelines

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.start import ImportWatch
-from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved

@@ -1,104 +1,25 @@
-"""States of the random generators at the start of every step, and who draws from them within it.
+"""States of the random generators, at the start of every step; `draws` sees to those within.
 
 A generator that nobody seeded starts from the operating system's entropy, so its state differs between any two
 processes without anything depending on it. As long as nothing has been drawn from it, it is recorded as untouched.
-
-The state at the start of a step says nothing of a module in the middle of it: one more draw before it, or two modules
-that run in another order, give it other numbers. So at the moments at which something is recorded anyway (a module is
-called, a module returns, a batch was drawn, a backward pass begins) the generators are looked at. Where one has moved,
-the state before is recorded: under the module, where its own code drew; under what comes next, where what ran between
-two such moments drew.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from introspect_cli.capture.draws import UNTOUCHED
 from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
-from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
-from introspect_cli.tensors.generators import NEVER, Generators
-from introspect_cli.tensors.views import unobserved
+from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.recorder import Recorder
-
-UNTOUCHED = "not drawn from nor seeded since the process began"
-
-
-class Draws:
-    """Looks at the generators, and records the states that were drawn from."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        """Watch nothing until a step begins."""
-        self._recorder = recorder
-        self._generators = Generators()
-        self._untouched: set[str] = set()
-        self._thread = 0
-        self._shared = False
-        self.moved = self._generators.moved
-        """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every draw from a default generator was noticed, and by the right module."""
-        return self._generators.complete and not self._shared
-
-    def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """A step begins: the states go on record.
-
-        Args:
-            devices: names and default generators of accelerators in use.
-        """
-        self._generators.look(devices)
-        self._untouched.clear()
-        self._thread = threading.get_ident()
-        self.moved = self._generators.moved
-
-    def stand(self, name: str, owner: object) -> Hashable:
-        """What tells whether a generator has the state that it had when an earlier step began; None where nothing does.
-
-        Args:
-            name: of the generator.
-            owner: what is asked for its state.
-        """
-        return self._generators.stand(name, owner)
-
-    def leave_untouched(self, name: str) -> None:
-        """A generator is as the process found it: its state means nothing."""
-        self._untouched.add(name)
-
-    def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
-        """Record the states of the generators that have moved.
-
-        Args:
-            phase: of what comes next, or of the module that drew.
-            fqn: its name.
-            call: its call.
-            before: whether what ran before it drew, and not it itself.
-        """
-        if threading.get_ident() != self._thread:
-            self._shared = True  # two threads draw in turns: nobody can say which of them it was
-        for name, state in self._generators.take():
-            site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
-            if name in self._untouched:
-                self._untouched.discard(name)
-                self._recorder.value(site, UNTOUCHED)
-                continue
-            with unobserved():
-                words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-                self._recorder.tensor(site, words)
-
-    def stop(self) -> None:
-        """Look no more."""
-        self.moved = NEVER
 
 
 class _Recorded(NamedTuple):

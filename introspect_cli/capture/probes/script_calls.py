@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.script import calls
 from introspect_cli.tensors.flatten import flatten
