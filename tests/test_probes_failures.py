@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.backlog import Backlog
+from introspect_cli.capture.built import Description
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.evaluation import Trained
 from introspect_cli.capture.names import Names
 from introspect_cli.capture.parameter_names import ParameterNames
-from introspect_cli.capture.probes.built import BuiltProbe, Description
+from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
