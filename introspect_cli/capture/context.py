@@ -10,9 +10,8 @@ from introspect_cli.capture.built import Built
 from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation, Trained
 from introspect_cli.capture.labels import StepLabels
-from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
-from introspect_cli.capture.ranks.pipelines import Pipelines
+from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
 from introspect_cli.capture.step_clock import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
