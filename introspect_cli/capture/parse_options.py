@@ -22,7 +22,7 @@ from introspect_cli.schedule.rules import Epochs, EverySeconds, First, Last, One
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
@@ -106,6 +106,11 @@ def _located(run: str) -> str:
     return from_anywhere(run)
 
 
+_NARROWING: dict[str, Callable[[Any], Rule]] = {"every_seconds": EverySeconds, "epochs": Epochs}
+_ADDING: dict[str, Callable[[Any], Rule]] = {"first": First, "last": Last, "when": When}
+"""Options about steps that are a rule each; those of the first sort narrow `steps`, the others add to it."""
+
+
 def rule_of(options: CaptureOptions) -> Rule:
     """Which steps a capture keeps: the one rule that all options about steps stand for.
 
@@ -117,12 +122,12 @@ def rule_of(options: CaptureOptions) -> Rule:
     """
     if options.schedule is not None:
         return parse_rule(options.schedule)
-    base: list[Rule] = [options.steps] if options.steps != Schedule() else []
-    base += [EverySeconds(options.every_seconds)] if options.every_seconds is not None else []
-    base += [Epochs(options.epochs)] if options.epochs is not None else []
-    more: list[Rule] = [First(options.first)] if options.first is not None else []
-    more += [Last(options.last)] if options.last is not None else []
-    more += [When(options.when)] if options.when is not None else []
+    base, more = (
+        [made(value) for name, made in rules.items() if (value := getattr(options, name)) is not None]
+        for rules in (_NARROWING, _ADDING)
+    )
+    if options.steps != Schedule():
+        base.insert(0, options.steps)
     if base:
         more.insert(0, functools.reduce(Rule.__and__, base))
     rule = functools.reduce(Rule.__or__, more) if more else None
@@ -138,22 +143,25 @@ def _check_rule(options: CaptureOptions) -> None:
     Raises:
         UsageError: it cannot, or two options contradict each other.
     """
-    narrow = ("every_seconds", "epochs", "ranks", "first", "last", "when")
-    given = [name for name in narrow if getattr(options, name) is not None]
+    names = (*_NARROWING, "ranks", *_ADDING)
+    given = [name for name in names if getattr(options, name) is not None]
     given += ["steps"] if options.steps != Schedule() else []
     if options.schedule is not None and given:
         raise UsageError(
             f"--schedule says all of it: put --{given[0].replace('_', '-')} into it, or leave one of them out"
         )
     asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
-    needed = {"loss": Kind.LOSS, "median": Kind.LOSS, "mean": Kind.LOSS, "previous": Kind.LOSS, "grad_norm": Kind.GRAD}
-    for name in sorted(asked):
-        if name in needed and needed[name] not in options.record:
+    for name in sorted(asked & _NEEDED.keys()):
+        if _NEEDED[name] not in options.record:
             raise UsageError(
-                f"a condition asks for {name}, and no {needed[name].value} is recorded: add it to --record"
+                f"a condition asks for {name}, and no {_NEEDED[name].value} is recorded: add it to --record"
             )
     if (asked - {"step"} or options.until_nan or options.keep_around) and not options.measures:
         raise UsageError("--when, --until-nan and --keep-around look at statistics: leave out --stats none")
+
+
+_NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}
+"""What a condition asks for, and the kind that has to be recorded for it."""
 
 
 def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
