@@ -202,15 +202,7 @@ class Reference:
         launch: Launch | None,
         guarded: AbstractContextManager[None],
     ) -> None:
-        """Begin to compare; of several ranks, the first compares all of them.
-
-        Args:
-            run: the run that is being recorded.
-            store: the directory of this rank.
-            options: of the capture.
-            launch: this process's place among ranks; None for one process.
-            guarded: in which whatever fails is told and costs the script nothing.
-        """
+        """Begin to compare; of several ranks, the first compares all. `store` is this rank's part of the run."""
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
         self._against: Against | None = None

@@ -75,16 +75,7 @@ class BlackBox:
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start empty.
-
-        Args:
-            steps: how many are held.
-            room: bytes that they may take.
-            store: where to write.
-            digests: of the reference's steps; None without a reference.
-            say: shows a sentence.
-            note: keeps a sentence about what is not held, too.
-        """
+        """Start empty, with room for some bytes and the digests of the reference's steps, None without a reference."""
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
@@ -132,14 +123,7 @@ class BlackBox:
         self._taken = 0
 
     def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
-        """Hold the tensors of a step that was written.
-
-        Args:
-            step: its number.
-            tensors: copies, by checksum.
-            digest: of the step.
-            not_finite: whether it has a NaN, or an infinity, that counts.
-        """
+        """Hold copies of a written step's tensors, by checksum; `not_finite`: it has a NaN or infinity that counts."""
         if not self.open:
             return
         before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}

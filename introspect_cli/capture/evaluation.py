@@ -135,13 +135,7 @@ class Evaluation:
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
     def drew(self, loader: int, *, start: int, began: bool) -> None:
-        """Hear of a batch.
-
-        Args:
-            loader: number of its loader.
-            start: rows of the step before it was drawn.
-            began: whether the step began with it.
-        """
+        """Hear of a batch of a loader, that before it the step had `start` rows, and whether the step began with it."""
         self._feeder = loader
         if not torch.is_grad_enabled():
             self._under_way = self.has_training

@@ -133,15 +133,6 @@ class Keeping:
         number: int = 0,
         until_nan: bool = False,
     ) -> None:
-        """Start before the first step.
-
-        Args:
-            rule: which steps are kept.
-            thinning: as above.
-            box: as above.
-            number: of the rank.
-            until_nan: whether to look out for a NaN.
-        """
         self.rule = rule
         self.thinning = thinning
         self.box = box

@@ -56,14 +56,7 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
 
 
 def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
-    """What the manifest says in addition once the run is over.
-
-    Args:
-        options: what was asked for.
-        guard: knows what could not be seen.
-        probes: what watched; None where torch was never imported.
-        ending: how the script ended.
-    """
+    """What the manifest says in addition once the run is over; without probes, torch was never imported."""
     place = _raised_at(ending)
     facts = {
         "ended": _now(),

@@ -64,14 +64,7 @@ class Publishers:
     """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
-        """Start to publish to places that are known before the script runs.
-
-        Args:
-            path: the run.
-            places: where to. Of the ranks of a launch the first publishes, and each sends its own to object storage.
-            guard: the session's.
-            rank: of a launch.
-        """
+        """Start to publish to places that are known before the script runs; each rank sends its part to storage."""
         self._path = path
         self._rank = rank
         if rank:

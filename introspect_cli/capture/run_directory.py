@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
-    """The directory of the run that this process writes, or writes a part of.
-
-    Args:
-        target: what runs; None where the caller runs it.
-        asked: the directory that the user asked for; None for a fresh one.
-        launch: this process's part in a launch; None where it is alone.
-    """
+    """The directory of the run that this process writes, or writes a part of; a fresh one where none was asked for."""
     if asked is not None:
         return asked
     return new_run(target) if launch is None else _common_run(target, launch)

@@ -94,16 +94,7 @@ def nothing(path: Path, *, installed: bool) -> str:
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
-    """What was recorded, where.
-
-    Args:
-        path: the run.
-        options: what was asked for.
-        launch: this process's part in a launch; None where it is alone.
-        probes: what watched.
-        manifest: the run's.
-        lost: whether the store could no longer be written.
-    """
+    """What was recorded, where; `lost` says whether the store could no longer be written."""
     if lost:
         written, last = probes.recorder.steps_written, probes.rank.last_step
         if last is None or not path.exists():

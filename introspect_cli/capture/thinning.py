@@ -86,14 +86,7 @@ class Thinning:
         self.dropped = 0
 
     def written(self, step: int, expiry: int, size: int, tensors: frozenset[int]) -> None:
-        """Hear of a step that was written, and drop others if it is time.
-
-        Args:
-            step: its number.
-            expiry: until which step it is kept.
-            size: bytes of its records.
-            tensors: checksums of what was stored whole in it.
-        """
+        """Hear of a step that was written and how long it is kept, and drop others if it is time."""
         self._kept[step] = Kept(step, expiry, size, tensors)
         if expiry < ALWAYS:
             heapq.heappush(self._mortal, (expiry, step))

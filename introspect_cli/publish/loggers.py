@@ -23,12 +23,7 @@ class TensorBoard:
     """An event file that grows; beside those of a logger it joins that logger's run."""
 
     def __init__(self, directory: str, name: str) -> None:
-        """Begin a file.
-
-        Args:
-            directory: where; `runs/NAME` where it is empty.
-            name: of the run.
-        """
+        """Begin a file in a directory; in `runs/NAME` where it is empty."""
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"

@@ -165,13 +165,7 @@ def long_words(text: str) -> list[bytes]:
 
 
 def may_be_formed(text: str, small: str, words: list[bytes]) -> bool:
-    """Whether there may be what `prose` replaces; to find nothing takes a fraction of what `prose` takes.
-
-    Args:
-        text: the text.
-        small: the text in small letters.
-        words: its long words.
-    """
+    """Whether there may be what `prose` replaces, given a text, the same in small letters, its long words."""
     tokens = _PREFIXED_TOKENS.search(b" ".join(words).decode("utf-8", "surrogatepass"))
     in_url = "://" in text and _URL_USER.search(text)
     return bool(tokens or in_url or any(word in small for word in _FORMS))
@@ -231,12 +225,7 @@ def _under(data: Any) -> Any:
 
 
 def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
-    """Environment variables with secret values replaced.
-
-    Args:
-        variables: name to value.
-        patterns: further globs over names whose values are secret.
-    """
+    """Environment variables with secret values replaced; globs say which further names are secret."""
     globs = tuple(patterns)
     return {name: value(name, text, globs) for name, text in sorted(variables.items())}
 

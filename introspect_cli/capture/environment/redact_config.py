@@ -32,12 +32,7 @@ _VALUE = re.compile(
 
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A configuration file without its secrets.
-
-    Args:
-        text: the file.
-        patterns: further globs over names whose values are secret.
-    """
+    """A configuration file without its secrets; globs say which further names are secret."""
     text = _ASSIGNED.sub(lambda match: _assigned(match, patterns), text)
     return prose(_under_names(_in_brackets(text, patterns), patterns))
 

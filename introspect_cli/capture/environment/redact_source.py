@@ -59,12 +59,7 @@ _MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A source file without its secrets; the file as it is where it has none.
-
-    Args:
-        text: the file.
-        patterns: further globs over names whose values are secret.
-    """
+    """A source file without its secrets, the same text where it has none; globs say which further names are secret."""
     small, words = text.lower(), long_words(text)
     formed = may_be_formed(text, small, words)
     drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)

@@ -235,16 +235,7 @@ class CollectiveProbe(GuardedProbe):
     def _write(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
-        """Record one; the sites of what will come out.
-
-        Args:
-            word: what people call it.
-            reduction: how values are put together, after a blank.
-            peer: the other rank, after a blank.
-            group: torch's process group.
-            tensors: those whose shapes tell what it is, what goes in, and what will come out.
-            frame: where it was called.
-        """
+        """Record one, its tensors being those shown, those given and those to come; the sites of what will come out."""
         shown, given, results = tensors
         label = self._label(group)
         what = f"{word}{reduction}{peer}"

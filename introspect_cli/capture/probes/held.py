@@ -238,13 +238,7 @@ class Hyperparameters:
         self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
 
     def record(self, optimizer: Optimizer, name: str, first: int) -> None:
-        """Record the learning rate of each group, and everything else where it is new or has changed.
-
-        Args:
-            optimizer: the one that steps.
-            name: its name.
-            first: the number of its first group.
-        """
+        """Record the rate of each group, from number `first` on, and all else where it is new or has changed."""
         resumed = self._recorder.resumed
         for number, group in enumerate(optimizer.param_groups, first):
             recorded = self._recorded.setdefault((name, number), {})

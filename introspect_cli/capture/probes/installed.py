@@ -217,9 +217,6 @@ class Probes:
     def finish(self, *, launched: bool) -> None:
         """Write what came after the last step, and drop what has expired.
 
-        Args:
-            launched: whether there are other ranks.
-
         Raises:
             StoreError: the store can no longer be written.
         """

@@ -123,14 +123,7 @@ class FlatParts:
         values: Sequence[torch.Tensor],
         site_of: Callable[[ParameterName], int],
     ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Sites and values of what belongs to parameters, each with its place where it is a flat piece.
-
-        Args:
-            sites: of the parameters.
-            parameters: their tensors.
-            values: themselves, their gradients or their state.
-            site_of: the site of a parameter that is inside a flat one.
-        """
+        """Sites and values (tensors, gradients, state) of parameters, each with its place where it is a flat piece."""
         if not self.active:
             return sites, values
         placed_sites: list[int] = []

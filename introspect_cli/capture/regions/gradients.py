@@ -77,11 +77,7 @@ class _Value:
 
 
 def rewrite(graph_module: fx.GraphModule) -> Ends:
-    """Have every value whose gradient is wanted pass one tap, in place.
-
-    Args:
-        graph_module: what Dynamo hands to a backend.
-    """
+    """Have every value whose gradient is wanted pass one tap, in the graph that Dynamo hands to a backend, in place."""
     graph = graph_module.graph
     taken, shared = arguments(graph), borrowed(graph)
     entering: list[tuple[int, str]] = []

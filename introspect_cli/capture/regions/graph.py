@@ -91,13 +91,7 @@ def borrowed(graph: fx.Graph) -> set[object]:
 
 
 def may_be_copied(graph: fx.Graph, node: fx.Node, shared: set[object]) -> bool:
-    """Whether all uses of a value may go on with a copy of it.
-
-    Args:
-        graph: what a compiler is given.
-        node: of the value.
-        shared: the graph's `borrowed` memory.
-    """
+    """Whether all uses of a value may go on with a copy of it; `shared` is the graph's `borrowed` memory."""
     if memory_of(node) in shared and node.op != "placeholder":
         return False
     return _settled(graph, node) and not used_within(node)
@@ -261,11 +255,7 @@ NOTHING = Call([], None)
 
 @contextlib.contextmanager
 def watching(graph: fx.Graph) -> Iterator[Callable[[fx.Node], Call | None]]:
-    """A function that tells the operators of a call, or None where that cannot be told; for all calls in order.
-
-    Args:
-        graph: what a compiler is given, with examples of all values.
-    """
+    """A function that tells the operators of a call, or None where that cannot be told; for all calls in order."""
     examples = (value for node in graph.nodes for value in _tensors(example_of(node)))
     mode = next((value.fake_mode for value in examples if isinstance(value, private_api.FAKE_TENSOR)), None)
     precision: list[Any] = []

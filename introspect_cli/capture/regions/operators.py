@@ -112,11 +112,7 @@ class CompiledOps:
         context.clock.on_tick.append(self._marked.clear)
 
     def put_in(self, graph_module: fx.GraphModule) -> Graph:
-        """Put a look behind every call that gives what an operator gave, in place.
-
-        Args:
-            graph_module: what Dynamo hands to a backend, rewritten for gradients already.
-        """
+        """Put a look behind every call that gives what an operator gave, in a graph rewritten for gradients."""
         graph = graph_module.graph
         order = _order(graph)
         about, writers = Graph(order, borrowed(graph) if order is None else set()), dict[object, int]()
