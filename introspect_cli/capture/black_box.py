@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
 _SHARE = 4
@@ -48,6 +49,22 @@ def planned(options: CaptureOptions, ranks: int) -> tuple[int, str]:
     why = "a quarter of what is free; --keep-size sets it" if options.keep_size is None else "--keep-size"
     held = f"whole tensors of the last {count(options.keep_around or 0, 'step')} are held"
     return room, f"{held}, in {human_size(room)} of memory at most ({why})"
+
+
+def made(
+    options: CaptureOptions,
+    launch: Launch | None,
+    store: StoreWriter,
+    digests: Mapping[int, bytes] | None,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+) -> BlackBox:
+    """The one that a capture asks for; the first rank says what it may take."""
+    assert options.keep_around is not None
+    room, words = planned(options, 1 if launch is None else launch.world_size)
+    if launch is None or not launch.rank:
+        say(words)
+    return BlackBox(options.keep_around, room, store, digests, say, note)
 
 
 class Held(NamedTuple):

@@ -52,7 +52,7 @@ class Draws:
         self.moved = self._generators.moved
 
     def stand(self, name: str, owner: object) -> Hashable:
-        """What tells whether a generator has the state that it had at an earlier step's begin; None where nothing does."""
+        """What tells whether a generator stands as it did when an earlier step began; None where nothing does."""
         return self._generators.stand(name, owner)
 
     def leave_untouched(self, name: str) -> None:

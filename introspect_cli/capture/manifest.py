@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.read_files import ReadFiles
 from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.capture.ranks.launchers import unlaunched
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
 from introspect_cli.script.target import COMPILED
@@ -139,6 +140,20 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
                 "(--compile eager runs it as python)"
             )
     return sentences
+
+
+def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
+    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
+    place = unlaunched()
+    if place is None:
+        return {}
+    guard.note(
+        f"this process is rank {place[0]} of {place[1]}, and the others are not in this run: no launcher said so at "
+        f"its start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
+    )
+    if Kind.COLLECTIVE in options.record:
+        guard.note("collectives are not recorded: this was no process of several when the capture began")
+    return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
 def _repeats(launch: Launch | None) -> bool:

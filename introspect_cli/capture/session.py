@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
-from introspect_cli.capture.manifest import Documents, closing, opening
+from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
-from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
+from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
@@ -125,11 +124,7 @@ class Session:
         self._install(self._start)
 
     def join(self, began: dict[str, bytes | None]) -> None:
-        """Begin in a process of somebody else's, whose script has just imported torch.
-
-        Args:
-            began: states of random generators as the process found them, by library; more may be put in later.
-        """
+        """Begin in a process that is followed and has just imported torch, its generators' states being these at first."""
         self._followed = True
         self._began = began
         self._begin()
@@ -183,13 +178,9 @@ class Session:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.black_box import BlackBox, planned
+        from introspect_cli.capture.black_box import made
 
-        room, words = planned(self.options, self.launch.world_size if self.launch is not None else 1)
-        digests = self._reference.digests()
-        if not self.rank:
-            self._terminal.say(words)
-        return BlackBox(self.options.keep_around, room, self._store, digests, self._tell, self._guard.note)
+        return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
         """Say something now; with the last words, once the script is over."""
@@ -207,7 +198,7 @@ class Session:
             if is_first:
                 self._documents.write_all()
                 if self.launch is None:
-                    self._manifest |= _alone(self._guard, self.options)
+                    self._manifest |= without_others(self.options, self._guard)
             self._terminal.progress(step, probes.rank.rows_written, probes.rank.bytes_written)
         if is_first:
             self._publishers.first_step_over(self._terminal.say)
@@ -325,20 +316,6 @@ class Session:
                 if self._guard.passes(error):
                     raise
                 self._lost(StoreError(str(error)))
-
-
-def _alone(guard: Guard, options: CaptureOptions) -> dict[str, Any]:
-    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
-    place = unlaunched()
-    if place is None:
-        return {}
-    guard.note(
-        f"this process is rank {place[0]} of {place[1]}, and the others are not in this run: no launcher said so at "
-        f"its start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
-    )
-    if Kind.COLLECTIVE in options.record:
-        guard.note("collectives are not recorded: this was no process of several when the capture began")
-    return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
 def _forget_in_forks(session: Session) -> None:
