@@ -124,7 +124,7 @@ class Session:
         self._install(self._start)
 
     def join(self, began: dict[str, bytes | None]) -> None:
-        """Begin in a process that is followed and has just imported torch, its generators' states being these at first."""
+        """Begin in a process that is followed and has just imported torch; its generators began in these states."""
         self._followed = True
         self._began = began
         self._begin()
