@@ -100,7 +100,7 @@ class Built:
         for (phase, name), settings in self._loaders.items():
             shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
             loaders |= {
-                f"{shown} ({number})" if number > 1 else shown: of_kind for number, of_kind in enumerate(settings, 1)
+                f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
             }
         return {**({"loaders": loaders} if loaders else {}), **self._described}
 
