@@ -139,8 +139,8 @@ class StepClock:
             self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
-        for hears in self.on_forward:
-            hears(module)
+        for tell in self.on_forward:
+            tell(module)
         self.begin()
         if self._recorder.wanted:
             self._labels.see()

@@ -44,34 +44,28 @@ class ChildrenProbe(GuardedProbe):
         """What the processes run, each function once."""
 
     def install(self) -> None:
-        """Replace the method."""
-        original, probe = BaseProcess.start, self
-
-        @functools.wraps(original)
-        def start(self: BaseProcess) -> Any:
-            work = ""
-            if probe._guarded.on:
-                with probe._guarded:
-                    work = work_of(self)  # starting a process forgets what it runs
-                    probe._number(self)
-            try:
-                result = original(self)
-            finally:
-                if probe._spawning is not None:
-                    forget_spawned()
-            if work:
-                with probe._guarded:
-                    if not (probe._followed and _method(self) != "fork"):
-                        probe._started(work, "" if _method(self) == "fork" else " (--children all records it)")
-            return result
-
-        self._patches.replace(BaseProcess, "start", start)
+        """Watch the method."""
+        self._patches.watch(BaseProcess, "start", self._guarded, self._starting)
         if self._followed:
             home = importlib.import_module(_SPAWN)
             together = self._together(home.start_processes)
             for owner in (home, importlib.import_module(_SPAWN.rpartition(".")[0])):
                 self._patches.replace(owner, "start_processes", together)
         super().install()
+
+    def _starting(self, args: tuple[BaseProcess, ...], _: object) -> Callable[[None], None]:
+        process = args[0]
+        work = work_of(process)  # starting a process forgets what it runs
+        self._number(process)
+
+        def started(_: None) -> None:
+            if self._spawning is not None:
+                forget_spawned()
+            is_fork = _method(process) == "fork"
+            if work and (is_fork or not self._followed):
+                self._started(work, "" if is_fork else " (--children all records it)")
+
+        return started
 
     def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`start_processes`, of which is known how many it starts."""
@@ -89,6 +83,8 @@ class ChildrenProbe(GuardedProbe):
             try:
                 return original(*args, **kwargs)
             finally:
+                if self._spawning is not None:
+                    forget_spawned()  # also of one that could not be started
                 self._spawning = before
 
         return start_processes
