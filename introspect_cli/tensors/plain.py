@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.gpu.engine import DeviceEngine, Prepared
     from introspect_cli.tensors.row_notes import Slots
 
-SMALLEST_COPY, LARGEST_COPY = 1 << 16, 1 << 28
-"""Bytes of a tensor on a GPU that is read by way of a copy where it is not contiguous."""
+LARGEST_COPY: Final = 1 << 28
+"""Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
 
 HostItem = tuple[int, int, int, int, int]
 """Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
@@ -145,7 +145,7 @@ class PlainTensors:
 
         The memory of the copy is the script's own again once the kernel that is launched next has read it.
         """
-        if not SMALLEST_COPY <= prepared.plan.count * tensor.element_size() <= LARGEST_COPY:
+        if prepared.plan.count * tensor.element_size() > LARGEST_COPY:
             return tensor, prepared
         try:
             with unobserved():
