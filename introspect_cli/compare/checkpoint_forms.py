@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.match.flow import parameters, values_of
 from introspect_cli.compare.match.merged import Merge, same_numbers
-from introspect_cli.records import Kind
+from introspect_cli.compare.moment import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
 
-MODEL = (Kind.PARAM, Kind.BUFFER)
 _PERMUTED = 4
 """Parts of one tensor that are put together in every order."""
 

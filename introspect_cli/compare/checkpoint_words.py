@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.checkpoint_forms import MODEL
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.moment import MODEL
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import amount, listed, some
 from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.nearness import Nearness
+from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Line, line
 from introspect_cli.render.text import clean
@@ -12,7 +12,7 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
 
 HEADS = {

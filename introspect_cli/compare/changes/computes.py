@@ -6,6 +6,7 @@ It is known by name: the forward of a module and what it calls, the loss before 
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,47 +16,9 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from introspect_cli.compare.changes.clues import Clues
     from introspect_cli.compare.changes.parsed import Statement
     from introspect_cli.compare.changes.program import Depths, Program
-
-
-@dataclass(frozen=True)
-class Clues:
-    """What is known of a divergence.
-
-    Attributes:
-        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether something that it rests on was not recorded.
-        classes: of the module it is about and of those around it, the innermost first.
-        attributes: what these are called in the module around each.
-        before: what the first module that did not agree is called in the blamed one; "" for none.
-        models: what the script calls its models.
-        optimizers: classes of the optimizers that step.
-        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
-        lines: file and line of the user's code that the records of a and of b themselves name.
-        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
-        kind: what was observed.
-        tensor: what the tensor is called in its module.
-        roots: classes of the modules that no other holds.
-        batch_is_equal: whether the batches of the step are on record and equal.
-        at_start: whether no compared step came before.
-    """
-
-    reason: str
-    gap: bool = False
-    classes: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    before: str = ""
-    models: frozenset[str] = frozenset()
-    optimizers: tuple[str, ...] = ()
-    words: frozenset[str] = frozenset()
-    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
-    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
-    kind: Kind | None = None
-    tensor: str = ""
-    roots: tuple[str, ...] = ()
-    batch_is_equal: bool = False
-    at_start: bool = True
 
 
 def words(text: str) -> frozenset[str]:
@@ -87,10 +50,11 @@ _AFTER_BACKWARD = words(
     """
     clip_grad_norm_ clip_grad_value_ unscale_ zero_grad no_sync all_reduce register_hook backward scale
     register_post_accumulate_grad_hook update register_comm_hook clip_gradients manual_backward
+    DDP DistributedDataParallel FSDP FullyShardedDataParallel fully_shard
     """
 )
 LOADS = words("load_state_dict load from_pretrained load_checkpoint")
-_SAVES = words("state_dict save save_pretrained save_checkpoint")
+_SAVES = words("state_dict save save_file save_pretrained save_checkpoint")
 _IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|set_\Z")
 _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECASE)
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
@@ -244,8 +208,8 @@ def initial(at: Place) -> Depths:
     functions = [place for name in initialises for place in program.functions[name]]
     named = program.calling_like(_INITIALISES).union(*map(program.callers_of, functions))
     made = at.methods("__init__", "reset_parameters", "_init_weights", "init_weights")
-    seeds = at.calling(_SEEDS, 2)
-    return merged(dict.fromkeys(named, 1), program.within(functions), made, _touching(at), at.casts(), seeds)
+    more = at.calling(_SEEDS, 2), at.calling({"train", "eval"} & at.clues.words, 1)
+    return merged(dict.fromkeys(named, 1), program.within(functions), made, _touching(at), at.casts(), *more)
 
 
 def _touching(at: Place) -> Depths:
@@ -321,6 +285,16 @@ def resumed(at: Place) -> Depths:
     return merged(at.calling(_SAVES, 1), at.calling(LOADS))
 
 
+def saved(at: Place) -> Depths:
+    """What is saved, what gives it its values, and calls that are handed it and may change it."""
+    program = at.program
+    saves = program.calling(_SAVES)
+    used = {key for statement in saves for key in statement.uses if key[0] not in {".", "="}}
+    names = used & program.definers.keys()  # an import defines nothing
+    given = {each for each in program.statements if isinstance(each.node, ast.Expr) and each.uses & names}
+    return program.behind({*saves, *given} - {statement for statement in given if statement.only_tells}, most=4)
+
+
 def buffer(at: Place) -> Depths:
     """What a module computes, and what writes in place."""
     return merged(farther(outside(at), 1), forward(at))
@@ -341,6 +315,7 @@ COMPUTES: dict[str, Callable[[Place], Depths]] = {
     "optimizer": optimizer,
     "structure": structure,
     "outside": outside,
+    "product": saved,
     "resumed": resumed,
     "buffer": buffer,
     "raised": raised,

@@ -7,15 +7,14 @@ objects and values is followed from there.
 from __future__ import annotations
 
 import ast
-from enum import Enum
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
 from introspect_cli.compare.changes.computes import (
     COMPUTES,
     LOADS,
     LOSS,
     MODES,
-    Clues,
     Place,
     gradient,
     loss,
@@ -29,23 +28,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.changes.parsed import Statement
     from introspect_cli.compare.changes.program import Depths, Program
-
-
-class Nearness(str, Enum):
-    """How near a change is to a divergence."""
-
-    RECORDED = "recorded"
-    """The records name its line."""
-    COMPUTES = "computes"
-    """It is in the code that computes the first value that differs."""
-    BUILDS = "builds"
-    """It builds that code's objects, or gives them their values."""
-    BETWEEN = "between"
-    """It ran between the last record that agreed and the first that did not."""
-    ELSEWHERE = "elsewhere"
-
-
-ORDER = list(Nearness)
 
 
 class Version:

@@ -1,0 +1,121 @@
+"""What is known of a divergence that code may be near to, how near each change is, and all changes of two runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.changes.statements import Change
+    from introspect_cli.records import Kind
+
+
+class Nearness(str, Enum):
+    """How near a change is to a divergence."""
+
+    RECORDED = "recorded"
+    """The records name its line."""
+    COMPUTES = "computes"
+    """It is in the code that computes the first value that differs."""
+    BUILDS = "builds"
+    """It builds that code's objects, or gives them their values."""
+    BETWEEN = "between"
+    """It ran between the last record that agreed and the first that did not."""
+    ELSEWHERE = "elsewhere"
+
+
+ORDER = list(Nearness)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """What is known of a divergence.
+
+    Attributes:
+        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
+        gap: whether something that it rests on was not recorded.
+        classes: of the module it is about and of those around it, the innermost first.
+        attributes: what these are called in the module around each.
+        before: what the first module that did not agree is called in the blamed one; "" for none.
+        models: what the script calls its models.
+        optimizers: classes of the optimizers that step.
+        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
+        lines: file and line of the user's code that the records of a and of b themselves name.
+        spans: files of a and of b, with the lines between which something ran that differs and was not seen itself.
+        kind: what was observed.
+        tensor: what the tensor is called in its module.
+        roots: classes of the modules that no other holds.
+        batch_is_equal: whether the batches of the step are on record and equal.
+        at_start: whether no compared step came before.
+    """
+
+    reason: str
+    gap: bool = False
+    classes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    before: str = ""
+    models: frozenset[str] = frozenset()
+    optimizers: tuple[str, ...] = ()
+    words: frozenset[str] = frozenset()
+    lines: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = ((), ())
+    spans: tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]] = ((), ())
+    kind: Kind | None = None
+    tensor: str = ""
+    roots: tuple[str, ...] = ()
+    batch_is_equal: bool = False
+    at_start: bool = True
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A changed statement and how near to the divergence it is.
+
+    Attributes:
+        change: the change.
+        nearness: how near.
+        depth: statements between it and the code that computes the place, as far as values are followed by name.
+        hits: how many of the names that the records point to are in what changed.
+        above: the line above it.
+    """
+
+    change: Change
+    nearness: Nearness
+    depth: int = 0
+    hits: int = 0
+    above: str = ""
+
+    @property
+    def likely(self) -> bool:
+        """Whether it can matter to the place where the runs diverge."""
+        return self.nearness is not Nearness.ELSEWHERE
+
+
+@dataclass(frozen=True)
+class CodeChanges:
+    """How the source files of two runs differ.
+
+    Attributes:
+        ranked: changed statements, the most likely cause first.
+        in_comments: files that differ in comments, formatting or the order of definitions alone.
+        in_names: files that differ in the names of variables, and in comments, alone.
+        unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
+            (only what was redacted can differ, or comments), `binary`.
+        compared: how many files both runs have digests of.
+    """
+
+    ranked: tuple[Ranked, ...] = ()
+    in_comments: tuple[str, ...] = ()
+    in_names: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    compared: int = 0
+
+    @property
+    def likely(self) -> tuple[Ranked, ...]:
+        """Those that can matter to the place where the runs diverge."""
+        return tuple(one for one in self.ranked if one.likely)
+
+    @property
+    def files(self) -> int:
+        """In how many files statements changed."""
+        return len({one.change.file for one in self.ranked})
