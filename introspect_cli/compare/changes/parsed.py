@@ -192,7 +192,7 @@ class _Names(ast.NodeVisitor):
         of = node.value.id if isinstance(node.value, ast.Name) else ""
         own = self.scope.owner if of == "self" else ""
         if not isinstance(node.ctx, ast.Load):
-            self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
+            self.defines |= {(".", node.attr), (own, node.attr) if own else ("=", node.attr)}
         elif own:
             self.uses.add((own, node.attr))
         else:
