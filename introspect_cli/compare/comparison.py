@@ -167,7 +167,18 @@ class Comparison:
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+            alone |= self._saved(missing)
         return random, alone & ~random
+
+    def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
+        """Which sites are tensors in files that bear such a name, as in what `state_dict` gives."""
+        alignment = self.alignment
+        mask = alignment.kind == kind_code(Kind.PRODUCT)
+        keys = {f"['{name.partition('.')[2]}']" for name in missing}
+        for site in np.flatnonzero(mask).tolist():
+            path = alignment.site(site).path
+            mask[site] = path[path.rfind("[") :] in keys
+        return np.asarray(mask)
 
     # --- a run that goes on
 

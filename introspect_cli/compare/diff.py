@@ -81,7 +81,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = Pair.of(a, b, noise)
     if a.ranks and b.ranks and not options.ranks:
-        alike = same_layout(a, b)
+        alike = same_layout(a, b, work)
         splits = splits_of(a, b, alike=alike)
         if not alike or (splits.differ and not options.strict):
             answer = _as_wholes(pair, options, splits, work)

@@ -7,6 +7,7 @@ cannot be told.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -203,6 +204,10 @@ def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
     )
 
 
+_ROOM = 240
+"""Characters that the likely causes may take in the first sentence."""
+
+
 def sentence(scene: Scene, head: str = "First divergence at") -> str:
     """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
@@ -223,7 +228,9 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        text += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
+        causes = [describe(change) for change in blamed[:3]]
+        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
+        text += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
     return text
 
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
 _SECONDS = 5
-_MOST = 4 << 20
-"""Characters of unchanged files that are parsed to see who calls whom."""
+_MOST = 1 << 19
+"""Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
 def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
@@ -148,10 +148,16 @@ class _Texts:
         return name not in self._sources or self._sources[name].exact
 
     def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-        """Files by the names that they have in b; of very many, those that changed."""
+        """Files by the names that they have in b; of very many, those that changed, and then those beside them."""
         found: dict[str, str] = {}
         size = 0
-        for name in sorted(self.digests, key=lambda name: renamed.get(name, name) not in wanted):
+        tops = {name.partition("/")[0] for name in wanted}
+
+        def distance(name: str) -> tuple[bool, bool]:
+            name = renamed.get(name, name)
+            return name not in wanted, "/" in name and name.partition("/")[0] not in tops
+
+        for name in sorted(self.digests, key=distance):
             text = self.text(name) if name in self._sources or renamed.get(name, name) in wanted else None
             if text is not None and (size < _MOST or renamed.get(name, name) in wanted):
                 found[renamed.get(name, name)] = text

@@ -86,6 +86,8 @@ def _apart(*texts: str) -> list[str]:
     whole = [" ".join(text.split()) for text in texts]
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*whole, strict=False))))
     start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
+    if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
+        start = same - _BEFORE
     return [_short(f"... {text[start:]}" if start else text) for text in whole]
 
 

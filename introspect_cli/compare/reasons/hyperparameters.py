@@ -6,12 +6,14 @@ out, parameter to hyper-parameters, and equal changes of many parameters are tol
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.records import SCALER, SETTING_KINDS
+from introspect_cli.records import SCALER, SETTING_KINDS, count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -241,9 +243,34 @@ def built_changes(
             changes = [change for change in differing(one, two) if change[0] != "line"]
             # a sampler of another class has other attributes
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
-            for name, x, y in changes:
-                if not name.startswith(others):
-                    yield kind, f"{where}: {name}", x, y
+            alone = [change for change in changes if not change[0].startswith(others)]
+            for name, x, y in _mappings(alone, {*one, *two}):
+                yield kind, f"{where}: {name}", x, _reordered(x, y)
+
+
+def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        holder, _, _ = change[0].rpartition(".")
+        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
+    for holder, members in groups.items():
+        if len(members) == 1:
+            yield members[0]
+            continue
+        sides = ({name[len(holder) + 1 :]: own[side] for name, *own in members} for side in (0, 1))
+        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
+        yield holder, one, two
+
+
+def _reordered(one: Any, two: Any) -> Any:
+    """The second value, or that it has the items of the first in another order."""
+    try:
+        a, b = ast.literal_eval(one), ast.literal_eval(two)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return two
+    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
+    return f"the same {count(len(a), 'item')} in another order" if same else two
 
 
 def _shared(a: Any, b: Any) -> list[Any]:

@@ -29,7 +29,7 @@ ENV_NOISE = re.compile(
     r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
     r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
     r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
     r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
 )
 """Variables that name where, by whom and for which job a process was started; they explain nothing."""
@@ -185,7 +185,7 @@ class Blame:
         if self.reason is None:
             return 0.5
         if change.a is None or change.b is None:
-            return 0.3  # what is read in one run alone is often a cache
+            return self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.3  # often a cache
         data = 0.3 if self.fed is None else 0.96 if self.fed else 0.85
         return max(self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
 

@@ -206,6 +206,17 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
 
 
+def _evaluations(scene: Scene, _side: str, _other: str) -> str:
+    """That an optimizer with a closure evaluates the loss another number of times within its step."""
+    if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
+        return ""
+    names = listed(list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))) or "the optimizer"
+    changes = [f"{label} {a} -> {b}" for label, (a, b) in scene.hyperparameters.items()]
+    why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
+    one, two = map(often, scene.losses)
+    return f"{names} evaluates the loss {one} within the step of a and {two} in b{why}."
+
+
 def _calls(scene: Scene, side: str, _other: str) -> str:
     if not scene.calls:
         return ""
@@ -321,6 +332,7 @@ _LOOKS = (
     _did_not_run,
     _merged,
     _subject,
+    _evaluations,
     _calls,
     _gradient,
     _state,
