@@ -198,7 +198,7 @@ def _any_text() -> Iterator[None]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Look for garbage less often: what is imported stays, and looking at it would be a tenth of a small diff."""
+    """Look for garbage less often: what is imported stays, and looking at it is some hundredths of a small diff."""
     before = gc.get_threshold()
     gc.set_threshold(500_000, *before[1:])
     try:
