@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from introspect_cli.compare.compared import first_of
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
-from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.structure import changes_of
-from introspect_cli.compare.verdict import first_of
+from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import perturbed_by
 from introspect_cli.store.pack import from_anywhere
@@ -115,18 +115,14 @@ class Group(NamedTuple):
         manifests: what the ranks of each say together.
         ranks: their numbers.
         options: what counts.
-        ends: as `Pair` has it, like what follows.
-        same_size: see there.
-        files: see there.
+        pair: both runs, without anything that is open.
     """
 
     paths: tuple[str, ...]
     manifests: tuple[dict[str, Any], ...]
     ranks: tuple[int, ...]
     options: DiffOptions
-    ends: tuple[int | None, int | None]
-    same_size: bool
-    files: tuple[Mapping[str, str], Mapping[str, str]]
+    pair: Pair
 
 
 class Brief(NamedTuple):
@@ -152,7 +148,7 @@ def compare_group(group: Group) -> list[Brief]:
         for run, manifest in zip(runs, group.manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
         expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)
-        pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
+        pair = replace(group.pair, a=runs[0], b=runs[1], noise=runs[2:])
         return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
 
 
@@ -183,9 +179,8 @@ def compare_ranks(
     else:
         runs = (pair.a, pair.b, *pair.noise)
         paths, manifests = tuple(from_anywhere(run.path) for run in runs), tuple(run.manifest for run in runs)
-        groups = [
-            Group(paths, manifests, group, less, pair.ends, pair.same_size, pair.files) for group in shares(ranks)
-        ]
+        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        groups = [Group(paths, manifests, share, less, closed) for share in shares(ranks)]
         briefs = [brief for done in work(compare_group, groups) for brief in done]
     outcomes = [_with_readers(pair, brief) for brief in briefs]
     for outcome in outcomes if less is not options else ():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.by_rank import Pair, compare_ranks
 from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
+from introspect_cli.compare.compared import Compared
 from introspect_cli.compare.element.closeup import samples_note
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
@@ -20,7 +21,6 @@ from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.verdict import structure_of
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
@@ -28,7 +28,6 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Work
 
@@ -88,18 +87,19 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
     outcomes, notes = compare_ranks(pair, ranks, options, work)
-    answer = answer_for(a, b, options, outcomes, notes)
+    compared = Compared(a, b, options, outcomes)
+    answer = answer_for(compared, notes)
+    # where no value differs, what differs in structure has changed nothing
+    same = compared.best is None and (checkpoints or answer.verdict is Verdict.SAME)
+    answer = answer.with_findings(StructureChange, compared.structure(same=same))
     if checkpoints:
-        same = outcomes[0].first is None
-        answer = answer.with_findings(StructureChange, structure_of(outcomes, same=same))
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
-    answer = answer.with_findings(StructureChange, structure_of(outcomes, same=_all_same(answer, outcomes)))
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
-    answer = with_origins(answer, outcomes)
+    answer = with_origins(answer, compared)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
@@ -107,11 +107,6 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
         answer = replace(answer, evidence=(*answer.evidence, *told))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
-
-
-def _all_same(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether no value differs, so that what differs in structure has changed nothing."""
-    return answer.verdict is Verdict.SAME and all(outcome.first is None for outcome in outcomes)
 
 
 def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> DiffResult:
@@ -125,7 +120,7 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
         notes = [*copies_note(outcome.first, (a, b)), *notes]
     if noise:
         notes.append("The noise runs are not used: they say nothing of what another layout changes.")
-    answer = answer_for(a, b, options, [outcome], notes)
+    answer = answer_for(Compared(a, b, options, [outcome]), notes)
     if outcome.first is None or outcome.step is None or outcome.gathered is None:
         return answer
     step, site = outcome.step, outcome.first.site

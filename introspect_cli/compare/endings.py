@@ -8,19 +8,17 @@ consequence, or another fault, and is told as a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.table import EQUAL, WITHIN
-from introspect_cli.labels import step_words
+from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.store.reader import Run
 
@@ -90,26 +88,24 @@ def after_the_end(a: Run, b: Run) -> str:
     return f" After that, run {found.side} ended by an exception: {found.words}{rest}."
 
 
-def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
+def before_the_end(compared: Compared) -> str:
     """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
-    ending = one_raised(a, b)
-    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
+    ending = one_raised(compared.a, compared.b)
     if ending is None:
         return ""
-    other = "a" if ending.side == "b" else "b"
-    if not ends:
-        if any(len(run.rank(rank)) for run, side in ((a, "a"), (b, "b")) if side == ending.side for rank in run.ranks):
-            return f"Run {ending.side} ended by an exception: {ending.words}. The runs have no step in common."
-        return f"Run {ending.side} ended by an exception before its first step was complete: {ending.words}."
-    tails = [paired.tail_a if ending.side == "b" else paired.tail_b for paired in ends]
-    if not any(tails):
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        if any(len(run.rank(rank)) for rank in run.ranks):
+            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(own.tail_a if side == "b" else own.tail_b for own in paired):
         return ""
-    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-    everything = "everything selected" if options.narrowed else "everything that both recorded"
-    within = " within tolerance" if any(outcome.tally["within"] for outcome in outcomes) else ""
+    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
+    within = " within tolerance" if compared.tally["within"] else ""
     return (
-        f"Run {ending.side} ended by an exception where run {other} goes on: {ending.words}. Until then, up to and "
-        f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
+        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
+        f"{compared.until}, {everything} agrees{within}."
     )
 
 
@@ -138,14 +134,12 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
         return answer, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
     first = scene.first
     missing = (first.b if end.side == "b" else first.a) is None
-    other = "a" if end.side == "b" else "b"
     agreed = _last_agreed(scene)
-    until = (
-        f" The last record that agrees is {agreed}."
-        if agreed
-        else f" In this step nothing agrees before; {scene.all_before}."
-    )
-    text = f"Run {end.side} ended by an exception in {first.step_words} where run {other} goes on: {end.words}.{until}"
+    until = f"The last record that agrees is {agreed}."
+    if not agreed:
+        until = f"In this step nothing agrees before; {scene.all_before}."
+    text = f"Run {end.side} ended by an exception in {first.step_words} where run {OTHER[end.side]} goes on"
+    text = f"{text}: {end.words}. {until}"
     return text if missing else f"{text} {answer}", ""
 
 

@@ -19,12 +19,12 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
 from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
-from introspect_cli.compare.verdict import first_of
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.step import Step
 
@@ -116,9 +116,9 @@ _NAMED = 3
 _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
-def with_origins(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> DiffResult:
+def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
-    best = first_of(outcomes) if answer.first is not None else None
+    outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
     causes = _origins(best, outcomes) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:

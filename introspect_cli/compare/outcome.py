@@ -1,9 +1,8 @@
-"""What came out of comparing one rank, and the results of the steps, which decide.
+"""What came out of comparing one rank, and the results of a step.
 
 A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
 attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
-that follows. So where all results of both runs (what training is for) are on record and agree, the runs are the same,
-and what else differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+that follows. So where all results of both runs (what training is for) are on record and agree, they decide.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_
 from introspect_cli.compare.match.correspondence import Correspondence
 from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
-from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
+from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
-    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.overview import Heat
     from introspect_cli.compare.passes.form import Form
     from introspect_cli.compare.result import Divergence, Reach, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
-    from introspect_cli.store.reader import Run
 
 
 @dataclass
@@ -121,7 +118,7 @@ TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
 _COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
 """Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
 
-_NAMES = {
+NAMES = {
     Kind.LOSS: "losses",
     Kind.GRAD: "gradients of the parameters",
     Kind.PARAM: "parameters",
@@ -197,43 +194,12 @@ def results_known(table: Table) -> Known:
     return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
 
 
-def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
-
-    Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone: a
-    value beyond the tolerance is one. Steps that were not opened agree in everything.
-    """
-    if options.strict or options.narrowed or options.evaluation is not None:
-        return False
-    wanted = {kind.value for kind in RESULTS}
-    for run in (a, b):
-        if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
-            return False
-    if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
-        return False
-    if within(outcomes) and any(outcome.first is not None for outcome in outcomes):
-        return False
-    opened = [outcome.results for outcome in outcomes if outcome.results is not None]
-    return bool(opened) and all(kinds >= TRAINED for kinds in opened)
-
-
-def within(outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether results agree within tolerance or noise only."""
-    return any(outcome.results_known is Known.WITHIN for outcome in outcomes)
-
-
-def names_of(outcomes: Sequence[RankOutcome]) -> str:
-    """The results that agree in every opened step, as a list in a sentence."""
-    kinds = frozenset.intersection(*(outcome.results for outcome in outcomes if outcome.results is not None))
-    return listed([name for kind, name in _NAMES.items() if kind in kinds])
-
-
 def unchanged(outcome: RankOutcome) -> str:
     """The sentence on the results that agree in every step, "" where the parameters do not, or were not recorded."""
     first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
     if first is None or not kinds or Kind.PARAM not in kinds:
         return ""
-    names = listed([name for kind, name in _NAMES.items() if kind in kinds])
+    names = listed([name for kind, name in NAMES.items() if kind in kinds])
     which = "the step" if steps == 1 else f"all {steps:,} steps"
     clause = f"The {names} of {which} compared agree: what differs changed none of them."
     both = outcome.shared

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.int8]
 
+OTHER = {"a": "b", "b": "a"}
+"""The other run."""
+
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
 """What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
 another form of what comes to the same.

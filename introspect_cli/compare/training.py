@@ -17,18 +17,18 @@ import numpy as np
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Divergence, Separate, Verdict
-from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, sentence, undiverged
+from introspect_cli.compare.verdict import sentence, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
 
@@ -56,9 +56,9 @@ def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> 
     @cache
     def alone(evaluation: bool) -> RankOutcome:
         narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
-        found = compare_rank(sides, narrow, outcome.offset)
-        found.evaluated = outcome.evaluated
-        return found
+        part = compare_rank(sides, narrow, outcome.offset)
+        part.evaluated = outcome.evaluated
+        return part
 
     outcome.alone = alone
     parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
@@ -100,47 +100,39 @@ def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
 
 def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
     """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
-    found = [(part.first.step, part.first.sequence, part) for part in parts if part.first is not None]
-    if not found:
+    firsts = [(part.first, part) for part in parts if part.first is not None]
+    if not firsts:
         return
-    part = min(found, key=lambda own: own[:2])[2]
-    first = part.first
-    assert first is not None  # of those that were found
-    listed = [own for own in outcome.listed if (own.step, own.site) != (first.step, first.site)]
+    first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))
+    listed = [other for other in outcome.listed if (other.step, other.site) != (first.step, first.site)]
     outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
     outcome.origins = part.origins
     room = len(outcome.listed) if options.whole_step else options.limit
     outcome.listed = [first, *listed][:room]
 
 
-def separately(
-    a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]
-) -> tuple[Separate | None, Separate | None]:
+def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
     """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
-    evaluated = [outcome for outcome in outcomes if outcome.evaluated and outcome.alone is not None]
-    if not evaluated:
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
         return None, None
-    training = [outcome.alone(False) if outcome.alone is not None else outcome for outcome in outcomes]
-    evaluation = [outcome.alone(True) for outcome in evaluated if outcome.alone is not None]
-    return (
-        _answer(a, b, replace(options, evaluation=False), training, "Training"),
-        _answer(a, b, replace(options, evaluation=True), evaluation, "Evaluation"),
+    training, evaluation = (
+        _answer(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        for which, name in ((False, "Training"), (True, "Evaluation"))
     )
+    return training, evaluation
 
 
-def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], name: str) -> Separate:
+def _answer(compared: Compared, name: str) -> Separate:
     """What came out for one of the two."""
-    best = first_of(outcomes)
-    if best is not None and best.first is not None:
-        first = best.first
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
         return Separate(Verdict.DIVERGED, _diverges(name, first), first)
-    counts = counts_of(a, b, outcomes)
-    if options.evaluation:
-        counts = replace(counts, steps_compared=sum(len(outcome.evaluated) for outcome in outcomes))
-    verdict, text = undiverged(options, counts, outcomes, _subject(name, narrowed=options.narrowed))
-    if verdict is Verdict.SAME:
-        verdict, text = doubted(a, b) or (verdict, text)
-    return Separate(verdict, text, extent=extent(counts, outcomes) if verdict is Verdict.SAME else "")
+    verdict, text = undiverged(compared, _subject(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
 
 
 def _subject(name: str, *, narrowed: bool) -> str:
