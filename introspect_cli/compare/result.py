@@ -98,6 +98,11 @@ class Divergence:
     labels_b: Labels = field(default_factory=dict)
 
     @property
+    def only(self) -> str:
+        """The run that alone has the site, `a` or `b`; "" where both have it."""
+        return "a" if self.b is None else "b" if self.a is None else ""
+
+    @property
     def step_words(self) -> str:
         """The step as its framework calls it, too; of both runs, where they differ."""
         return both_words(self.step, self.labels, self.step_b, self.labels_b)

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
+from introspect_cli.compare.evidence import Cause, Known, Thing, those
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
-from introspect_cli.compare.reasons.scene import Scene, losses_of
-from introspect_cli.compare.reasons.words import although, how_far, named, scaled, what
+from introspect_cli.compare.reasons.words import how_far, named
 from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.batch import fitted
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
 
@@ -56,9 +56,7 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 
 def excluded(scene: Scene) -> frozenset[Handling]:
     """What the records show not to have made the gradient differ."""
-    if max(scene.run_a.world_size, scene.run_b.world_size) > 1 or losses_of(scene.table, "a") != 1 or scene.site.call:
-        return frozenset()
-    if losses_of(scene.table, "b") != 1:
+    if max(run.world_size for run in scene.runs) > 1 or scene.losses != (1, 1) or scene.site.call:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     found = TOGETHER if some_equal or _no_factor(scene) else frozenset()
@@ -118,10 +116,9 @@ class Backward(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Through which module, or of which output."""
-        first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
-        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}; "
-        text += f"{scene.the_cause_is} in the backward pass "
-        module = named(first.site, first.module_class)
+        first, module = scene.first, named(scene.site, scene.first.module_class)
+        text = f"{scene.differs(scene.computed_from, named=False)}{scene.scaled}; {scene.the_cause_is} in the "
+        text += "backward pass "
         if _recomputed(scene):
             return (
                 f"{text}through {module}, which was recomputed under activation checkpointing. Look at what that draws "
@@ -238,7 +235,7 @@ class Gradient(Reason):
             if words:
                 factor = f"b is {first.scale:.6g} x a: {words}"
                 return f"{text}; {factor}; {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
-            text += scaled(first)
+            text += scene.scaled
             alone = no_multiples(scene)
             if alone:
                 place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
@@ -252,7 +249,7 @@ class Gradient(Reason):
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
             return f"{text}; {_rounded(scene)}"
         place = self.where(scene=scene, last=not own)
-        if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
+        if max(run.world_size for run in scene.runs) > 1:
             place = f"its reduction over the ranks, {place}"
         return f"{text}; {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
 

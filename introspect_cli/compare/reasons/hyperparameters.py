@@ -115,10 +115,10 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any,
             yield name, a.get(name), b.get(name)
 
 
-def changes_for(a: Any, b: Any, parameter: str) -> Told:
-    """Hyper-parameters that apply to one parameter and differ."""
+def changes_for(settings: Mapping[str, Any], parameter: str) -> Told:
+    """Hyper-parameters that apply to one parameter and differ; `settings` of the optimizers, by side."""
     changes: Told = {}
-    both_a, both_b = _optimizers(a), _optimizers(b)
+    both_a, both_b = map(_optimizers, settings.values())
     for name in both_a.keys() & both_b.keys():
         one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
         if one is not None and two is not None:
@@ -142,13 +142,13 @@ def holders(settings: Any, parameters: set[str]) -> list[str]:
     return [name for name, own in _optimizers(settings).items() if parameters & set(_by_parameter(own))]
 
 
-def other_optimizer(a: Any, b: Any, parameter: str) -> str:
+def other_optimizer(settings: Mapping[str, Any], parameter: str) -> str:
     """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 
     Only where both runs have the same optimizers, so that it is the parameter that changed hands. Those of one class
     are numbered as they step for the first time: where they have the same parameters, they step in another order.
     """
-    both = _optimizers(a), _optimizers(b)
+    both = [_optimizers(own) for own in settings.values()]
     if both[0].keys() != both[1].keys() or len(both[0]) < 2:
         return ""
     one, two = ([name for name, own in side.items() if parameter in _by_parameter(own)] for side in both)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.words import although, how_far, scaled, what
+from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)};"
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scene.scaled};"
         after = nondeterministic(first)
         options = argument_changes(scene)
         if options:
@@ -62,8 +62,10 @@ def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
     own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    documents = [run.settings.get("operators") for run in scene.runs]
-    a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
+    a, b = (
+        document.get(own) if isinstance(document, Mapping) else None
+        for document in scene.documents("operators").values()
+    )
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
@@ -138,7 +140,7 @@ def _went_in(scene: Scene) -> Iterator[int]:
     yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     for fqn in sorted(step.comparison.tensors_in(site.fqn)):
         own = (int(union) for union in step.alignment.by_fqn[fqn])
-        yield from _last(u for u in own if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER})
+        yield from [u for u in own if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
 
 
 def _given(scene: Scene) -> Iterator[int]:
@@ -148,10 +150,6 @@ def _given(scene: Scene) -> Iterator[int]:
         own = given.row(row)
         sites = [] if own is None else [number for number in own.inputs if number >= 0]
         yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
-
-
-def _last(unions: Iterable[int]) -> list[int]:
-    return list(unions)[-1:]
 
 
 def _in_both(table: Table, union: int) -> bool:

@@ -104,9 +104,7 @@ def _reduction(scene: Scene) -> _Reduction | None:
     """
     scale = scene.first.scale
     runs = scene.run_a, scene.run_b
-    if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
-        return None
-    if scene.ranks > 1 and not _scaled_on_all(scene):
+    if scale is None or not scale or scale < 0 or max(run.world_size for run in scene.runs) == 1:
         return None
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.evidence import Known, Thing
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.passes.pair import matched
@@ -14,8 +14,9 @@ from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
+from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
@@ -75,6 +76,42 @@ class Scene:
     def site(self) -> Site:
         """Where it is."""
         return self.first.site
+
+    @property
+    def lacks(self) -> str:
+        """The run that has no such record; "" where both have one."""
+        return OTHER.get(self.first.only, "")
+
+    @property
+    def only_has(self) -> str:
+        """That one run alone has it: `only b has the gradient of GPT.head.weight`."""
+        return f"only {self.first.only} has {what(self.site)}"
+
+    @property
+    def computed_from(self) -> list[Evidence]:
+        """What it rests on beside random states."""
+        return [fact for fact in self.cause.evidence if fact.thing not in RANDOM]
+
+    def differs(self, evidence: Sequence[Evidence] = (), *, values: bool = False, named: bool = True) -> str:
+        """That it differs, by how much, although what: `the input of GPT differs (relative L2 0.1)`.
+
+        Args:
+            evidence: what it rests on, as far as the sentence takes it up.
+            values: whether to show both values of a scalar instead of their distance.
+            named: whether to name the module's class.
+        """
+        first = self.first
+        far = (both_values(first) if values else "") or how_far(first)
+        return f"{what(first.site, first.module_class if named else '')} differs{far}{although(evidence)}"
+
+    @property
+    def scaled(self) -> str:
+        """That b is a multiple of a, where it is, for the end of a clause."""
+        return "" if self.first.scale is None else f"; b is {self.first.scale:.6g} times a"
+
+    def documents(self, name: str) -> dict[str, Any]:
+        """A settings document of either run, by side."""
+        return {side: run.settings.get(name) for side, run in zip("ab", self.runs, strict=True)}
 
     @property
     def by_samples(self) -> bool:
@@ -155,17 +192,34 @@ class Scene:
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
         """Names of the optimizers that step in a and in b."""
-        return optimizers_of(self.table, "a"), optimizers_of(self.table, "b")
+        alignment = self.table.alignment
+        one, two = (
+            [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
+            for side in "ab"
+        )
+        return [name for name in dict.fromkeys(one) if name != SCALER], [
+            name for name in dict.fromkeys(two) if name != SCALER
+        ]
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:
-        """(name, calls in a, calls in b) of the outermost module that runs a different number of times."""
-        return call_change(self.table)
+        """(name, calls in a, calls in b) of the outermost module that both call, but a different number of times."""
+        alignment = self.table.alignment
+        called: dict[str, tuple[set[int], set[int]]] = {}
+        for place, side in enumerate("ab"):
+            for union in self.table.rows_of(side):
+                of_call = KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
+                if of_call and PHASES[alignment.phase[union]] is Phase.FORWARD:
+                    called.setdefault(alignment.fqn[union], (set(), set()))[place].add(int(alignment.call[union]))
+        changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
+        return min(changed, key=lambda item: item[0].count("."), default=None)
 
     @cached_property
     def losses(self) -> tuple[int, int]:
         """How many losses the step has in a and in b."""
-        return losses_of(self.table, "a"), losses_of(self.table, "b")
+        kind = self.table.alignment.kind
+        one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
+        return one, two
 
     @cached_property
     def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
@@ -252,32 +306,3 @@ def last_value(table: Table, before: Table | None, union: int, side: str) -> int
         return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
     last = {u: at for u in own if before is not None and (at := before.sequence(u, side)) is not None}
     return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
-
-
-def losses_of(table: Table, side: str) -> int:
-    """How many losses a step has."""
-    alignment = table.alignment
-    return sum(KINDS[alignment.kind[union]] is Kind.LOSS for union in table.rows_of(side))
-
-
-def call_change(table: Table) -> tuple[str, int, int] | None:
-    """The outermost module that both runs call, but a different number of times in this table."""
-    alignment = table.alignment
-    counts: dict[str, list[set[int]]] = {}
-    for side in ("a", "b"):
-        for union in table.rows_of(side):
-            if (
-                KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
-                and PHASES[alignment.phase[union]] is Phase.FORWARD
-            ):
-                name = alignment.fqn[union]
-                counts.setdefault(name, [set(), set()])[side == "b"].add(int(alignment.call[union]))
-    changed = [(name, len(a), len(b)) for name, (a, b) in counts.items() if a and b and len(a) != len(b)]
-    return min(changed, key=lambda item: item[0].count("."), default=None)
-
-
-def optimizers_of(table: Table, side: str) -> list[str]:
-    """Names of the optimizers that stepped."""
-    alignment = table.alignment
-    names = (alignment.fqn[u] for u in table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
-    return [name for name in dict.fromkeys(names) if name != SCALER]

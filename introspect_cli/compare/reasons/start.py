@@ -147,10 +147,8 @@ def _exchanged(scene: Scene) -> str:
     one, two = table.checksum(scene.union, "a"), table.checksum(scene.union, "b")
     for kind in TENSORS:
         for union in step.of(kind, frozenset({Phase.START})):
-            if (table.checksum(int(union), "b"), table.checksum(int(union), "a")) == (
-                one,
-                two,
-            ) and union != scene.union:
+            there = table.checksum(int(union), "b"), table.checksum(int(union), "a")
+            if there == (one, two) and union != scene.union:
                 return str(step.alignment.fqn[union])
     return ""
 
@@ -189,8 +187,8 @@ class Outside(Reason):
         differ, _ = initial_tensors(scene.step)
         more = f"{differ - 1} more tensor{'s' * (differ > 2)}" if differ > 1 else ""
         step = f"step {first.step - 1}"
-        if first.a is None or first.b is None:
-            side = "a" if first.b is None else "b"
+        if first.only:
+            side = first.only
             were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
             return (
                 f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "

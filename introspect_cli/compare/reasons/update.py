@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
@@ -88,7 +88,7 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
-        other = other_optimizer(*_settings(scene), first.site.fqn)
+        other = other_optimizer(scene.documents("optimizers"), first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
         side = untouched_side(scene.table, scene.before, scene.union)
@@ -127,7 +127,7 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
     if rates:
         return f"the cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
-    has = has_parameter(_settings(scene)["ab".index(side)], scene.site.fqn)
+    has = has_parameter(scene.documents("optimizers")[side], scene.site.fqn)
     left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
@@ -143,10 +143,6 @@ def _amplified(name: str) -> str:
     return f"{text}."
 
 
-def _settings(scene: Scene) -> tuple[Any, Any]:
-    return scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
-
-
 def tuned(scene: Scene) -> Told:
     """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
 
@@ -157,7 +153,7 @@ def tuned(scene: Scene) -> Told:
     others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
     if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
         return {}  # that comes first
-    settled = changes_for(*_settings(scene), scene.site.fqn)
+    settled = changes_for(scene.documents("optimizers"), scene.site.fqn)
     return {
         label: both
         for label, both in changes(scene).items()
@@ -167,7 +163,7 @@ def tuned(scene: Scene) -> Told:
 
 def changes(scene: Scene) -> Told:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    clauses = changes_for(*_settings(scene), scene.site.fqn)
+    clauses = changes_for(scene.documents("optimizers"), scene.site.fqn)
     others = {
         name: both
         for name, both in scene.hyperparameters.items()

@@ -73,8 +73,8 @@ def how_far(divergence: Divergence) -> str:
 def what_diverges(divergence: Divergence) -> str:
     """That a record differs, and by how much, or that one run alone has it, as a clause."""
     name = what(divergence.site, divergence.module_class)
-    if divergence.a is None or divergence.b is None:
-        return f"only {'b' if divergence.a is None else 'a'} has {name}"
+    if divergence.only:
+        return f"only {divergence.only} has {name}"
     return f"{name} differs{how_far(divergence)}"
 
 
@@ -166,11 +166,6 @@ def _operator(site: Site) -> str:
 def named(site: Site, module_class: str) -> str:
     """A module and its class."""
     return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
-
-
-def scaled(divergence: Divergence) -> str:
-    """That b is a multiple of a, where it is, for the end of a clause."""
-    return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
 
 
 def both_values(divergence: Divergence) -> str:
