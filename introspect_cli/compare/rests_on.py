@@ -227,12 +227,12 @@ def gradient(step: Step, place: Place) -> list[Evidence]:
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
     """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
-    sides = []
-    for side, batch in (("a", step.table.a), ("b", step.table.b)):
-        rows = step.table.rows_of(side)
-        owed = [batch.how[rows[site]] == Joined.OWED for site in sites if batch.how is not None and site in rows]
-        sides += [side] if any(owed) else []
-    return sides[0] if len(sides) == 1 else ""
+    owing = [
+        half.side
+        for half in step.table.halves
+        if half.batch.how is not None and (half.batch.how[np.isin(half.sites, list(sites))] == Joined.OWED).any()
+    ]
+    return owing[0] if len(owing) == 1 else ""
 
 
 gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)

@@ -12,11 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.join.distance import Floats, Layouts, distances
 from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
@@ -77,6 +78,22 @@ class Because(IntEnum):
     """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
+
+
+class Half(NamedTuple):
+    """What one run recorded in a step.
+
+    Attributes:
+        side: a or b.
+        batch: its records, as the store's columns.
+        sites: the site of each.
+        only: rows that the other run should have and has not.
+    """
+
+    side: str
+    batch: StepBatch
+    sites: Ids
+    only: Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +189,20 @@ class Table:
         return np.asarray(self.row_b[self.differing])
 
     @property
+    def unions(self) -> Ids:
+        """The sites of the rows that differ."""
+        return np.asarray(self.site[self.differing])
+
+    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
+        """The estimated L2 distance of each of them, and the larger of both L2 norms; NaN where that is not known."""
+        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
+
+    @property
+    def halves(self) -> tuple[Half, Half]:
+        """What a and b recorded."""
+        return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
+
+    @property
     def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
         """Of a and of b, its records and the rows of those that differ from their partners."""
         return (self.a, self.rows_a), (self.b, self.rows_b)
@@ -179,7 +210,7 @@ class Table:
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
         """Kind codes of the rows that differ."""
-        return np.asarray(self.alignment.kind[self.site[self.differing]])
+        return np.asarray(self.alignment.kind[self.unions])
 
     @cached_property
     def only_a(self) -> Ids:

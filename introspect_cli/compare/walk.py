@@ -209,7 +209,7 @@ class Walk:
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
-            outcome.heat.add(place, chosen, *comparison.layouts)
+            outcome.heat.add(place, chosen, comparison.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         before, carried = self._before(table)

@@ -124,16 +124,14 @@ def brings_values(causes: Table) -> bool:
     alignment = causes.alignment
     giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
     late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
-    for batch, sites, rows, other in (
-        (causes.a, causes.sites_a, causes.only_a, causes.b),
-        (causes.b, causes.sites_b, causes.only_b, causes.a),
-    ):
-        early = rows[~np.isin(alignment.phase[sites[rows]], late)]
-        gives = early[np.isin(alignment.kind[sites[early]], giving)]
-        if not np.isin(batch.checksum[gives], other.checksum).all():
+    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
+        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
+        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
+        gives = early[np.isin(kinds, giving)]
+        if not np.isin(half.batch.checksum[gives], other.checksum).all():
             return True
         given, gave = (
-            {alignment.fqn[site] for site in sites[early][alignment.kind[sites[early]] == kind_code(kind)].tolist()}
+            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
             for kind in (Kind.INPUT, Kind.OUTPUT)
         )
         if given - gave:

@@ -60,10 +60,7 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
-    sides = {
-        side: _Side(alignment, unions, batch.sequence)
-        for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
-    }
+    sides = {half.side: _Side(alignment, half.sites, half.batch.sequence) for half in table.halves}
     for side, other in ("ba", "ab"):
         own, partner = sides[side], sides[other]
         for row in own.unmatched(partner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Reason
@@ -37,12 +36,12 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
 
 def reduction_words(scene: Scene) -> str:
     """What a factor between the runs looks like: `a sum where a mean was expected (world size 2)`; "" if nothing."""
-    kinds = _reduction(scene)
-    if kinds is None or scene.first.scale is None:
+    reduction = _reduction(scene)
+    if reduction is None or scene.first.scale is None:
         return ""
     is_sum = scene.first.scale > 1
     how = "a sum where a mean was expected" if is_sum else "a mean where a sum was expected, or one taken twice"
-    return f"{how} ({' or '.join(kinds.words())})"
+    return f"{how} ({' or '.join(reduction[1].values())})"
 
 
 def summed(scene: Scene) -> str:
@@ -50,13 +49,13 @@ def summed(scene: Scene) -> str:
 
     Where the backward pass agrees and a's is the mean over those ranks, b's is the sum over them.
     """
-    first, found = scene.first, _reduction(scene)
+    first, reduction = scene.first, _reduction(scene)
     of_gradient = scene.tells == "gradient" and first.site.phase is Phase.OPTIMIZER
-    if found is None or not of_gradient or first.scale is None or first.scale < 1:
+    if reduction is None or not of_gradient or first.scale is None or first.scale < 1:
         return ""
-    if found.batches or not found.ranks:
+    whole, as_many = reduction
+    if "batches" in as_many:
         return ""
-    whole = found.whole
     rest = first.residual or 0.0
     residual = f"{rest:.0e}".replace("e-0", "e-") if rest >= _EXACT else f"below {_EXACT:.0e}".replace("e-0", "e-")
     ranks = _ranks(scene)
@@ -76,47 +75,28 @@ def differing_gradients(scene: Scene) -> tuple[int, int]:
     return differ, len(recorded)
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """A factor between the runs that is a whole number, and of what there are as many.
-
-    Attributes:
-        whole: the number.
-        ranks: what has as many ranks: `world`, or `group` for a data-parallel group; "" for neither.
-        batches: whether there are as many microbatches or accumulated batches.
-    """
-
-    whole: int
-    ranks: str
-    batches: bool
-
-    def words(self) -> list[str]:
-        """Of what there are as many."""
-        told = {"world": [f"world size {self.whole}"], "group": [f"a data-parallel group of {self.whole}"]}
-        batches = [f"{self.whole} microbatches or accumulated batches"] if self.batches else []
-        return [*told.get(self.ranks, []), *batches]
-
-
-def _reduction(scene: Scene) -> _Reduction | None:
-    """The factor between the runs, where it is a whole number of ranks or batches; else None.
+def _reduction(scene: Scene) -> tuple[int, dict[str, str]] | None:
+    """The factor between the runs, where it is a whole number, and of what there are as many, in words; else None.
 
     What is reduced over ranks comes out alike on all of them: what some ranks alone do is no reduction.
     """
-    scale = scene.first.scale
-    runs = scene.run_a, scene.run_b
-    if scale is None or not scale or scale < 0 or max(run.world_size for run in scene.runs) == 1:
+    scale, runs = scene.first.scale, scene.runs
+    if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
+        return None
+    if scene.ranks > 1 and not _scaled_on_all(scene):
         return None
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
     if whole < 2 or abs(factor / whole - 1) > _CLOSE:
         return None
-    ranks = ""
+    as_many: dict[str, str] = {}
     if whole in {run.world_size for run in runs}:
-        ranks = "world"
+        as_many["world"] = f"world size {whole}"
     elif whole in _groups(runs[0]) | _groups(runs[1]):
-        ranks = "group"
-    batches = max(_calls(scene)) == whole
-    return _Reduction(whole, ranks, batches) if ranks or batches else None
+        as_many["group"] = f"a data-parallel group of {whole}"
+    if _most_calls(scene) == whole:
+        as_many["batches"] = f"{whole} microbatches or accumulated batches"
+    return (whole, as_many) if as_many else None
 
 
 def _groups(run: Run) -> set[int]:
@@ -125,16 +105,14 @@ def _groups(run: Run) -> set[int]:
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
-def _calls(scene: Scene) -> tuple[int, int]:
-    """How often any module runs in a step, or any loss is computed, at most, in a and in b."""
-    most_calls = []
+def _most_calls(scene: Scene) -> int:
+    """How often any module runs in a step of either run, or any loss is computed, at most."""
+    most = 1
     for side in (scene.step.sides.a, scene.step.sides.b):
-        most = 1
         for reader in readers_of(side):  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
-        most_calls.append(most)
-    return most_calls[0], most_calls[1]
+    return most
 
 
 def together(scene: Scene) -> list[str]:
@@ -251,9 +229,9 @@ class Collective(Reason):
         first, site = scene.first, scene.site
         lines = tuple(_line(scene, side) for side in "ab")
         name = what(site)
-        if first.a is None or first.b is None:
-            side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
-            text = _shown(first.b if first.a is None else first.a)
+        if first.only:
+            side, other, line = first.only, scene.lacks, lines["ab".index(first.only)]
+            text = _shown(first.a or first.b)
             other_line = _in_its_place(scene, other)
             if other_line:
                 return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."

@@ -208,8 +208,7 @@ def _of_clipping(step: Step) -> Finding | None:
 
 def _norm(step: Step, side: str) -> float:
     """The L2 norm of all gradients of a step together; NaN where they are not on record."""
-    table = step.table
-    batch, sites = (table.a, table.sites_a) if side == "a" else (table.b, table.sites_b)
+    _, batch, sites, _ = step.table.halves[side == "b"]
     if "mean" not in batch.floats or "var" not in batch.floats:
         return float("nan")
     layouts = step.comparison.layouts[side == "b"]
