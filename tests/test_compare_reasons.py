@@ -587,7 +587,6 @@ class Exchanged(Reason):
         return f"{scene.site.fqn} was found by a new file."
 
 
-REASONS = (Exchanged(),)
 '''
 
 

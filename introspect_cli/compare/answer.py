@@ -38,19 +38,18 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
-def answer_for(compared: Compared, notes: list[str]) -> DiffResult:
+def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
     answer = _agreeing(compared) if best is None or compared.results_agree else _diverging(compared, best)
-    notes = [*_notes(compared, notes), *answer.notes]
-    return replace(answer, notes=tuple(notes), counts=compared.counts)
+    return replace(answer, notes=(*_notes(compared), *answer.notes), counts=compared.counts)
 
 
-def _notes(compared: Compared, given: list[str]) -> list[str]:
+def _notes(compared: Compared) -> list[str]:
     """What was not compared, and what else a reader must know, whatever the answer is."""
     a, b, outcomes = compared.a, compared.b, compared.outcomes
-    manifests = a.manifest, b.manifest
-    notes = [*_state_notes(compared), *given, *option_notes(*manifests), *_missing_notes(compared)]
+    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
+    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
     notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]

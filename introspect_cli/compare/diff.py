@@ -86,9 +86,9 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    outcomes, notes = compare_ranks(pair, ranks, options, work)
+    outcomes = compare_ranks(pair, ranks, options, work)
     compared = Compared(a, b, options, outcomes)
-    answer = answer_for(compared, notes)
+    answer = answer_for(compared)
     # where no value differs, what differs in structure has changed nothing
     same = compared.best is None and (checkpoints or answer.verdict is Verdict.SAME)
     answer = answer.with_findings(StructureChange, compared.structure(same=same))
@@ -114,13 +114,15 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
     a, b, noise = pair.a, pair.b, pair.noise
     readers = wholes(a, b, splits, work)
     options = tolerances(options, readers)
-    outcome, told = pair.compare(readers, options, splits)
-    notes = [layouts_note(a, b, options, splits), *stages_note(readers), *told]
-    if outcome.first is not None:
-        notes = [*copies_note(outcome.first, (a, b)), *notes]
-    if noise:
-        notes.append("The noise runs are not used: they say nothing of what another layout changes.")
-    answer = answer_for(Compared(a, b, options, [outcome]), notes)
+    outcome = pair.compare(readers, options, splits)
+    outcome.notes = [
+        *(copies_note(outcome.first, (a, b)) if outcome.first is not None else ()),
+        layouts_note(a, b, options, splits),
+        *stages_note(readers),
+        *outcome.notes,
+        *(["The noise runs are not used: they say nothing of what another layout changes."] if noise else ()),
+    ]
+    answer = answer_for(Compared(a, b, options, [outcome]))
     if outcome.first is None or outcome.step is None or outcome.gathered is None:
         return answer
     step, site = outcome.step, outcome.first.site

@@ -1,4 +1,8 @@
-"""The fourth pass: which differences are small enough to let pass, by a stated tolerance or by measured noise.
+"""The third and fourth pass: what ranks or microbatches share out as one, and which differences are let pass.
+
+What they share out is compared as the whole that it is. Where the samples of both runs are equal, whichever rank has
+which, so are the records; of other values that were gathered from several ranks, extrema and means are compared, and no
+more is claimed. Then differences pass that are small enough by a stated tolerance, or by measured noise.
 
 A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
 Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
@@ -8,13 +12,14 @@ and shapes tolerate nothing; NaNs and infinities must be as many.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.join.distance import ROUNDING, Floats, relative, same_nonfinite
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds
-from introspect_cli.compare.table import WITHIN, Because, Table
+from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
@@ -27,6 +32,24 @@ _COMPUTED = (
     Kind.OUTPUT, Kind.OP_OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD, Kind.PARAM,
     Kind.OPTIMIZER_STATE,
 )  # fmt: skip
+
+
+def combine(table: Table, comparison: Comparison) -> Table:
+    """The table in which what was gathered from several ranks is equal by its samples, or agrees by its extrema."""
+    gathered = comparison.gathered
+    if gathered is None:
+        return table
+    table = gathered.of_equal_amounts(table)
+    same = gathered.same_samples(table)
+    if same.any():
+        checksums = np.array(table.b.checksum)  # whoever looks at checksums sees them equal too
+        checksums[table.rows_b[same]] = table.a.checksum[table.rows_a[same]]
+        table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
+        table = replace(table, b=replace(table.b, checksum=checksums))
+    if len(table.differing):
+        agree = gathered.agree(table, relative_tolerance(table, comparison)) & gathered.of_one_dtype(table)
+        table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
+    return table
 
 
 def tolerate(table: Table, comparison: Comparison) -> Table:

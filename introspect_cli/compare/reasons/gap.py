@@ -120,6 +120,3 @@ class Propagated(Reason):
         if earliest != scene.site:
             return f"{text}. The first of all records that differ in this step is {what(earliest)}."
         return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."
-
-
-REASONS = (Gap(), Resumed(), Propagated())

@@ -339,9 +339,3 @@ def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
     rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
     return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
-
-
-REASONS = (
-    Backward(),
-    Gradient(),
-)

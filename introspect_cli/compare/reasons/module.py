@@ -247,10 +247,7 @@ def _frozen_buffers(scene: Scene) -> str:
     """The side where a module's own buffers stay as they are in the step, where the other's change."""
     for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            side = untouched_side(scene.table, scene.before, int(scene.step.divergences.site[index]))
+            side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))
             if side:
                 return side
     return ""
-
-
-REASONS = (Module(), OwnCode())

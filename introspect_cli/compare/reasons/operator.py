@@ -122,7 +122,9 @@ def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
     clauses = []
     for union in _went_in(scene):
-        table = next((own for own in (scene.table, scene.before) if own is not None and _in_both(own, union)), None)
+        table = next(
+            (own for own in (scene.table, scene.step.before) if own is not None and _in_both(own, union)), None
+        )
         if table is None:
             continue
         one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
@@ -173,6 +175,3 @@ def _name(scene: Scene, union: int) -> str:
     if site.kind is Kind.OP_OUTPUT:
         return f"the result of {site.path}"
     return f"its {site.fqn[len(owner_of(site.fqn)) + 1 :]}"
-
-
-REASONS = (Operator(),)

@@ -101,8 +101,8 @@ def _drawn_before(scene: Scene) -> str:
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
         step.comparison.notices_all_draws
-        and scene.before is not None
-        and set(map(int, losses)) & {*scene.before.rows_of("a")}
+        and scene.step.before is not None
+        and set(map(int, losses)) & {*scene.step.before.rows_of("a")}
     ):
         return f"{text}after the backward pass of step {last}"
     return f"{text}during step {last}"
@@ -205,6 +205,3 @@ def unseeded_sentence(scene: Scene) -> str:
         f" {' and '.join(names)} {verb} drawn from in step {step} without ever having been seeded, so every process "
         "gets different numbers (capture --seed seeds all generators)."
     )
-
-
-REASONS = (RandomState(),)

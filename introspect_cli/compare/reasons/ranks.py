@@ -328,9 +328,3 @@ class NotWhole(Reason):
         ]
         text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
         return f"{text}; {scene.the_cause_is} {self.place}."
-
-
-REASONS = (
-    Collective(),
-    NotWhole(),
-)

@@ -129,11 +129,6 @@ class Scene:
         """Its site's union number."""
         return int(self.step.divergences.site[self.position])
 
-    @property
-    def before(self) -> Table | None:
-        """The step before, where both runs recorded it."""
-        return self.step.before
-
     @cached_property
     def after(self) -> Table | None:
         """The step after, where both runs recorded it."""

@@ -248,6 +248,3 @@ class Product(Reason):
             f"{scene.differs(scene.cause.evidence)}; {scene.the_cause_is} in the script's code that computes what is "
             "saved (a moving average, a copy, a conversion)."
         )
-
-
-REASONS = (Batch(), Script(), Loss(), OwnValue(), Plain(), Product())

@@ -355,6 +355,3 @@ def _drawn(scene: Scene) -> str:
         "batch draws its own, so that other samples get other numbers. Such a split changes that by itself; with "
         "dropout at 0 the rest can be compared."
     )
-
-
-REASONS = (Split(),)

@@ -229,9 +229,3 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
-
-
-REASONS = (
-    Initial(),
-    Outside(),
-)

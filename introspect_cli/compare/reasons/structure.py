@@ -52,12 +52,12 @@ class Structure(Reason):
 
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost thing that only the run with this record has, and whether this record is the first of it."""
-    first_of = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
+    names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
     subject = step.sites[position].fqn
     head = owner_of(subject)
-    while head and head in first_of.names:
+    while head and head in names:
         subject, head = head, owner_of(head)
-    if step.carried.diverged or first_of.inside.get(subject, position) != position:
+    if step.carried.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
     earlier = bool((~step.divergences.one_sided[:position]).any())
     other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
@@ -344,6 +344,3 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
         return None
     shown = [", ".join(path[:4]) + (", ..." if len(path) > 4 else "") for path in paths]
     return shown[0], shown[1]
-
-
-REASONS = (Structure(),)

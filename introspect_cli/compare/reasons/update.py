@@ -91,7 +91,7 @@ class Optimizer(Reason):
         other = other_optimizer(scene.documents("optimizers"), first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
-        side = untouched_side(scene.table, scene.before, scene.union)
+        side = untouched_side(scene.table, scene.step.before, scene.union)
         if side:
             return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene.table, first.site.fqn)
@@ -217,16 +217,10 @@ class Buffer(Reason):
         text = (
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
-        side = untouched_side(scene.table, scene.before, scene.union)
+        side = untouched_side(scene.table, scene.step.before, scene.union)
         if side:
             return f"{text} it does not change in {side} (eval mode or frozen there)."
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if changed:
             return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."
-
-
-REASONS = (
-    Optimizer(),
-    Buffer(),
-)
