@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.records import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.reader import Run
 
@@ -123,9 +123,7 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
         name: of a parameter, whose initialisers count if they differ.
     """
     per_run: tuple[list[Event], list[Event]] = [], []
-    for generator in ("torch", "python", "numpy"):
-        a, b = (_events(run, rank, generator) or [] for run in runs)
-        same = _agreeing(a, b)
+    for a, b, same in _by_generator(runs, rank):
         # the same draw from another state: the one before it took another number
         longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
         for kept, events in zip(per_run, (a, b), strict=True):
@@ -140,13 +138,18 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
 def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The lines between which something drew that differs and was not seen itself, in a and in b."""
     per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
-    for generator in ("torch", "python", "numpy"):
-        a, b = (_events(run, rank, generator) or [] for run in runs)
-        same = _agreeing(a, b)
+    for a, b, same in _by_generator(runs, rank):
         for kept, events in zip(per_run, (a, b), strict=True):
             if 0 < same < len(events) and events[same].is_unseen:
                 kept.append((events[same - 1].line, events[same].line))
     return per_run
+
+
+def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
+    """The events of each generator in a and in b, and how many they begin with alike."""
+    for generator in dict.fromkeys(_SEEDS.values()):
+        a, b = (_events(run, rank, generator) or [] for run in runs)
+        yield a, b, _agreeing(a, b)
 
 
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:

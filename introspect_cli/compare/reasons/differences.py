@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.command_line import argv_of, command_options
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import READ, file_changes
-from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes
+from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes, unequal
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.launch import rank_list
 
@@ -79,9 +79,7 @@ def _changes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     if (_flat(a) or not a) and (_flat(b) or not b):
         a, b = a or {}, b or {}
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            for name in dict.fromkeys([*a, *b]):
-                if a.get(name) != b.get(name):
-                    yield str(name), a.get(name), b.get(name)
+            yield from ((str(name), one, two) for name, one, two in unequal(a, b))
             return
     yield from _nested(a, b)
 
@@ -95,12 +93,8 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         for level in found[kind]:
             name = re.sub(r"^root", "", level.path() or "")
             name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
-            one, two = level.t1, level.t2
-            yield (
-                name or "value",
-                None if "added" in kind else one,
-                None if "removed" in kind else two,
-            )
+            values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
+            yield name or "value", *values
 
 
 def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:

@@ -107,12 +107,14 @@ def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return by_name
 
 
+def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
+
+
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for name in dict.fromkeys([*a, *b]):
-        if name == "initial_lr" and a.get("lr") != b.get("lr"):
-            continue  # a scheduler's note of where lr began
-        if a.get(name) != b.get(name):
-            yield name, a.get(name), b.get(name)
+    began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
+    return (change for change in unequal(a, b) if not (began and change[0] == "initial_lr"))
 
 
 def changes_for(settings: Mapping[str, Any], parameter: str) -> Told:

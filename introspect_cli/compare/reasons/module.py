@@ -12,7 +12,7 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.draws import drew_alone
-from introspect_cli.compare.reasons.hyperparameters import in_words
+from introspect_cli.compare.reasons.hyperparameters import in_words, unequal
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
@@ -224,9 +224,7 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     a, b = dict(one.attributes), dict(two.attributes)
     modes = {"True": "train mode", "False": "eval mode"}
     changes: list[str] = []
-    for name in dict.fromkeys([*a, *b]):
-        if a.get(name) == b.get(name):
-            continue
+    for name, _, _ in unequal(a, b):
         if name == "training":
             changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
         elif name not in a or name not in b:

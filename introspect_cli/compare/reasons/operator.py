@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.compare.reasons.hyperparameters import unequal
 from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 
@@ -68,8 +69,8 @@ def argument_changes(scene: Scene) -> list[str]:
     )
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
-    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    return [f"{name} {a.get(name, 'left out')} in a and {b.get(name, 'left out')} in b" for name in names[:_MOST]]
+    names = [name for name, _, _ in unequal(a, b)][:_MOST]
+    return [f"{name} {a.get(name, 'left out')} in a and {b.get(name, 'left out')} in b" for name in names]
 
 
 def nondeterministic(divergence: Divergence) -> str:

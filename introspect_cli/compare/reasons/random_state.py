@@ -114,11 +114,10 @@ def _within(scene: Scene) -> str:
     generator = generator_of(site)
     text = f"{what(site)} differs{although(scene.cause.evidence)}"
     draws = [draw for draw in scene.draws if generator_of(draw.site) == generator]
-    other = _exchanged(scene)
+    other = scene.exchanged_with(_draws(scene))
     if other is not None:
-        return (
-            f"{text}: in b it is the one {_whose(other)} in a, and the other way round. They run in a different order."
-        )
+        whose = _whose(scene.step.alignment.site(other))
+        return f"{text}: in b it is the one {whose} in a, and the other way round. They run in a different order."
     if draws:
         return f"{text}: {draws[0]} (an extra random draw)."
     last = _last_equal(scene, generator)
@@ -136,16 +135,6 @@ def _draws(scene: Scene) -> list[int]:
     step = scene.step
     phases = frozenset(Phase) - {Phase.START}
     return [int(union) for union in step.of(Kind.RNG, phases) if step.state[union]]
-
-
-def _exchanged(scene: Scene) -> Site | None:
-    """The place whose random state this one has in the other run, both ways."""
-    step = scene.table
-    here = step.checksum(scene.union, "a"), step.checksum(scene.union, "b")
-    for union in _draws(scene):
-        if union != scene.union and (step.checksum(union, "b"), step.checksum(union, "a")) == here:
-            return scene.step.alignment.site(union)
-    return None
 
 
 def _last_equal(scene: Scene, generator: str) -> str:

@@ -20,7 +20,7 @@ from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
 
@@ -153,6 +153,12 @@ class Scene:
     def is_first_step(self) -> bool:
         """Whether no compared step came before."""
         return self.first.step == int(self.compared[0])
+
+    def exchanged_with(self, unions: Iterable[int]) -> int | None:
+        """Which of some sites has in each run the value that this one has in the other; None for none."""
+        checksum, union = self.table.checksum, self.union
+        here = checksum(union, "a"), checksum(union, "b")
+        return next((own for own in unions if own != union and (checksum(own, "b"), checksum(own, "a")) == here), None)
 
     @cached_property
     def steps_before(self) -> int:

@@ -12,6 +12,7 @@ from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
 from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Size
+from introspect_cli.compare.size import has_nonfinite
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
@@ -72,11 +73,13 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
         return f"{text}; the model is built with other sizes."
     if scene.is_first_step and scene.first.size is Size.ROUNDING:
         return f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
-    other = _exchanged(scene)
-    if other:
+    starts = (int(union) for kind in TENSORS for union in scene.step.of(kind, frozenset({Phase.START})))
+    other = scene.exchanged_with(starts)
+    if other is not None:
+        both = f"{scene.site.fqn} and {scene.step.alignment.fqn[other]}"
         return (
-            f"{text}; the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
-            "They are initialised in a different order, or one is taken for the other."
+            f"{text}; the initial values of {both} are exchanged between a and b. They are initialised in a different "
+            "order, or one is taken for the other."
         )
     if not scene.is_first_step:
         return f"{text}: it was built, copied or updated differently before."
@@ -103,7 +106,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
 def _wild(summary: Summary | None, run: str) -> str:
     """What is odd about values that somebody is to have initialised; "" for nothing."""
     stats = summary.stats if summary is not None else {}
-    if any(stats.get(name, 0) > 0 for name in ("nans", "posinfs", "neginfs")):
+    if has_nonfinite(stats):
         return f"in {run} some of it is not finite"
     largest = max(abs(stats.get("min", 0.0)), abs(stats.get("max", 0.0)))
     return f"in {run} its largest value is {largest:.1e}" if 0 < largest < _TINY or largest > _HUGE else ""
@@ -139,18 +142,6 @@ def _others(step: Step) -> str:
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
-
-
-def _exchanged(scene: Scene) -> str:
-    """The tensor whose initial values this one has in the other run, both ways."""
-    step, table = scene.step, scene.table
-    one, two = table.checksum(scene.union, "a"), table.checksum(scene.union, "b")
-    for kind in TENSORS:
-        for union in step.of(kind, frozenset({Phase.START})):
-            there = table.checksum(int(union), "b"), table.checksum(int(union), "a")
-            if there == (one, two) and union != scene.union:
-                return str(step.alignment.fqn[union])
-    return ""
 
 
 def _children(scene: Scene) -> str:
