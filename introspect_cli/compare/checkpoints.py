@@ -18,9 +18,10 @@ import numpy as np
 from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
 from introspect_cli.compare.element.elements import rounded
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
-from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, Status, Summary
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from introspect_cli.records import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.findings import Reach, StructureChange
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import Reach, StructureChange
     from introspect_cli.store.reader import Run
 
 

@@ -11,6 +11,7 @@ from introspect_cli.compare.by_rank import Pair, compare_ranks
 from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
 from introspect_cli.compare.compared import Compared
 from introspect_cli.compare.element.closeup import samples_note
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
 from introspect_cli.compare.match.names import parse_rename, renamer
@@ -20,7 +21,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
-from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection

@@ -24,11 +24,12 @@ from introspect_cli.records import Kind, Phase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.compare.findings import Reach, Resumption
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.overview import Heat
     from introspect_cli.compare.passes.form import Form
-    from introspect_cli.compare.result import Divergence, Reach, Resumption
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
 

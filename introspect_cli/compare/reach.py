@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.findings import Reach, StepReach
 from introspect_cli.compare.join.distance import Floats, Layouts, has_norms, norms, relative
 from introspect_cli.compare.join.sites import Alignment, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.result import Divergence, Reach, StepReach
 from introspect_cli.records import Kind, Phase, count, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table
 
 ROUNDING_FACTOR = 6.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.join.sites import KINDS, of_kinds, phase_code
-from introspect_cli.compare.match.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
@@ -311,20 +311,12 @@ def _unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
     prefix = fqn + "."
     inside = {name for tree in step.modules for name in tree if name.startswith(prefix)}
-    told = {
+    recorded = {
         name
         for name in inside
         if any(step.state[union] in {EQUAL, WITHIN, DIFFERENT} for union in step.of(Kind.OUTPUT, FORWARD, name))
     }
-
-    def hidden(name: str) -> bool:
-        while name and name != fqn:
-            if name in told:
-                return False
-            name = owner_of(name)
-        return True
-
-    return [name for name in inside if hidden(name)]
+    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
 def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:

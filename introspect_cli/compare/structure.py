@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.sites import Alignment, of_kinds
 from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
 from introspect_cli.compare.match.names import (
@@ -24,7 +25,6 @@ from introspect_cli.compare.match.names import (
     with_ancestors,
 )
 from introspect_cli.compare.reasons.words import listed, often, what
-from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:

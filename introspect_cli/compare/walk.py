@@ -34,7 +34,7 @@ from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Resumption, Role
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
@@ -47,6 +47,7 @@ from introspect_cli.store.whole import Reader, readers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from introspect_cli.compare.findings import Resumption
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.index import StepEntry
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.findings import Reach, Restored, Resumption, StepReach
 from introspect_cli.compare.origins import head_of, together
 from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.result import DiffResult, Reach, Restored, Resumption, SettingChange, StepReach, Verdict
+from introspect_cli.compare.result import DiffResult, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, line, table_of

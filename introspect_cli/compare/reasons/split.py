@@ -93,10 +93,12 @@ def split_finding(step: Step, position: int) -> Finding | None:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
-    if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and _is_single(step, position)):
+    layout = step.sides.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
+    if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
         return _of_losses(step, position)
     if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
-        return _of_amounts(step)
+        one, two = (sum(own.samples for own in cut.micro) * cut.ranks for cut in _cuts(step))
+        return _amount if one and two and one != two else None
     return None
 
 
@@ -150,11 +152,6 @@ def _by_itself(step: Step, position: int) -> Finding | None:
         return _statistics
     drew = [step.alignment.fqn[number] for number in step.of(Kind.RNG, FORWARD).tolist()]
     return _drawn if _DRAWS.search(module.module_class) or site.fqn in drew else None
-
-
-def _is_single(step: Step, position: int) -> bool:
-    sides, row = step.sides, int(step.divergences.row_a[position])
-    return not sides.a.layouts[int(step.table.a.layout[row])].shape
 
 
 def _of_gradients(step: Step) -> Finding | None:
@@ -252,12 +249,6 @@ def _name_in_a(step: Step, fqn: str) -> str:
     if change is None:
         return fqn
     return next((name for name in dict.fromkeys(step.sides.a.sites.fqn) if change(name) == fqn), fqn)
-
-
-def _of_amounts(step: Step) -> Finding | None:
-    """Another number of samples in the step."""
-    one, two = (sum(own.samples for own in cut.micro) * cut.ranks for cut in _cuts(step))
-    return _amount if one and two and one != two else None
 
 
 def _near(one: float, two: float, close: float = _CLOSE) -> bool:

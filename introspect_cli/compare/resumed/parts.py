@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.join.carried import Tensor, values_of
 from introspect_cli.compare.join.read_on import Batch, ReadOn, State, batches_of, looked_later, random_states
 from introspect_cli.compare.join.sites import kind_code, picked
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status, count
