@@ -104,8 +104,8 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
-        told = [text for text in (samples_note(a, b, answer.first), kept) if text]
-        answer = replace(answer, evidence=(*answer.evidence, *told))
+        lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
+        answer = replace(answer, evidence=(*answer.evidence, *lines))
     fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
     return replace(answer, notes=(*answer.notes, fault)) if fault else answer
 
@@ -129,8 +129,8 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
     step, site = outcome.step, outcome.first.site
     at = step.sites.index(site)
     rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-    told = outcome.gathered.samples_note(step.table, rows, site.kind)
-    return replace(answer, evidence=(*answer.evidence, *told))
+    lines = outcome.gathered.samples_note(step.table, rows, site.kind)
+    return replace(answer, evidence=(*answer.evidence, *lines))
 
 
 def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:

@@ -80,12 +80,12 @@ def one_raised(a: Run, b: Run) -> Raised | None:
 
 def after_the_end(a: Run, b: Run) -> str:
     """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
-    found = one_raised(a, b)
-    if found is None:
+    ending = one_raised(a, b)
+    if ending is None:
         return ""
-    other = raised(a, "a") if found.side == "b" else None
+    other = raised(a, "a") if ending.side == "b" else None
     rest = f", and run a by another one: {other.words}" if other is not None else ""
-    return f" After that, run {found.side} ended by an exception: {found.words}{rest}."
+    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
 
 
 def before_the_end(compared: Compared) -> str:
@@ -99,7 +99,7 @@ def before_the_end(compared: Compared) -> str:
             return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
         return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
     paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
-    if not any(own.tail_a if side == "b" else own.tail_b for own in paired):
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
         return ""
     everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
     within = " within tolerance" if compared.tally["within"] else ""
@@ -111,14 +111,14 @@ def before_the_end(compared: Compared) -> str:
 
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
-    found = one_raised(*scene.runs)
-    if found is None:
+    ending = one_raised(*scene.runs)
+    if ending is None:
         return None
-    first, in_b = scene.first, found.side == "b"
+    first, in_b = scene.first, ending.side == "b"
     missing = (first.b if in_b else first.a) is None
     cut = missing or (scene.run_b if in_b else scene.run_a).manifest.get("remainder") is True
     reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
-    return found if cut and reader.last_step == step else None
+    return ending if cut and reader.last_step == step else None
 
 
 def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
@@ -146,8 +146,8 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
 def _last_agreed(scene: Scene) -> str:
     """What the last record of the step is that agrees before the first divergence; "" where none does."""
     step = scene.step
-    known = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
-    numbers = np.flatnonzero(known)
+    agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
+    numbers = np.flatnonzero(agree)
     if not len(numbers):
         return ""
     last = int(numbers[np.argmax(step.table.order_of[numbers])])

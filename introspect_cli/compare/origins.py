@@ -226,7 +226,7 @@ def _with_parts(
     leads = next(iter(parts)) if _makes(parts[0], first) else None
     lost_parts = []
     for part in parts:
-        record = first if part is leads else next((own for own in lost if shows(own.site, part)), None)
+        record = first if part is leads else next((shown for shown in lost if shows(shown.site, part)), None)
         were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
         lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
     others = [

@@ -147,7 +147,7 @@ def results_agree(table: Table) -> bool:
     alignment, sites = table.alignment, agreeing_sites(table)
     results = sites[_is_result(alignment, sites)]
     recorded = table.sites_a, table.sites_b
-    tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in recorded)
+    tensors = any((_is_result(alignment, unions) & ~_is_loss(alignment, unions)).any() for unions in recorded)
     return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
 
 

@@ -176,6 +176,6 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
             continue
         distance = distance_of.get(union, np.nan)
         word = only.get(union) or _STATE.get(state, "differs")
-        known = word == "differs" and np.isfinite(distance)
-        cells.append(StripCell(row, alignment.site(union), word, float(distance) if known else None))
+        measured = word == "differs" and np.isfinite(distance)
+        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
     return tuple(cells)

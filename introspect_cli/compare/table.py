@@ -229,8 +229,8 @@ class Table:
         """Each row's place in a's sequence; what b alone has stands before the next record that both have."""
         sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
-        own = self.row_b[self.row_a < 0]
-        if not len(own):
+        alone_b = self.row_b[self.row_a < 0]
+        if not len(alone_b):
             return order
         by_site = np.full(self.alignment.size, -1.0)
         by_site[self.sites_a] = sequence_a
@@ -239,7 +239,7 @@ class Table:
         reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
         # before the next record that both have, and after what a alone has there
         shared = np.sort(np.delete(sequence_a, self.only_a))
-        following = np.searchsorted(shared, reached[own], side="right")
+        following = np.searchsorted(shared, reached[alone_b], side="right")
         ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
         order[self.row_a < 0] = ends[following] - 0.5
         return order

@@ -69,20 +69,20 @@ def _only_evaluates(reader: Reader, only: Sequence[int], tail: int) -> bool:
     """Whether the one step that a run has after the last common one holds no training: an evaluation, what is saved."""
     if tail != 1 or only[-1] not in reader:
         return False
-    own = columns(reader.sites)
+    site_columns = columns(reader.sites)
     sites = np.asarray(reader.read(only[-1]).site)
-    start = own.phase[sites] == phase_code(Phase.START)
-    saved = own.kind[sites] == kind_code(Kind.PRODUCT)
-    return bool((start | saved | evaluating(own.phase, own.fqn)[sites]).all())
+    start = site_columns.phase[sites] == phase_code(Phase.START)
+    saved = site_columns.kind[sites] == kind_code(Kind.PRODUCT)
+    return bool((start | saved | evaluating(site_columns.phase, site_columns.fqn)[sites]).all())
 
 
 def _masks(sides: Sides, options: DiffOptions) -> tuple[Mask, Mask]:
     """By site number of either run, what belongs to evaluation and was selected."""
     masks = []
     for reader, rename in ((sides.a, sides.rename), (sides.b, None)):
-        own = columns(reader.sites, rename)
-        mask = selected(own.kind, own.fqn, options.kinds, options.modules)
-        masks.append(mask & evaluating(own.phase, own.fqn))
+        site_columns = columns(reader.sites, rename)
+        mask = selected(site_columns.kind, site_columns.fqn, options.kinds, options.modules)
+        masks.append(mask & evaluating(site_columns.phase, site_columns.fqn))
     return masks[0], masks[1]
 
 

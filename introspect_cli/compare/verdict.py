@@ -51,8 +51,8 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
     counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
     if results and (compared.best is not None or compared.tally["blind"]):
         return Verdict.SAME, _by_results(compared)
-    told = compared.extent + ("," if counts.within else "")
-    agree = f"{told} agree{'s' * (counts.equal == 1)} {compared.until}"
+    extent = compared.extent + ("," if counts.within else "")
+    agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
     changes = sentence_of(compared.structure(same=True))
     if reach is not None and counts.within and not options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
@@ -152,9 +152,9 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     if cause.grown and not reduced and cause.reason != Split.word:
         told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
     text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
-    told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
+    settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
-        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
+        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"

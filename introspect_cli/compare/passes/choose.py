@@ -89,9 +89,9 @@ def choose(
 
 def _blamed(step: Step, positions: Sequence[int]) -> int | None:
     """What is to blame where random states differ: a parameter that one run alone drew, else what is drawn from."""
-    lone = drawn(step)
-    if lone is not None:
-        return lone
+    alone = drawn(step)
+    if alone is not None:
+        return alone
     return next((position for position in positions if is_drawn_from(step, position)), None)
 
 
@@ -111,10 +111,10 @@ def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site
     if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
         return False
     inside = cause.module or step.sites[effect].fqn
-    told = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
+    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
     back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
     return not any(
-        (site.kind is Kind.RNG and not told)
+        (site.kind is Kind.RNG and not tuned)
         or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
         or inside in (site.fqn, *ancestors(site.fqn))
         for site in before

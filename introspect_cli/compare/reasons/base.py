@@ -116,7 +116,7 @@ def judge(step: Step, position: int) -> Cause:
         cause = reason.applies(step, position)
         if cause is None or those(cause.evidence, Known.DIFFERS):
             continue
-        if cause.role is Role.ORIGIN and any(found.needed for found in those(cause.evidence, Known.UNSEEN)):
+        if cause.role is Role.ORIGIN and any(fact.needed for fact in those(cause.evidence, Known.UNSEEN)):
             gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
             if gap.module not in {"", step.sites[position].fqn}:
                 gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))

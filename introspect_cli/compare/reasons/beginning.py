@@ -93,9 +93,9 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event, own = ("b", two, b) if later[0] < later[1] else ("a", one, a)
-        if event is not None and event.is_unseen and event.line and same and own[same - 1].line:
-            between = f"one between {own[same - 1].line} and {event.line}"
+        side, event, events = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
+            between = f"one between {events[same - 1].line} and {event.line}"
             return f"the first draw that differs is {between}, in {side} only{agree}"
         return (
             f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
@@ -167,7 +167,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
     named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
-    after = [[other.state for other in own[place + 1 : place + 2]] for own in (a, b)]
+    after = [[other.state for other in events[place + 1 : place + 2]] for events in (a, b)]
     return not one.is_unseen or after[0] == after[1]
 
 
@@ -189,7 +189,7 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
     if one[-1].state != two[-1].state:
-        states = [{event.state for event in own} for own in (one, two)]
+        states = [{event.state for event in events} for events in (one, two)]
         if one[-1].state in states[1] or two[-1].state in states[0]:
             return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
         return first_draw(runs, rank, "torch")
@@ -228,6 +228,6 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
                 events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
         elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
             by, given, arguments = fields[3].partition("(")
-            known = arguments.removesuffix(")").replace(",", ", ") if given else None
-            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), known))
+            given_to = arguments.removesuffix(")").replace(",", ", ") if given else None
+            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to))
     return events

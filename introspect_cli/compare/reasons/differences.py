@@ -88,9 +88,9 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Differences of nested values, as deepdiff finds them."""
     from deepdiff import DeepDiff
 
-    found = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
-    for kind in found:
-        for level in found[kind]:
+    delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
+    for kind in delta:
+        for level in delta[kind]:
             name = re.sub(r"^root", "", level.path() or "")
             name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
             values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
@@ -117,8 +117,8 @@ def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
         if source == "built":
             yield from built_changes(one_side, other_side, _changes)
             continue
-        found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
-        for name, one, two in found:
+        changes = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
+        for name, one, two in changes:
             if source == "sources":
                 both = one is not None and two is not None
                 yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
@@ -129,8 +129,8 @@ def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     if all("files" in run.settings for run in (a, b)):
         for change in file_changes(a, b, _changes):
             yield "files", change, change.a, change.b
-    told = [run.manifest.get("options") for run in (a, b)]
-    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
+    given = [run.manifest.get("options") for run in (a, b)]
+    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in given)
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
@@ -145,8 +145,10 @@ def _rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingCha
     by_rank = []
     for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
         if source in a and source in b:
-            told = ((name, *on_one_line(one, two)) for name, one, two in changes(a[source], b[source]))
-            by_rank += [SettingChange(source, *own) for own in told if not RUN_NOISE.search(own[0].lower())]
+            of_source = ((name, *on_one_line(one, two)) for name, one, two in changes(a[source], b[source]))
+            by_rank += [
+                SettingChange(source, *change) for change in of_source if not RUN_NOISE.search(change[0].lower())
+            ]
     return by_rank
 
 
@@ -164,9 +166,9 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
         for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
             notes.setdefault(change, []).append(rank)
     return [
-        f"On {rank_list(own)} alone a setting differs: {describe(change)} ({change.source})."
-        for change, own in notes.items()
-        if ranks[0] not in own
+        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        for change, these in notes.items()
+        if ranks[0] not in these
     ]
 
 

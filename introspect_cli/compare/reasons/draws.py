@@ -117,17 +117,17 @@ class _Side:
         return last.fqn if last.kind is Kind.OUTPUT else f"the start of {last.fqn}"
 
 
-def _looked(own: _Side, other: _Side, row: int, generator: str) -> bool:
+def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
     """Whether the other run looked around the time of a draw, and has none there that could be the same."""
-    shared, now = own.looked & np.isin(own.unions, other.unions), own.sequence[row]
+    shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
     when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
-    earlier, later = np.flatnonzero(shared & (own.sequence < now)), np.flatnonzero(shared & (own.sequence > now))
+    earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
     if not len(later):
         return False
-    start = when[int(own.unions[earlier[np.argmax(own.sequence[earlier])]])] if len(earlier) else -1
-    end = when[int(own.unions[later[np.argmin(own.sequence[later])]])]
-    between = (int(other.unions[at]) for at in other.unmatched(own) if start < other.sequence[at] < end)
-    return start < end and all(generator_of(own.alignment.site(union)) != generator for union in between)
+    start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
+    end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
+    between = (int(other.unions[at]) for at in other.unmatched(run) if start < other.sequence[at] < end)
+    return start < end and all(generator_of(run.alignment.site(union)) != generator for union in between)
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)

@@ -59,8 +59,8 @@ def excluded(scene: Scene) -> frozenset[Handling]:
     if max(run.world_size for run in scene.runs) > 1 or scene.losses != (1, 1) or scene.site.call:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
-    found = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    return found | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else found
+    gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
+    return gone | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else gone
 
 
 def others_equal(scene: Scene) -> bool:
@@ -94,7 +94,7 @@ def _no_factor(scene: Scene) -> bool:
     first = scene.first
     if first.a is None or first.b is None or first.scale is not None or first.a.layout.numel <= 16:
         return False
-    if max(ROUNDING.get(own.layout.dtype, 1.0) for own in (first.a, first.b)) > ROUNDING["float32"]:
+    if max(ROUNDING.get(summary.layout.dtype, 1.0) for summary in (first.a, first.b)) > ROUNDING["float32"]:
         return False
     sketches = scene.table.sketches(scene.union)
     return sketches is not None and fitted(*sketches)[1] > _REST
@@ -138,13 +138,13 @@ class Backward(Reason):
 def _output(scene: Scene) -> int:
     """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
     step, site = scene.step, scene.site
-    own = [
+    outputs = [
         u
         for phase in (Phase.FORWARD, Phase.EVAL)
         for u in step.of_call(phase, Kind.OUTPUT, site.fqn, site.call)
         if step.alignment.path[u] == site.path
     ]
-    return (scene.table.checksum(own[0], "a") or 0) if own else 0
+    return (scene.table.checksum(outputs[0], "a") or 0) if outputs else 0
 
 
 def _taken_by_no_module(scene: Scene) -> bool:
@@ -166,8 +166,8 @@ def _leaves_the_model(scene: Scene) -> bool:
 def _recomputed(scene: Scene) -> bool:
     """Whether the module was run again in the backward pass."""
     alignment = scene.step.alignment
-    own = alignment.by_fqn.get(scene.site.fqn, [])
-    return any(scene.step.state[u] and PHASES[alignment.phase[u]] is Phase.RECOMPUTE for u in own)
+    unions = alignment.by_fqn.get(scene.site.fqn, [])
+    return any(scene.step.state[u] and PHASES[alignment.phase[u]] is Phase.RECOMPUTE for u in unions)
 
 
 _NO_MULTIPLE = 1e-2
@@ -199,14 +199,14 @@ class Gradient(Reason):
             return None
         passes = self.rests_on(step, position)
         if those(passes, Known.UNSEEN) and stale_side(step, position):
-            passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
+            passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
         return self.cause(*passes)
 
     def where(self, module: str = "", scene: Scene | None = None, *, last: bool = True) -> str:
         """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
         del module
         gone = frozenset[Handling]() if scene is None else excluded(scene)
-        names = [own.value for own in Handling if own not in gone]
+        names = [handling.value for handling in Handling if handling not in gone]
         if Handling.CLIPPING in gone:
             names.insert(0, "clipping by value")
         if not last:
@@ -229,7 +229,7 @@ class Gradient(Reason):
                 f"{text}; in {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
-        own = _use_in_module(scene)
+        in_module = _use_in_module(scene)
         if first.scale is not None:
             words = reduction_words(scene)
             if words:
@@ -244,14 +244,14 @@ class Gradient(Reason):
                     f"{text}, as clipping by a norm of all gradients makes it where another one changes; that of "
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
                 )
-            last = own or ", or their order"
+            last = in_module or ", or their order"
             return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
             return f"{text}; {_rounded(scene)}"
-        place = self.where(scene=scene, last=not own)
+        place = self.where(scene=scene, last=not in_module)
         if max(run.world_size for run in scene.runs) > 1:
             place = f"its reduction over the ranks, {place}"
-        return f"{text}; {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
+        return f"{text}; {scene.the_cause_is} {place}{in_module}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""

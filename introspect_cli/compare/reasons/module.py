@@ -87,8 +87,8 @@ class OwnCode(Reason):
             after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
             if not after or start is None:
                 return None
-            found = rests_on(step, Place(site, order, start=start), RESTS_ON[self.word])
-            return self.cause(*found, module=site.fqn, after=after)
+            evidence = rests_on(step, Place(site, order, start=start), RESTS_ON[self.word])
+            return self.cause(*evidence, module=site.fqn, after=after)
         running = parent_call(step, site.fqn, order)
         if running is None:
             return None
@@ -187,8 +187,8 @@ def _inside(scene: Scene) -> str:
     if side := drew_alone(scene.draws, scene.site):
         return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
     text = f"{inside}its code, options, train/eval mode or kernel"
-    known = scene.cause.rests_on(*RANDOM)
-    if not _draws_nothing(scene.first.module_class) and any(found.thing is Thing.RANDOM_AT_START for found in known):
+    random = scene.cause.rests_on(*RANDOM)
+    if not _draws_nothing(scene.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"

@@ -55,16 +55,16 @@ class Operator(Reason):
         if first.site.phase is Phase.BACKWARD:
             return f"{text} it is computed in a different way, or its forward operator has different options.{after}"
         formats = memory_formats(scene)
-        told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
-        return f"{text} it has different options or a different kernel{told}.{after}{scene.rounding_words()}"
+        kernel = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
+        return f"{text} it has different options or a different kernel{kernel}.{after}{scene.rounding_words()}"
 
 
 def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
-    own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
+    key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     a, b = (
-        document.get(own) if isinstance(document, Mapping) else None
+        document.get(key) if isinstance(document, Mapping) else None
         for document in scene.documents("operators").values()
     )
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
@@ -105,13 +105,13 @@ def attention_back_ends(scene: Scene) -> str:
 
 
 def _used(scene: Scene, side: str) -> list[str]:
-    alignment, own = scene.table.alignment, scene.site
+    alignment, site = scene.table.alignment, scene.site
     paths = [
         alignment.path[union]
         for union in scene.table.rows_of(side)
         if KINDS[alignment.kind[union]] is Kind.OP_OUTPUT
-        and alignment.fqn[union] == own.fqn
-        and alignment.site(union).phase is own.phase
+        and alignment.fqn[union] == site.fqn
+        and alignment.site(union).phase is site.phase
     ]
     return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
 
@@ -124,7 +124,8 @@ def memory_formats(scene: Scene) -> list[str]:
     clauses = []
     for union in _went_in(scene):
         table = next(
-            (own for own in (scene.table, scene.step.before) if own is not None and _in_both(own, union)), None
+            (table for table in (scene.table, scene.step.before) if table is not None and _in_both(table, union)),
+            None,
         )
         if table is None:
             continue
@@ -142,16 +143,16 @@ def _went_in(scene: Scene) -> Iterator[int]:
         return
     yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     for fqn in sorted(step.comparison.tensors_in(site.fqn)):
-        own = (int(union) for union in step.alignment.by_fqn[fqn])
-        yield from [u for u in own if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
+        unions = (int(union) for union in step.alignment.by_fqn[fqn])
+        yield from [u for u in unions if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
 
 
 def _given(scene: Scene) -> Iterator[int]:
     """What an operator was given in run a, as far as that is on record."""
     row, given = scene.table.rows_of("a").get(scene.union), scene.table.a.given
     if row is not None and given is not None:
-        own = given.row(row)
-        sites = [] if own is None else [number for number in own.inputs if number >= 0]
+        operands = given.row(row)
+        sites = [] if operands is None else [number for number in operands.inputs if number >= 0]
         yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
 
 

@@ -78,14 +78,14 @@ def _built(scene: Scene) -> str:
     """Parameters that one run only has: building them may draw, though nothing equal before them shows the seed."""
     items = scene.step.divergences
     for side, missing in (("a", items.row_b), ("b", items.row_a)):
-        lone = [
+        alone = [
             site.fqn
             for site, row in zip(scene.step.sites, missing.tolist(), strict=True)
             if row < 0 and site.kind is Kind.PARAM and site.phase is Phase.START
         ]
-        if lone:
-            rest = f" and {count(len(lone) - 1, 'more parameter')}" if len(lone) > 1 else ""
-            return f" Only {side} has {lone[0]}{rest}: if they are drawn at random, that explains it."
+        if alone:
+            rest = f" and {count(len(alone) - 1, 'more parameter')}" if len(alone) > 1 else ""
+            return f" Only {side} has {alone[0]}{rest}: if they are drawn at random, that explains it."
     return ""
 
 
@@ -140,14 +140,16 @@ def _draws(scene: Scene) -> list[int]:
 def _last_equal(scene: Scene, generator: str) -> str:
     """The module whose random state is the last before this that is equal, where modules drew."""
     step = scene.step
-    found = [
+    equal = [
         union
         for union in _draws(scene)
         if step.state[union] == EQUAL and step.table.order_of[union] < scene.first.sequence
     ]
-    sites = [step.alignment.site(union) for union in sorted(found, key=lambda union: step.table.order_of[union])]
-    own = [site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)]
-    return own[-1].fqn if own else ""
+    sites = [step.alignment.site(union) for union in sorted(equal, key=lambda union: step.table.order_of[union])]
+    drawn_by_modules = [
+        site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)
+    ]
+    return drawn_by_modules[-1].fqn if drawn_by_modules else ""
 
 
 def _goes_on(scene: Scene) -> bool:

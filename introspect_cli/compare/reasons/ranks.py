@@ -124,8 +124,8 @@ def together(scene: Scene) -> list[str]:
         return uneven
     scales = {peer.rank: peer.scale for peer in same}
     if all(scales.values()) and len({f"{scale:.4g}" for scale in scales.values()}) > 1:
-        told = ", ".join(f"rank {rank}: {scale:.4g}" for rank, scale in list(scales.items())[:8])
-        return [f"b is another multiple of a on each rank ({told}): each scales or clips by a norm of its own."]
+        factors = ", ".join(f"rank {rank}: {scale:.4g}" for rank, scale in list(scales.items())[:8])
+        return [f"b is another multiple of a on each rank ({factors}): each scales or clips by a norm of its own."]
     return uneven
 
 
@@ -200,7 +200,7 @@ def _scaled_on_all(scene: Scene) -> bool:
 def _has(run: Run, rank: int, first: Divergence) -> bool:
     sites = run.rank(rank).sites
     wanted = first.site.fqn, first.site.kind.value
-    return any(own == wanted for own in zip(sites.fqn, sites.kind, strict=True))
+    return any(recorded == wanted for recorded in zip(sites.fqn, sites.kind, strict=True))
 
 
 def _differ(first: Divergence) -> bool:
@@ -254,13 +254,13 @@ def _counted(scene: Scene) -> str:
     for number, row_a, row_b in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
         site = table.alignment.site(number)
         if site.kind is Kind.LOSS or (site.kind is Kind.COLLECTIVE and site.fqn == fqn):
-            for own, row in zip(calls[site.kind], (row_a, row_b), strict=True):
-                own.update({site.call} if row >= 0 else ())
+            for of_run, row in zip(calls[site.kind], (row_a, row_b), strict=True):
+                of_run.update({site.call} if row >= 0 else ())
     a, b = map(len, calls[Kind.COLLECTIVE])
     if a == b:
         return ""
     text = f" In that step, there are {count(a, 'collective')} of {fqn} in a and {b:,} in b."
-    passes = {len(own) for own in calls[Kind.LOSS]}
+    passes = {len(of_run) for of_run in calls[Kind.LOSS]}
     several = max(passes)
     if len(passes) == 1 and 1 < several <= abs(a - b) + 1:
         more = "b" if b > a else "a"
@@ -274,10 +274,10 @@ def _shown(summary: Summary | None) -> str:
 
 def _in_its_place(scene: Scene, side: str) -> str:
     """Where the run that lacks a collective calls what it has in its place; "" where it has nothing there."""
-    own = scene.site
+    wanted = scene.site
     for site in scene.step.sites:
-        same = (site.kind, site.fqn, site.call, _name(site)) == (own.kind, own.fqn, own.call, _name(own))
-        if same and "." not in site.path and site.path != own.path:
+        same = (site.kind, site.fqn, site.call, _name(site)) == (wanted.kind, wanted.fqn, wanted.call, _name(wanted))
+        if same and "." not in site.path and site.path != wanted.path:
             return _line(scene, side, site)
     return ""
 
@@ -290,11 +290,11 @@ def _line(scene: Scene, side: str, site: Site | None = None) -> str:
     """Where a run calls it (or another), for the end of a clause."""
     reader = scene.step.sides.a if side == "a" else scene.step.sides.b
     sites = reader.sites
-    own = site or scene.site
+    wanted = site or scene.site
     for number, fqn in enumerate(sites.fqn):
-        if fqn == own.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == own.call:
+        if fqn == wanted.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == wanted.call:
             source = sites.source[number]
-            if source and sites.path[number] == own.path:
+            if source and sites.path[number] == wanted.path:
                 return f" at {source}"
     return ""
 
@@ -312,19 +312,19 @@ class NotWhole(Reason):
         """The layouts alone say so; nothing that went into it matters."""
         rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
         batches = step.table.a, step.table.b
-        found = [
+        incomplete = [
             row >= 0 and batch.how is not None and batch.how[row] == Joined.INCOMPLETE
             for batch, row in zip(batches, rows, strict=True)
         ]
-        return self.cause() if any(found) else None
+        return self.cause() if any(incomplete) else None
 
     def sentence(self, scene: Scene) -> str:
         """In which run, and what of it there is."""
         first = scene.first
-        told = [
+        clauses = [
             f"in {name} {summary.text.partition(': ')[2]}"
             for summary, name in ((first.a, "a"), (first.b, "b"))
             if summary is not None and summary.joined is Joined.INCOMPLETE
         ]
-        text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
+        text = f"the parts of {what(first.site)} are not the whole: {', and '.join(clauses)}"
         return f"{text}; {scene.the_cause_is} {self.place}."

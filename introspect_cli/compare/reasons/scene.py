@@ -12,7 +12,7 @@ from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
+from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
@@ -64,8 +64,8 @@ class Scene:
     @property
     def tells(self) -> str:
         """The word of the reason whose sentence is true: what merely follows is told as that."""
-        known = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
-        return self.cause.reason if known else "propagated"
+        stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
+        return self.cause.reason if stands else "propagated"
 
     @property
     def the_cause_is(self) -> str:
@@ -158,7 +158,9 @@ class Scene:
         """Which of some sites has in each run the value that this one has in the other; None for none."""
         checksum, union = self.table.checksum, self.union
         here = checksum(union, "a"), checksum(union, "b")
-        return next((own for own in unions if own != union and (checksum(own, "b"), checksum(own, "a")) == here), None)
+        return next(
+            (other for other in unions if other != union and (checksum(other, "b"), checksum(other, "a")) == here), None
+        )
 
     @cached_property
     def steps_before(self) -> int:
@@ -186,7 +188,7 @@ class Scene:
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
-    def hyperparameters(self) -> Told:
+    def hyperparameters(self) -> Changed:
         """Hyper-parameters that differ at this step."""
         return hyperparameter_changes(self.table)
 
@@ -254,8 +256,8 @@ class Scene:
             return ""
         if not self.numerics:
             return " Rounding alone can make such a difference."
-        told = "; ".join(describe(change) for change in self.numerics[:3])
-        return f" Rounding alone can make such a difference, and these settings can change it: {told}."
+        changes = "; ".join(describe(change) for change in self.numerics[:3])
+        return f" Rounding alone can make such a difference, and these settings can change it: {changes}."
 
     @property
     def no_rates(self) -> bool:
@@ -271,7 +273,7 @@ class Scene:
             drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
         unseen = self.cause.reason == "plain" or any(
-            found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)
+            fact.known is Known.UNSEEN for fact in self.cause.rests_on(Thing.BATCHES)
         )
         return "" if unseen else None
 
@@ -287,8 +289,10 @@ class Scene:
 
 def untouched_side(table: Table, before: Table | None, union: int) -> str:
     """The side where a step did not change a tensor, where the other side's step did."""
-    found = {side: last_value(table, before, union, side) for side in ("a", "b")}
-    same = [side for side in ("a", "b") if found[side] is not None and found[side] == table.checksum(union, side)]
+    before_it = {side: last_value(table, before, union, side) for side in ("a", "b")}
+    same = [
+        side for side in ("a", "b") if before_it[side] is not None and before_it[side] == table.checksum(union, side)
+    ]
     return same[0] if len(same) == 1 else ""
 
 
@@ -296,14 +300,14 @@ def last_value(table: Table, before: Table | None, union: int, side: str) -> int
     """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
     alignment = table.alignment
     site = alignment.site(union)
-    own = [
+    unions = [
         u
         for u in alignment.by_fqn.get(site.fqn, [])
         if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
     ]
     now = table.sequence(union, side)
-    earlier = {u: at for u in own if (at := table.sequence(u, side)) is not None and now is not None and at < now}
+    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
     if earlier:
         return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
-    last = {u: at for u in own if before is not None and (at := before.sequence(u, side)) is not None}
+    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
     return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None

@@ -60,25 +60,27 @@ class Batch(Reason):
 def _before(scene: Scene) -> str:
     """What is known of the rest of this batch and of those before it, and where to look."""
     step, site = scene.step, scene.site
-    own = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    calls = step.alignment.call[own]
-    known = step.known(own[calls < site.call])
-    if known is Known.UNSEEN and step.state_before is not None:
-        known = answer(step.state_before[own])
-    if known in {Known.EQUAL, Known.WITHIN}:
-        return f"the batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
-    told = "the data differs from the first recorded batch on"
+    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    calls = step.alignment.call[unions]
+    state = step.known(unions[calls < site.call])
+    if state is Known.UNSEEN and step.state_before is not None:
+        state = answer(step.state_before[unions])
+    if state in {Known.EQUAL, Known.WITHIN}:
+        return f"the batch before it is {state.value}: look at the data pipeline (order, workers, augmentation, files)."
+    text = "the data differs from the first recorded batch on"
     if scene.steps_before:
-        told = "no batch of this loader was recorded just before it"
-    rest = own[calls == site.call]
+        text = "no batch of this loader was recorded just before it"
+    rest = unions[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
-        told += ", and the rest of the batch is equal"
-    return f"{told}: order, seed, files or augmentation."
+        text += ", and the rest of the batch is equal"
+    return f"{text}: order, seed, files or augmentation."
 
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    environments = [own for own in scene.documents("environment").values() if isinstance(own, Mapping) and own]
+    environments = [
+        document for document in scene.documents("environment").values() if isinstance(document, Mapping) and document
+    ]
     if len(environments) < 2 or not those(scene.cause.evidence, Known.EQUAL):
         return ""
     seeds = {str(environment.get("PYTHONHASHSEED", "random")) for environment in environments}
@@ -101,11 +103,11 @@ class Script(Reason):
         site, order = step.sites[position], step.order_at(position)
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
-        found = self.rests_on(step, position)
+        evidence = self.rests_on(step, position)
         if calls_left_out(step, site.fqn):
-            return self.cause(*found, LEFT_OUT)
+            return self.cause(*evidence, LEFT_OUT)
         return self.cause(
-            *found,
+            *evidence,
             *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
         )
 
@@ -121,9 +123,9 @@ class Script(Reason):
                 "or values of its own (targets, masks, weights)."
             )
         if not unseen:
-            known = "equal" if seen.known is Known.EQUAL else "within tolerance"
+            how = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (
-                f"{text} although the batch is {known}; the script changes it between the data loader and "
+                f"{text} although the batch is {how}; the script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
         loaded = "no data loader was recorded"

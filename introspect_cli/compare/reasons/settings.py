@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.differences import RUN_NOISE, differences, on_one_line
 from introspect_cli.compare.reasons.files import FileChange
-from introspect_cli.compare.reasons.hyperparameters import Label, Told
+from introspect_cli.compare.reasons.hyperparameters import Changed, Label
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.watched import lists
 
@@ -122,7 +122,7 @@ class Blame:
     """
 
     reason: Reason | None = None
-    hyperparameters: Told = field(default_factory=dict)
+    hyperparameters: Changed = field(default_factory=dict)
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
@@ -207,8 +207,8 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
             weight = blame.weight(source, name)
         if weight > 0:
             shown = name.name if isinstance(name, FileChange) else str(name)
-            told = on_one_line(one, two)
-            changes.append(SettingChange(source, shown, *told, diverged and weight >= 0.5, round(weight, 3)))
+            values = on_one_line(one, two)
+            changes.append(SettingChange(source, shown, *values, diverged and weight >= 0.5, round(weight, 3)))
     if diverged:
         changes = _by_file(changes, blame.modules)
         if blame.rounding:
@@ -217,7 +217,9 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
             changes = _alone(changes)
     changes.sort(key=lambda change: -change.weight)
     silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
-    return tuple(own for own in changes if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
+    return tuple(
+        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
+    )
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
@@ -226,9 +228,9 @@ def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> lis
     for module in modules:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            told = f"changed ({module.module_class} is at {file}:{line})"
+            where = f"changed ({module.module_class} is at {file}:{line})"
             changes = _at_most(0.7, changes, lambda change: change.source == "sources")
-            return [replace(change, b=told, weight=0.97) if change.name == file else change for change in changes]
+            return [replace(change, b=where, weight=0.97) if change.name == file else change for change in changes]
     return changes
 
 

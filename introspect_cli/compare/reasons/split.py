@@ -62,14 +62,14 @@ class Split(Reason):
             return None
         site = step.sites[position]
         edges = RESTS_ON[{Kind.GRAD: "gradient", Kind.LOSS: "loss"}.get(site.kind, "batch")]
-        known = rests_on(step, Place(site, step.order_at(position)), edges)
-        return self.cause(*(replace(own, needed=False) for own in known))
+        evidence = rests_on(step, Place(site, step.order_at(position)), edges)
+        return self.cause(*(replace(fact, needed=False) for fact in evidence))
 
     def sentence(self, scene: Scene) -> str:
         """What it is, in which run, by which numbers."""
-        found = split_finding(scene.step, scene.position)
-        assert found is not None
-        return found(scene)
+        finding = split_finding(scene.step, scene.position)
+        assert finding is not None
+        return finding(scene)
 
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
@@ -86,9 +86,9 @@ def split_finding(step: Step, position: int) -> Finding | None:
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
     if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
-        found = _by_itself(step, position)
-        if found is not None:
-            return found
+        finding = _by_itself(step, position)
+        if finding is not None:
+            return finding
     if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
@@ -97,7 +97,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
     if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
         return _of_losses(step, position)
     if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
-        one, two = (sum(own.samples for own in cut.micro) * cut.ranks for cut in _cuts(step))
+        one, two = (sum(micro.samples for micro in cut.micro) * cut.ranks for cut in _cuts(step))
         return _amount if one and two and one != two else None
     return None
 
@@ -133,8 +133,8 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     sides, splits, table = step.sides, step.sides.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number)[0], own, many_of(reader))
-        for side, reader, number, own in (
+        Cut(side, microbatches(reader, splits.root, number)[0], rule, many_of(reader))
+        for side, reader, number, rule in (
             ("a", sides.a, table.step, splits.a),
             ("b", sides.b, table.step_b, splits.b),
         )
@@ -183,7 +183,7 @@ def _common_factor(step: Step) -> float | None:
             pairs.append(sketches)
     if not pairs:
         return None
-    one, two = (np.stack(own) for own in zip(*pairs, strict=True))
+    one, two = (np.stack(sketch) for sketch in zip(*pairs, strict=True))
     factor, _ = fitted(one.ravel(), two.ravel())
     rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
@@ -224,7 +224,7 @@ def _of_losses(step: Step, position: int) -> Finding | None:
     site, sides = step.sites[position], step.sides
     values_a = values_of(sides.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
     values_b = values_of(sides.b, site, step.table.step_b)
-    if any(len(own) != 1 or not own[0] for own in (values_a, values_b)):
+    if any(len(values) != 1 or not values[0] for values in (values_a, values_b)):
         return None
     a, b = _cuts(step)
     for cut, parts, whole in ((b, values_b[0], values_a[0]), (a, values_a[0], values_b[0])):
@@ -234,7 +234,7 @@ def _of_losses(step: Step, position: int) -> Finding | None:
         if number < cut.usual and _near(sum(parts) * cut.usual / number, whole[0], _EXACT):
             return partial(_incomplete, side=cut.side)
         for by in ("samples", "tokens"):
-            counts = [getattr(own, by) for own in cut.micro]
+            counts = [getattr(values, by) for values in cut.micro]
             if len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
@@ -311,19 +311,19 @@ def _clipped(scene: Scene, side: str, norm: float) -> str:
 
 
 def _amount(scene: Scene) -> str:
-    told, more = [], ""
+    clauses, more = [], ""
     for cut in _cuts(scene.step):
         number = len(cut.micro)
         each = " on each rank" if cut.ranks > 1 else ""
         many = count(number, "microbatch", "microbatches")
         samples = count(sum(micro.samples for micro in cut.micro), "sample")
-        told.append(f"{cut.side} takes {many} with {samples} in all{each}")
+        clauses.append(f"{cut.side} takes {many} with {samples} in all{each}")
         if number > cut.usual > 0:
             more = (
                 f" In {cut.side} that is {number - cut.usual} more than usual: gradients of microbatches before an "
                 "optimizer step that did not come are left."
             )
-    return f"{what(scene.site)} has other samples: {told[0]}, {told[1]}.{more}"
+    return f"{what(scene.site)} has other samples: {clauses[0]}, {clauses[1]}.{more}"
 
 
 def _statistics(scene: Scene) -> str:

@@ -58,8 +58,8 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     """What made the tensor differ, as far as the records tell; `text` says that it does."""
     seeds = [perturbed_by(run.manifest) for run in scene.runs]
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
-        told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
-        return f"{text}: {listed(told)} moved the initial parameters by one rounding."
+        moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
+        return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
     children = _children(scene)
     if children:
         return (
@@ -135,10 +135,10 @@ def _others(step: Step) -> str:
         some = "The" if differ == total else f"{differ - 1} of the"
         return f" {some} {whole} {'differs' if differ == 2 else 'differ'}, too."
     parts = [(states.count(state), word) for state, word in _KNOWN]
-    told = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
-    if len(told) == 1:
-        return f" The {whole} {told[0][1]}."
-    return f" Of the {whole}, {listed([''.join(pair) for pair in told])}."
+    clauses = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
+    if len(clauses) == 1:
+        return f" The {whole} {clauses[0][1]}."
+    return f" Of the {whole}, {listed([''.join(pair) for pair in clauses])}."
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
@@ -146,8 +146,8 @@ _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"
 
 def _children(scene: Scene) -> str:
     """What either script ran in processes of its own."""
-    told = [run.manifest.get("children") for run in scene.runs]
-    return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
+    children = [run.manifest.get("children") for run in scene.runs]
+    return ", ".join(dict.fromkeys(str(name) for names in children if isinstance(names, list) for name in names))
 
 
 class Outside(Reason):

@@ -183,7 +183,7 @@ def _subject(scene: Scene) -> str:
     tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
     replaced = other_class(scene, owner_of(subject))
-    text, verb, told = "the structure differs:", "exists", ""
+    text, verb, of_class = "the structure differs:", "exists", ""
     if replaced:
         text += f" {owner_of(subject)} is {replaced[0]} in a and {replaced[1]} in b;"
     elif not tensor:
@@ -191,10 +191,10 @@ def _subject(scene: Scene) -> str:
         module = trees[side].get(subject)
         name = scene.first.module_class if subject == scene.site.fqn else ""
         name = name if module is None else module.module_class
-        told = f" ({name})" if name not in {"", subject} else ""
+        of_class = f" ({name})" if name not in {"", subject} else ""
         # it may be there and not be called
         verb = "runs" if subject in trees[scene.lacks] or (module is not None and not owner_of(subject)) else verb
-    return f"{text} the {kind} {subject} {verb} only in {side}{told}."
+    return f"{text} the {kind} {subject} {verb} only in {side}{of_class}."
 
 
 def _calls(scene: Scene) -> str:
@@ -274,8 +274,11 @@ def _paths(scene: Scene) -> str:
     paths = _other_paths(scene)
     if paths is None:
         return ""
-    told = {Kind.INPUT: "it is called with different arguments", Kind.BATCH: "the structure of the batch is different"}
-    text = told.get(scene.site.kind, "the structure of its output is different")
+    by_kind = {
+        Kind.INPUT: "it is called with different arguments",
+        Kind.BATCH: "the structure of the batch is different",
+    }
+    text = by_kind.get(scene.site.kind, "the structure of its output is different")
     return f"{scene.only_has}: {text} ({paths[0]} in a; {paths[1]} in b)."
 
 
@@ -316,11 +319,11 @@ def _tied_to(modules: list[ModuleInfo], fqn: str) -> str:
     owner, _, name = fqn.rpartition(".")
     for module in modules:
         for alias in module.aliases:
-            own, equals, target = alias.partition("=")
-            if equals and module.fqn == owner and own == name:
+            alias_name, equals, target = alias.partition("=")
+            if equals and module.fqn == owner and alias_name == name:
                 return target
             if equals and target == fqn:
-                return f"{module.fqn}.{own}"
+                return f"{module.fqn}.{alias_name}"
     return ""
 
 
@@ -338,8 +341,8 @@ def _other_paths(scene: Scene) -> tuple[str, str] | None:
     paths = []
     for side in ("a", "b"):
         recorded = set(scene.table.rows_of(side))
-        own = [u for u in scene.step.of_call(site.phase, site.kind, site.fqn, site.call) if u in recorded]
-        paths.append([alignment.path[u] or "the value itself" for u in own])
+        unions = [u for u in scene.step.of_call(site.phase, site.kind, site.fqn, site.call) if u in recorded]
+        paths.append([alignment.path[u] or "the value itself" for u in unions])
     if not paths[0] or not paths[1]:
         return None
     shown = [", ".join(path[:4]) + (", ..." if len(path) > 4 else "") for path in paths]

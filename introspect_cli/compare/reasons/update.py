@@ -11,7 +11,7 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
-    Told,
+    Changed,
     changes_for,
     has_parameter,
     hyperparameter_changes,
@@ -71,10 +71,10 @@ class Optimizer(Reason):
             before = [*value_before(step, place), *those(before, Known.WITHIN)]
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
-        found = self.rests_on(step, position)
-        if those(found, Known.UNSEEN) and hyperparameter_changes(step.table):
-            found = [replace(own, needed=False) for own in found]  # a cause is on record all the same
-        return self.cause(*found, *before)
+        evidence = self.rests_on(step, position)
+        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table):
+            evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
+        return self.cause(*evidence, *before)
 
     def sentence(self, scene: Scene) -> str:
         """Which optimizer, and how it was set up differently."""
@@ -97,19 +97,19 @@ class Optimizer(Reason):
         side, counts = _fresh_state(scene.table, first.site.fqn)
         if side:
             return f"{text} the optimizer state of {side} started anew ({counts})."
-        found = changes(scene)
-        told = in_words(found)
-        if not found and scene.cause.grown:
+        changed = changes(scene)
+        words = in_words(changed)
+        if not changed and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
-            causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
+            causes = f"{name}, its hyper-parameters{words}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
         applying = tuned(scene)
         if applying:
             whose = f"{name}'s " if len(set(a)) == 1 else ""
             return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
-        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
+        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in changed) else ""
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{words}.{rounded}"
 
 
 def _owed(scene: Scene) -> str:
@@ -131,8 +131,10 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
-    told = in_words(changes(scene))
-    return f"{left}, although it is among its parameters{told}." if has else f"{left}: it is not among its parameters."
+    settings = in_words(changes(scene))
+    return (
+        f"{left}, although it is among its parameters{settings}." if has else f"{left}: it is not among its parameters."
+    )
 
 
 def _amplified(name: str) -> str:
@@ -143,7 +145,7 @@ def _amplified(name: str) -> str:
     return f"{text}."
 
 
-def tuned(scene: Scene) -> Told:
+def tuned(scene: Scene) -> Changed:
     """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
 
     Not those that choose the kernel alone, nor those of a group or an optimizer that may be another parameter's.
@@ -161,7 +163,7 @@ def tuned(scene: Scene) -> Told:
     }
 
 
-def changes(scene: Scene) -> Told:
+def changes(scene: Scene) -> Changed:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
     clauses = changes_for(scene.documents("optimizers"), scene.site.fqn)
     others = {

@@ -137,11 +137,11 @@ def _collective(site: Site) -> str:
     """A collective or a message, or what goes into or comes out of it."""
     name, _, part = site.path.partition(".")
     name = name.partition("~")[0]
-    told = f"collective {site.call} of {site.fqn}"
+    text = f"collective {site.call} of {site.fqn}"
     if name:
-        told = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
+        text = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
     given = {"in": "what goes into ", "out": "what comes out of "}
-    return given.get(part.partition("[")[0], "") + told
+    return given.get(part.partition("[")[0], "") + text
 
 
 def _random_state(site: Site, call: str) -> str:
@@ -244,10 +244,10 @@ def thing(fact: Evidence) -> tuple[str, bool]:
     return words, plural
 
 
-def things(found: Sequence[Evidence], one: str, many: str) -> str:
+def things(facts: Sequence[Evidence], one: str, many: str) -> str:
     """Several things as a list, and the verb that they take: `its inputs and its parameters are`."""
-    plural = len(found) > 1 or thing(found[0])[1]
-    return f"{listed([thing(own)[0] for own in found])} {many if plural else one}"
+    plural = len(facts) > 1 or thing(facts[0])[1]
+    return f"{listed([thing(fact)[0] for fact in facts])} {many if plural else one}"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -264,9 +264,9 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def although(evidence: Sequence[Evidence]) -> str:
     """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
     clauses = [
-        f"{things(found, 'is', 'are')} {known.value}"
-        for known in (Known.EQUAL, Known.WITHIN, Known.FORM)
-        if (found := those(evidence, known))
+        f"{things(facts, 'is', 'are')} {state.value}"
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
+        if (facts := those(evidence, state))
     ]
     text = f" although {' and '.join(clauses)}" if clauses else ""
     unseen = those(evidence, Known.UNSEEN)
@@ -276,7 +276,7 @@ def although(evidence: Sequence[Evidence]) -> str:
 def lines(evidence: Sequence[Evidence]) -> list[str]:
     """The evidence as lines under the sentence."""
     return [
-        f"{known.value.capitalize()}: {listed([thing(own)[0] for own in found])}."
-        for known in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-        if (found := those(evidence, known))
+        f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+        if (facts := those(evidence, state))
     ]

@@ -54,16 +54,16 @@ class Beside:
     @property
     def first(self) -> tuple[Side, Side]:
         """The first step of the later run, and the step of the whole run that it is compared with."""
-        own = self.goes.runs
-        return (own.late, self.goes.first, own.sites), (own.whole, self.goes.at, own.sites_whole)
+        runs = self.goes.runs
+        return (runs.late, self.goes.first, runs.sites), (runs.whole, self.goes.at, runs.sites_whole)
 
     def steps(self) -> Iterator[tuple[Side, Side]]:
         """The steps of both from there on, as far as they are looked at."""
-        own = self.goes.runs
+        runs = self.goes.runs
         for step in range(self.goes.first, self.goes.first + _LOOKED_AT):
             at = step - self.goes.first + self.goes.at
-            if step in own.late and at in own.whole:
-                yield (own.late, step, own.sites), (own.whole, at, own.sites_whole)
+            if step in runs.late and at in runs.whole:
+                yield (runs.late, step, runs.sites), (runs.whole, at, runs.sites_whole)
 
     def since(self, late: Side, whole: Side) -> str:
         """From which step on, as a clause; "" for the first. Steps are those of a."""
@@ -72,9 +72,9 @@ class Beside:
 
     def whole_steps(self) -> Iterator[Side]:
         """The whole run's steps, as far as they are looked at."""
-        own = self.goes.runs
-        for row in range(min(len(own.whole), _LOOKED_AT)):
-            yield own.whole, int(own.whole.entries["step"][row]), own.sites_whole
+        runs = self.goes.runs
+        for row in range(min(len(runs.whole), _LOOKED_AT)):
+            yield runs.whole, int(runs.whole.entries["step"][row]), runs.sites_whole
 
     # --- what either had when that step began
 
@@ -86,14 +86,14 @@ class Beside:
     @cached_property
     def there(self) -> dict[Tensor, int] | None:
         """Those of the whole run when that step began; None where they are not on record."""
-        own, at = self.goes.runs, self.goes.at
-        if at - 1 not in own.whole:
-            begun = values_of(own.whole, at, own.sites_whole, Phase.START) if at in own.whole else {}
+        runs, at = self.goes.runs, self.goes.at
+        if at - 1 not in runs.whole:
+            begun = values_of(runs.whole, at, runs.sites_whole, Phase.START) if at in runs.whole else {}
             return begun or None
-        again = (own.sites_whole.phase == phase_code(Phase.START)) & (own.sites_whole.call > 0)
-        start = {} if again.any() else began_with(own.whole, own.sites_whole)
+        again = (runs.sites_whole.phase == phase_code(Phase.START)) & (runs.sites_whole.call > 0)
+        start = {} if again.any() else began_with(runs.whole, runs.sites_whole)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != kind_code(Kind.OPTIMIZER_STATE)}
-        return frozen | values_of(own.whole, at - 1, own.sites_whole, Phase.OPTIMIZER)
+        return frozen | values_of(runs.whole, at - 1, runs.sites_whole, Phase.OPTIMIZER)
 
     @property
     def not_there(self) -> str:
