@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.training import separate_sentence, separately
 from introspect_cli.compare.verdict import agreeing_lines, lines_of, undiverged
@@ -30,6 +30,7 @@ from introspect_cli.records import Kind, count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.changes.ranking import CodeChanges
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -70,14 +71,14 @@ def _agreeing(compared: Compared) -> DiffResult:
         text = before_the_end(compared) or text
     else:
         text += after_the_end(a, b)
-    code = code_changes(a, b, None)
+    code, settings = _explained(compared)
     alike = Separate(verdict, text)
     return DiffResult(
         a=str(a.path),
         b=str(b.path),
         verdict=verdict,
         sentence=text,
-        settings=with_code(setting_changes(a, b), code),
+        settings=settings,
         findings=_present(code, compared.reach),
         training=alike,
         evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
@@ -86,15 +87,10 @@ def _agreeing(compared: Compared) -> DiffResult:
 
 def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    a, b, options, reach = compared.a, compared.b, compared.options, compared.reach
+    options, reach = compared.options, compared.reach
     scene = Scene(best, compared.outcomes)
     first, reason = scene.first, scene.cause.reason
-    tuned = changes(scene) if reason == "optimizer" else scene.hyperparameters
-    blame = Blame(
-        reason_named(reason), tuned, scene.rounding, scene.blamed, scene.fed, rates=bool(tuned) or scene.no_rates
-    )
-    code = code_changes(a, b, scene)
-    scene.settings = settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding)
+    code, scene.settings = _explained(compared, scene)
     training, evaluation = separately(compared)
     sentence = separate_sentence(scene, training, evaluation)
     if reach is not None:
@@ -104,8 +100,8 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
     renamed = reason in {"structure", "initial"}
     return DiffResult(
-        a=str(a.path),
-        b=str(b.path),
+        a=str(compared.a.path),
+        b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
@@ -113,7 +109,7 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
-        settings=settings,
+        settings=scene.settings,
         findings=_present(code, reach),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
         suggestions=suggest_renames(best.paired.a, best.paired.b, options.rename) if renamed else (),
@@ -124,6 +120,18 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
+
+
+def _explained(compared: Compared, scene: Scene | None = None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
+    """How the source differs, and which settings do, the strongest explanation of a divergence first."""
+    a, b = compared.a, compared.b
+    code, blame = code_changes(a, b, scene), Blame()
+    if scene is not None:
+        tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+        rates = bool(tuned) or scene.no_rates
+        reason = reason_named(scene.cause.reason)
+        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+    return code, with_code(setting_changes(a, b, blame), code, rounding=blame.rounding)
 
 
 def _present(*findings: Finding | None) -> tuple[Finding, ...]:

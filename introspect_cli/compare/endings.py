@@ -115,8 +115,7 @@ def cut_short(scene: Scene) -> Raised | None:
     if ending is None:
         return None
     first, in_b = scene.first, ending.side == "b"
-    missing = (first.b if in_b else first.a) is None
-    cut = missing or (scene.run_b if in_b else scene.run_a).manifest.get("remainder") is True
+    cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
     return ending if cut and reader.last_step == step else None
 
@@ -132,15 +131,13 @@ def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
         return answer, ""
     if cut_short(scene) is None:
         return answer, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
-    first = scene.first
-    missing = (first.b if end.side == "b" else first.a) is None
     agreed = _last_agreed(scene)
     until = f"The last record that agrees is {agreed}."
     if not agreed:
         until = f"In this step nothing agrees before; {scene.all_before}."
-    text = f"Run {end.side} ended by an exception in {first.step_words} where run {OTHER[end.side]} goes on"
+    text = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
     text = f"{text}: {end.words}. {until}"
-    return text if missing else f"{text} {answer}", ""
+    return text if scene.lacks == end.side else f"{text} {answer}", ""
 
 
 def _last_agreed(scene: Scene) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
 from introspect_cli.compare.match.names import generator_of
+from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws
@@ -163,7 +164,17 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
     step = scene.step
     if scene.cause.reason == RandomState.word:
         return _began(step.alignment, step.before, lambda: step.table)
-    return _began(step.alignment, step.table, lambda: scene.after)
+    return _began(step.alignment, step.table, lambda: _after(step))
+
+
+def _after(step: Step) -> Table | None:
+    """The step after, where both runs recorded it."""
+    table, sides = step.table, step.sides
+    steps = table.step + 1, table.step_b + 1
+    if steps[0] not in sides.a or steps[1] not in sides.b:
+        return None
+    every = table.alignment.mask(frozenset(), ())
+    return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
 
 
 def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
-from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
@@ -129,16 +128,6 @@ class Scene:
         """Its site's union number."""
         return int(self.step.divergences.site[self.position])
 
-    @cached_property
-    def after(self) -> Table | None:
-        """The step after, where both runs recorded it."""
-        table, sides = self.table, self.step.sides
-        steps = table.step + 1, table.step_b + 1
-        if steps[0] not in sides.a or steps[1] not in sides.b:
-            return None
-        every = table.alignment.mask(frozenset(), ())
-        return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
-
     @property
     def dropped(self) -> bool:
         """Whether either run recorded steps that it does not hold any more."""
@@ -223,11 +212,6 @@ class Scene:
         kind = self.table.alignment.kind
         one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
         return one, two
-
-    @cached_property
-    def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
-        """Both module trees."""
-        return list(self.step.modules[0].values()), list(self.step.modules[1].values())
 
     @cached_property
     def draws(self) -> list[Draw]:

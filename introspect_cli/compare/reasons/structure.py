@@ -114,9 +114,9 @@ def _other_optimizer(scene: Scene) -> str:
 
 
 def _tied(scene: Scene) -> str:
-    trees = dict(zip("ab", scene.modules, strict=True))
-    target = _tied_to(trees[scene.lacks], scene.site.fqn)
-    if not target or target == _tied_to(trees[scene.first.only], scene.site.fqn):
+    tied = {side: _tied_to(tree.values(), scene.site.fqn) for side, tree in zip("ab", scene.step.modules, strict=True)}
+    target = tied[scene.lacks]
+    if not target or target == tied[scene.first.only]:
         return ""
     return f"the parameter {scene.site.fqn} exists only in {scene.first.only}; in {scene.lacks} it is tied to {target}."
 
@@ -314,7 +314,7 @@ _LOOKS = (
 """Asked in this order, each of records of these kinds."""
 
 
-def _tied_to(modules: list[ModuleInfo], fqn: str) -> str:
+def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
     """What a parameter is tied to, by the aliases of its module."""
     owner, _, name = fqn.rpartition(".")
     for module in modules:
