@@ -106,8 +106,11 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
         lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
         answer = replace(answer, evidence=(*answer.evidence, *lines))
-    fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
-    return replace(answer, notes=(*answer.notes, fault)) if fault else answer
+    if noise and on_one_device([a, b, *noise]):  # what a against each, without tolerance, says of the device
+        exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
+        fault = fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
+        answer = replace(answer, notes=(*answer.notes, *([fault] if fault else ())))
+    return answer
 
 
 def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> DiffResult:
@@ -131,9 +134,3 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
     rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
     lines = outcome.gathered.samples_note(step.table, rows, site.kind)
     return replace(answer, evidence=(*answer.evidence, *lines))
-
-
-def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
-    """What run a against each of the others, without tolerance, says of the device."""
-    exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
-    return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])

@@ -23,7 +23,7 @@ from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.store.reader import Run
 
@@ -87,8 +87,11 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     reader = _reader(run)
     chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
     rows = _rows(reader, state, checkpoint, run)
+    after = {step for step, when in alike if when == "after"}
+    # when a step begins is told where it does not follow one that is told
+    told = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
     about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": _later(reader, alike)},
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": told},
         "not_observed": [],
     }
     return write(rows, run.path, {}, about)
@@ -97,12 +100,6 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
 def _words(reader: Reader, step: int, when: str) -> str:
     step_named = step_words(step, reader.labels.get(step, {}))
     return f"after {step_named}" if when == "after" else f"when {step_named} begins"
-
-
-def _later(reader: Reader, alike: Sequence[tuple[int, str]]) -> list[str]:
-    """Moments in words; when a step begins is told where it does not follow one that is told."""
-    after = {step for step, when in alike if when == "after"}
-    return [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
 
 
 def _reader(run: Run) -> Reader:

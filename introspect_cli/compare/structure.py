@@ -264,7 +264,9 @@ def _subjects(
     for (pattern, tensor, of_class), members in groups.items():
         name = pattern if len(members) > 1 else members[0]
         if all(member in other for member in members):
-            runs = _has_tensors(alignment, members[0], other)
+            tensors = np.flatnonzero(of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))).tolist()
+            held = {name for name in map(alignment.fqn.__getitem__, tensors) if owner_of(name) == members[0]}
+            runs = not held.isdisjoint(other)
             around = "" if runs else " around what is inside it"
             text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
         elif tensor or "." in name:
@@ -277,13 +279,6 @@ def _subjects(
         nothing = "which changes nothing: it" if same else "which"
         changes.append(_only(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
     return changes
-
-
-def _has_tensors(alignment: Alignment, module: str, names: set[str]) -> bool:
-    """Whether a parameter or buffer of a module itself is among the names."""
-    tensors = of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))
-    of_tensors = {alignment.fqn[union] for union in np.flatnonzero(tensors).tolist()}
-    return any(owner_of(name) == module and name in names for name in of_tensors)
 
 
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:

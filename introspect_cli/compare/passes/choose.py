@@ -83,16 +83,13 @@ def choose(
     if began is not None:
         first = Step(step.comparison, began, Carried())
         return first, drawn(first) or 0, None, None
-    blamed = _blamed(step, positions) if step.sites[positions[0]].kind is Kind.RNG else None
+    if step.sites[positions[0]].kind is not Kind.RNG:
+        return None
+    # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
+    blamed = drawn(step)
+    if blamed is None:
+        blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
-
-
-def _blamed(step: Step, positions: Sequence[int]) -> int | None:
-    """What is to blame where random states differ: a parameter that one run alone drew, else what is drawn from."""
-    alone = drawn(step)
-    if alone is not None:
-        return alone
-    return next((position for position in positions if is_drawn_from(step, position)), None)
 
 
 def is_drawn_from(step: Step, position: int) -> bool:

@@ -6,7 +6,7 @@ Flat mappings are compared directly; nested ones by deepdiff, imported only then
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +97,12 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             yield name or "value", *values
 
 
-def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether two scripts in two folders are called the same."""
-    return bool(a and b) and PurePath(a[0]).name == PurePath(b[0]).name
-
-
 def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
-    if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
+    same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
+    if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
     for name, one, two in _changes(command_options(words_a), command_options(words_b)):
         yield "command", name, one, two

@@ -100,11 +100,6 @@ def _no_factor(scene: Scene) -> bool:
     return sketches is not None and fitted(*sketches)[1] > _REST
 
 
-def excluded_words(gone: frozenset[Handling]) -> str:
-    """What follows `2 of 6 gradients differ in this step`."""
-    return ", by no common factor: nothing clipped, unscaled or averaged them together" if gone >= TOGETHER else ""
-
-
 class Backward(Reason):
     """Gradients of module inputs and outputs. These are totals over all uses of a tensor: nothing may differ before."""
 
@@ -119,7 +114,9 @@ class Backward(Reason):
         first, module = scene.first, named(scene.site, scene.first.module_class)
         text = f"{scene.differs(scene.computed_from, named=False)}{scene.scaled}; {scene.the_cause_is} in the "
         text += "backward pass "
-        if _recomputed(scene):
+        step, alignment = scene.step, scene.step.alignment
+        unions = alignment.by_fqn.get(first.site.fqn, [])
+        if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
             return (
                 f"{text}through {module}, which was recomputed under activation checkpointing. Look at what that draws "
                 "or computes differently (preserve_rng_state)."
@@ -161,13 +158,6 @@ def _leaves_the_model(scene: Scene) -> bool:
     outputs = scene.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}))
     roots = (int(union) for union in outputs if "." not in scene.step.alignment.fqn[int(union)])
     return any(scene.table.checksum(union, "a") == _output(scene) for union in roots)
-
-
-def _recomputed(scene: Scene) -> bool:
-    """Whether the module was run again in the backward pass."""
-    alignment = scene.step.alignment
-    unions = alignment.by_fqn.get(scene.site.fqn, [])
-    return any(scene.step.state[u] and PHASES[alignment.phase[u]] is Phase.RECOMPUTE for u in unions)
 
 
 _NO_MULTIPLE = 1e-2
@@ -256,7 +246,9 @@ class Gradient(Reason):
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = differing_gradients(scene)
-        lines = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
+        alone = ", by no common factor: nothing clipped, unscaled or averaged them together"
+        how = alone if excluded(scene) >= TOGETHER else ""
+        lines = [f"{differ} of {recorded} gradients differ in this step{how}."]
         words = reduction_words(scene) if summed(scene) else ""
         return [f"b is {scene.first.scale:.6g} x a: {words}.", *lines] if words else lines
 

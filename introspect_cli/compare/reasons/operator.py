@@ -123,10 +123,8 @@ def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
     clauses = []
     for union in _went_in(scene):
-        table = next(
-            (table for table in (scene.table, scene.step.before) if table is not None and _in_both(table, union)),
-            None,
-        )
+        tables = (table for table in (scene.table, scene.step.before) if table is not None)
+        table = next((table for table in tables if all(union in table.rows_of(side) for side in "ab")), None)
         if table is None:
             continue
         one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
@@ -154,10 +152,6 @@ def _given(scene: Scene) -> Iterator[int]:
         operands = given.row(row)
         sites = [] if operands is None else [number for number in operands.inputs if number >= 0]
         yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
-
-
-def _in_both(table: Table, union: int) -> bool:
-    return union in table.rows_of("a") and union in table.rows_of("b")
 
 
 def _strides(scene: Scene, table: Table, union: int, side: str) -> str:

@@ -56,7 +56,9 @@ class RandomState(Reason):
         site = scene.site
         if site.phase is not Phase.START:
             return _within(scene)
-        if scene.is_first_step and _goes_on(scene):
+        sides = scene.step.sides
+        goes_on = scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
+        if scene.is_first_step and goes_on:
             return (
                 f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
                 "it before the first step."
@@ -151,12 +153,6 @@ def _last_equal(scene: Scene, generator: str) -> str:
         site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)
     ]
     return drawn_by_modules[-1].fqn if drawn_by_modules else ""
-
-
-def _goes_on(scene: Scene) -> bool:
-    """Whether one run begins where the other has already been."""
-    sides = scene.step.sides
-    return scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
 
 
 def unseeded(scene: Scene) -> tuple[str, ...]:

@@ -174,8 +174,11 @@ def _ranks(scene: Scene) -> str:
     if scene.ranks > 1:
         every = scene.ranks if _on_all(scene) else 0
     else:
-        have = [rank for rank in scene.run_b.recorded if _has(scene.run_b, rank, first)]
-        every = len(have) if len(have) == scene.run_b.world_size and not _differ(first) else 0
+        run, wanted = scene.run_b, (first.site.fqn, first.site.kind.value)
+        tables = [run.rank(rank).sites for rank in run.recorded]
+        have = sum(wanted in zip(sites.fqn, sites.kind, strict=True) for sites in tables)
+        unequal = first.b is not None and first.b.joined is Joined.COPIES
+        every = have if have == run.world_size and not unequal else 0
         if every < 2:
             return ""
     if not every:
@@ -195,16 +198,6 @@ def _scaled_on_all(scene: Scene) -> bool:
     first = scene.first
     alike = [peer for peer in scene.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
     return len(alike) == scene.ranks and _one([peer for peer in alike if peer.scale is not None])
-
-
-def _has(run: Run, rank: int, first: Divergence) -> bool:
-    sites = run.rank(rank).sites
-    wanted = first.site.fqn, first.site.kind.value
-    return any(recorded == wanted for recorded in zip(sites.fqn, sites.kind, strict=True))
-
-
-def _differ(first: Divergence) -> bool:
-    return first.b is not None and first.b.joined is Joined.COPIES
 
 
 def _one(peers: Sequence[Divergence]) -> bool:

@@ -193,9 +193,9 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     for name, (one, two) in blame.hyperparameters.items():
         weight = max(blame.weight("hyperparameter", name), 0.5 if diverged else 0.0)
         changes.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
-    named = {name.about for name in blame.hyperparameters}
+    recorded = {name.about for name in blame.hyperparameters}
     for source, name, one, two in differences(a, b):
-        if isinstance(name, Label) and name.about in named:
+        if isinstance(name, Label) and name.about in recorded:
             continue
         if isinstance(name, FileChange):
             weight = blame.of_file(name)
@@ -213,8 +213,9 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         changes = _by_file(changes, blame.modules)
         if blame.rounding:
             changes = _rounding_first(changes)
-        if all(change.weight < 0.6 for change in changes):
-            changes = _alone(changes)
+        named = [change for change in changes if change.source == "environment" and change.weight > 0.1]
+        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
+            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
     changes.sort(key=lambda change: -change.weight)
     silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
     return tuple(
@@ -252,11 +253,3 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
         replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
         for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
     ]
-
-
-def _alone(changes: list[SettingChange]) -> list[SettingChange]:
-    """Few environment variables that differ, where nothing better does: then it is probably one of them."""
-    environment = [change for change in changes if change.source == "environment" and change.weight > 0.1]
-    if len(environment) > 3:
-        return changes
-    return [replace(c, weight=0.8, explains=True) if c in environment else c for c in changes]

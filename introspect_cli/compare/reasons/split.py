@@ -194,7 +194,7 @@ def _common_factor(step: Step) -> float | None:
 def _of_clipping(step: Step) -> Finding | None:
     """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
     norms = _norm(step, "a"), _norm(step, "b")
-    written = [_is_written(norm) for norm in norms]
+    written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
     if not any(written):
         return None
     if all(written) and not _near(norms[0], norms[1]):
@@ -213,10 +213,6 @@ def _norm(step: Step, side: str) -> float:
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
     elements = layouts.numel[batch.layout[rows]]
     return float(np.sqrt((elements * (var + mean**2)).sum()))
-
-
-def _is_written(norm: float) -> bool:
-    return bool(np.isfinite(norm)) and norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND
 
 
 def _of_losses(step: Step, position: int) -> Finding | None:

@@ -60,10 +60,11 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
         moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
         return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
-    children = _children(scene)
-    if children:
+    children = [names for run in scene.runs if isinstance(names := run.manifest.get("children"), list)]
+    if any(children):
+        those = ", ".join(dict.fromkeys(str(name) for names in children for name in names))
         return (
-            f"{text}; the cause may be that the script runs {children} in a process of its own, which is not "
+            f"{text}; the cause may be that the script runs {those} in a process of its own, which is not "
             "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
         )
     a, b = scene.first.a, scene.first.b
@@ -142,12 +143,6 @@ def _others(step: Step) -> str:
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
-
-
-def _children(scene: Scene) -> str:
-    """What either script ran in processes of its own."""
-    children = [run.manifest.get("children") for run in scene.runs]
-    return ", ".join(dict.fromkeys(str(name) for names in children if isinstance(names, list) for name in names))
 
 
 class Outside(Reason):

@@ -212,11 +212,17 @@ def _calls(scene: Scene) -> str:
 def _unused(scene: Scene) -> str:
     """A parameter's gradient that one optimizer step alone takes."""
     seen = f"{scene.only_has}, as the optimizer sees it"
-    order = scene.optimizers if all(scene.optimizers) else _stepping(scene)
-    if order[0] != order[1] and (sorted(order[0]) == sorted(order[1]) or _exchange_steps(scene, *map(set, order))):
-        by_run = f"{', '.join(order[0])} in a; {', '.join(order[1])} in b"
+    settings = scene.documents("optimizers")
+    one, two = scene.optimizers
+    if not one or not two:  # then by whose parameters' gradients are there
+        one, two = (holders(held, _graded(scene, side)) for side, held in settings.items())
+    # each run has the optimizers that step in either here, and none of them steps in both
+    both = {*one, *two}
+    exchanged = one and two and not {*one} & {*two} and all(both <= names_in(held) for held in settings.values())
+    if one != two and (sorted(one) == sorted(two) or exchanged):
+        by_run = f"{', '.join(one)} in a; {', '.join(two)} in b"
         return f"{seen}: the optimizers step in a different order ({by_run})."
-    elsewhere = _another_steps(scene, dict(zip("ab", order, strict=True)))
+    elsewhere = _another_steps(scene, {"a": one, "b": two})
     if elsewhere:
         return f"{seen}: {elsewhere}"
     (passed,) = backward(scene.step, Place(scene.site, np.inf))
@@ -248,22 +254,10 @@ def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
     )
 
 
-def _stepping(scene: Scene) -> tuple[list[str], list[str]]:
-    """The optimizers that step in a and in b, by whose parameters' gradients are there."""
-    one, two = (holders(held, _graded(scene, side)) for side, held in scene.documents("optimizers").items())
-    return one, two
-
-
 def _graded(scene: Scene, side: str) -> set[str]:
     """The parameters whose gradients an optimizer sees in this step of a run."""
     rows = scene.table.rows_of(side)
     return {scene.step.alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
-
-
-def _exchange_steps(scene: Scene, a: set[str], b: set[str]) -> bool:
-    """Whether each run has the optimizers that step in either here, and none of them steps in both."""
-    every = (names_in(held) for held in scene.documents("optimizers").values())
-    return bool(a and b) and not a & b and all(a | b <= names for names in every)
 
 
 def _state(scene: Scene) -> str:

@@ -91,15 +91,11 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
     if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        return f"relative L2 {rel:.1e}, about {_units(*unit)}"
+        number = f"{unit[0]:,.0f}" if unit[0] >= 9.5 else f"{unit[0]:.1f}".removesuffix(".0")
+        return f"relative L2 {rel:.1e}, about {number} {unit[1]} rounding unit{'s' * (number != '1')}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
     return f"relative L2 {rel:.1e}"
-
-
-def _units(k: float, dtype: str) -> str:
-    number = f"{k:,.0f}" if k >= 9.5 else f"{k:.1f}".removesuffix(".0")
-    return f"{number} {dtype} rounding unit{'' if number == '1' else 's'}"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -179,14 +175,10 @@ def both_values(divergence: Divergence) -> str:
 
 def _value(summary: Summary) -> str:
     """A single number; of those of several calls or ranks, their mean."""
-    mean = _number(summary.stats.get("mean"))
+    mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
     if summary.joined is Joined.GATHERED and mean:
         return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
     return summary.text or mean
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def often(count: int) -> str:
