@@ -8,13 +8,14 @@ import pytest
 from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
 from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.findings import Origin, Part, Reach, Restored, Resumption, StepReach, StructureChange
+from introspect_cli.compare.findings import Part, Reach, Restored, Resumption, StepReach, StructureChange
 from introspect_cli.compare.result import (
     Counts,
     DiffResult,
     Divergence,
     DivergenceMap,
     Finding,
+    Origin,
     Role,
     SettingChange,
     TreeNode,

@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import OTHER
-from introspect_cli.compare.training import separate_sentence, separately
+from introspect_cli.compare.training import answer_of_both, separately
 from introspect_cli.compare.verdict import agreeing_lines, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
@@ -92,10 +92,11 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     first, reason = scene.first, scene.cause.reason
     code, scene.settings = _explained(compared, scene)
     training, evaluation = separately(compared)
-    sentence = separate_sentence(scene, training, evaluation)
+    place, why = answer_of_both(scene, training, evaluation)
     if reach is not None:
-        sentence = leaves_words(reach, first) + sentence
-    sentence, later = at_the_end(scene, sentence)
+        place = leaves_words(reach, first) + place
+    place, why, later = at_the_end(scene, place, why)
+    sentence = f"{place}: {why}"
     before = agreeing_lines(scene)
     trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
     renamed = reason in {"structure", "initial"}
@@ -104,6 +105,7 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
+        why=why,
         evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         before=before,
         first=first,

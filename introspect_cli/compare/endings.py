@@ -120,24 +120,24 @@ def cut_short(scene: Scene) -> Raised | None:
     return ending if cut and reader.last_step == step else None
 
 
-def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
-    """The answer where a run ended by an exception, and a note of that; "" where there is no note.
+def at_the_end(scene: Scene, place: str, why: str) -> tuple[str, str, str]:
+    """Place and why where a run ended by an exception, and a note of that; "" where there is no note.
 
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
     """
     end = one_raised(*scene.runs)
     if end is None:
-        return answer, ""
+        return place, why, ""
     if cut_short(scene) is None:
-        return answer, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
+        return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
     agreed = _last_agreed(scene)
     until = f"The last record that agrees is {agreed}."
     if not agreed:
         until = f"In this step nothing agrees before; {scene.all_before}."
-    text = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
-    text = f"{text}: {end.words}. {until}"
-    return text if scene.lacks == end.side else f"{text} {answer}", ""
+    where = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
+    how = f"{end.words}. {until}"
+    return (where, how, "") if scene.lacks == end.side else (f"{where}: {how} {place}", why, "")
 
 
 def _last_agreed(scene: Scene) -> str:

@@ -10,7 +10,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.records import Site
 
 
@@ -75,18 +74,18 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A value that differs and rests on nothing that differs.
+class Suspect:
+    """A device that may have computed the first divergence wrongly.
 
     Attributes:
-        sentence: what differs and why, as a clause.
-        divergence: the record; None where it is a part of a checkpoint, without a record that differs.
-        part: the part of a checkpoint that was not restored; "" where it is none.
+        device: its name and identifier.
+        step: the step, in words.
+        place: the matrix product, in words.
     """
 
-    sentence: str
-    divergence: Divergence | None
-    part: str = ""
+    device: str
+    step: str
+    place: str
 
 
 class Restored(str, Enum):

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known
-from introspect_cli.compare.findings import Origin, Part, Restored, Resumption
+from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge, reason_named
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Role, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
 from introspect_cli.records import Kind, Phase, Site, count
 

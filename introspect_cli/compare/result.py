@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.ranking import CodeChanges
-from introspect_cli.compare.findings import Origin, Reach, Resumption, StructureChange
+from introspect_cli.compare.findings import Reach, Resumption, StructureChange, Suspect
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -220,21 +220,6 @@ class StripCell:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A device that may have computed the first divergence wrongly.
-
-    Attributes:
-        device: its name and identifier.
-        step: the step, in words.
-        place: the matrix product, in words.
-    """
-
-    device: str
-    step: str
-    place: str
-
-
-@dataclass(frozen=True)
 class Separate:
     """What came out for training alone, or for evaluation alone.
 
@@ -249,6 +234,21 @@ class Separate:
     sentence: str
     first: Divergence | None = None
     extent: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value that differs and rests on nothing that differs.
+
+    Attributes:
+        sentence: what differs and why, as a clause.
+        divergence: the record; None where it is a part of a checkpoint, without a record that differs.
+        part: the part of a checkpoint that was not restored; "" where it is none.
+    """
+
+    sentence: str
+    divergence: Divergence | None
+    part: str = ""
 
 
 Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
@@ -266,6 +266,7 @@ class DiffResult:
         b: path of run b.
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
+        why: of the sentence, what follows the place of the first divergence; "" where it names none.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
@@ -289,6 +290,7 @@ class DiffResult:
     b: str
     verdict: Verdict
     sentence: str
+    why: str = ""
     evidence: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     first: Divergence | None = None

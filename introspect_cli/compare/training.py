@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Divergence, Separate, Verdict
-from introspect_cli.compare.verdict import sentence, undiverged
+from introspect_cli.compare.verdict import place_and_why, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 
@@ -145,16 +145,16 @@ def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
-def separate_sentence(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
-    """The answer, with what is known of the other of the two."""
+def answer_of_both(scene: Scene, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
+    """The place, and what differs there and why, with what is known of the other of the two."""
     if training is None or evaluation is None:
-        return sentence(scene)
-    if not scene.site.evaluates:
-        return f"{sentence(scene)} {_beside(evaluation, 'Evaluation')}"
-    if training.verdict is Verdict.SAME:
+        return place_and_why(scene)
+    if scene.site.evaluates and training.verdict is Verdict.SAME:
         subject = _subject("Training", narrowed=scene.narrowed)
-        return sentence(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
-    return f"{sentence(scene)} {_beside(training, 'Training')}"
+        return place_and_why(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
+    place, why = place_and_why(scene)
+    other = _beside(training, "Training") if scene.site.evaluates else _beside(evaluation, "Evaluation")
+    return place, f"{why} {other}"
 
 
 def _beside(separate: Separate, name: str) -> str:

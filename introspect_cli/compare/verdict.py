@@ -138,8 +138,8 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
-def sentence(scene: Scene, head: str = "First divergence at") -> str:
-    """The answer; `head` is what stands before the place."""
+def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
+    """The answer: the place, and what differs there and why; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
     where = first.step_words
     reduced = ranks.summed(scene)
@@ -148,18 +148,18 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
-    told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
+    why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
     if cause.grown and not reduced and cause.reason != Split.word:
-        told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
+        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
+    why += unseeded_sentence(scene)
     settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        text += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
-    return text
+        why += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
+    return f"{head} {where}", why
 
 
 def agreeing_lines(scene: Scene) -> tuple[str, ...]:

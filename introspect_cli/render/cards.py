@@ -155,11 +155,10 @@ def _later(result: DiffResult) -> str:
 
 def _why(result: DiffResult) -> str:
     """What the sentence says after the place, the settings that explain it, and what that rests on."""
-    _, _, rest = result.sentence[max(result.sentence.find("First divergence"), 0) :].partition(": ")
+    why = result.why or result.sentence
     settings = [change for change in result.settings if change.explains][:4]
     listed = "".join(f"<li><code>{text(describe(change), 160)}</code></li>" for change in settings)
-    rest = rest or result.sentence
-    more = f'<p class="sentence">{text(rest[0].upper() + rest[1:], 4000)}</p>'
+    more = f'<p class="sentence">{text(why[0].upper() + why[1:], 4000)}</p>'
     if listed:
         more += f'<p class="quiet">Settings that differ and can explain it:</p><ul class="plain">{listed}</ul>'
     elif result.settings:

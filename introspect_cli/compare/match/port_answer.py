@@ -61,6 +61,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         before,
         verdict=verdict,
         sentence=sentence,
+        why="",
         evidence=tuple(line for line in evidence if line),
         first=first,
         candidates=(first,) if first is not None else (),

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.compare.evidence import RANDOM, Known, those
+from introspect_cli.compare.findings import Suspect
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import DiffResult, Role, Suspect
+from introspect_cli.compare.result import DiffResult, Role
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from introspect_cli.compare.reasons.differences import RUN_NOISE, differences, on_one_line
 from introspect_cli.compare.reasons.files import FileChange
@@ -19,9 +19,8 @@ from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.watched import lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from introspect_cli.compare.reasons.base import Reason
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -79,6 +78,13 @@ _OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
 
 
+class Explained(Protocol):
+    """What a reason says of the settings that explain it."""
+
+    weights: ClassVar[Mapping[str, float]]
+    names: re.Pattern[str] | None
+
+
 def _says_where(name: str) -> bool:
     """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
@@ -121,7 +127,7 @@ class Blame:
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
     """
 
-    reason: Reason | None = None
+    reason: Explained | None = None
     hyperparameters: Changed = field(default_factory=dict)
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
