@@ -22,14 +22,7 @@ from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.words import although, how_far, what
-from introspect_cli.compare.rests_on import (
-    PASSES,
-    Place,
-    gradients_in_step,
-    owing_side,
-    state_before,
-    value_before,
-)
+from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
