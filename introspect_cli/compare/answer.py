@@ -30,7 +30,7 @@ from introspect_cli.records import Kind, count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.changes.ranking import CodeChanges
+    from introspect_cli.compare.changes.clues import CodeChanges
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -127,13 +127,13 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
 def _explained(compared: Compared, scene: Scene | None = None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
     """How the source differs, and which settings do, the strongest explanation of a divergence first."""
     a, b = compared.a, compared.b
-    code, blame = code_changes(a, b, scene), Blame()
+    code, blame, rounding = code_changes(a, b, scene), Blame(), False
     if scene is not None:
         tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-        rates = bool(tuned) or scene.no_rates
+        rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
         blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    return code, with_code(setting_changes(a, b, blame), code, rounding=blame.rounding)
+    return code, with_code(setting_changes(a, b, blame), code, rounding=rounding)
 
 
 def _present(*findings: Finding | None) -> tuple[Finding, ...]:

@@ -7,9 +7,8 @@ diverges first more is needed, steps and names, so that one is compared once mor
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from introspect_cli.compare.compared import first_of
 from introspect_cli.compare.join.distance import Tensors
@@ -22,10 +21,8 @@ from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import perturbed_by
-from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.rank_reader import expect
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import MANY, shares
+from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.spread import Task, Work
     from introspect_cli.store.whole import Reader
 
 _LEAST = 4_000
@@ -108,33 +105,15 @@ class Pair:
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
 
 
-class Group(NamedTuple):
-    """Some ranks to compare.
-
-    Attributes:
-        paths: a, b, and the runs of noise.
-        manifests: what the ranks of each say together.
-        ranks: their numbers.
-        options: what counts.
-        pair: both runs, without anything that is open.
-    """
-
-    paths: tuple[str, ...]
-    manifests: tuple[dict[str, Any], ...]
-    ranks: tuple[int, ...]
-    options: DiffOptions
-    pair: Pair
-
-
-def compare_group(group: Group) -> list[RankOutcome]:
+def compare_group(task: Task) -> list[RankOutcome]:
     """Compare some ranks."""
-    with ExitStack() as stack:
-        runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
-        for run, manifest in zip(runs, group.manifests, strict=True):
+    manifests, options, pair = task.given
+    with task.opened() as runs:
+        for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)
-        pair = replace(group.pair, a=runs[0], b=runs[1], noise=runs[2:])
-        return [_closed(pair.compare_rank(rank, group.options)) for rank in group.ranks]
+        expect((runs[0].rank(rank) for rank in task.ranks), 0, -1)
+        pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
+        return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
 def compare_ranks(
@@ -162,10 +141,9 @@ def compare_ranks(
         outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
     else:
         runs = (pair.a, pair.b, *pair.noise)
-        paths, manifests = tuple(from_anywhere(run.path) for run in runs), tuple(run.manifest for run in runs)
         closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
-        groups = [Group(paths, manifests, share, less, closed) for share in shares(ranks)]
-        outcomes = [outcome for done in work(compare_group, groups) for outcome in done]
+        given = tuple(run.manifest for run in runs), less, closed
+        outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
     outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []

@@ -6,6 +6,7 @@ cannot be told.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reach import within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
@@ -138,6 +140,10 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
+_ROOM = 240
+"""Characters that the likely causes may take in the first sentence."""
+
+
 def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
     """The answer: the place, and what differs there and why; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
@@ -158,7 +164,9 @@ def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str,
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        why += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
+        causes = [describe(change) for change in blamed[:3]]
+        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
+        why += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
     return f"{head} {where}", why
 
 
@@ -194,4 +202,7 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
         clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        own = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
     return tuple(clauses + reason_named(scene.tells).evidence(scene))

@@ -11,7 +11,7 @@ from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes
+from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes, renumbered
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
@@ -178,8 +178,8 @@ class Scene:
 
     @cached_property
     def hyperparameters(self) -> Changed:
-        """Hyper-parameters that differ at this step."""
-        return hyperparameter_changes(self.table)
+        """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
+        return {} if renumbered(*self.documents("optimizers").values()) else hyperparameter_changes(self.table)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

@@ -12,7 +12,14 @@ from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import has_parameter, holders, names_in, other_optimizer
+from introspect_cli.compare.reasons.hyperparameters import (
+    first_parameter,
+    has_parameter,
+    holders,
+    names_in,
+    other_optimizer,
+    renumbered,
+)
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
@@ -197,6 +204,17 @@ def _subject(scene: Scene) -> str:
     return f"{text} the {kind} {subject} {verb} only in {side}{of_class}."
 
 
+def _evaluations(scene: Scene) -> str:
+    """That an optimizer with a closure evaluates the loss another number of times within its step."""
+    if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
+        return ""
+    names = listed(list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))) or "the optimizer"
+    changes = [f"{label} {a} -> {b}" for label, (a, b) in scene.hyperparameters.items()]
+    why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
+    one, two = map(often, scene.losses)
+    return f"{names} evaluates the loss {one} within the step of a and {two} in b{why}."
+
+
 def _calls(scene: Scene) -> str:
     if not scene.calls:
         return ""
@@ -243,11 +261,18 @@ def _gradient(scene: Scene) -> str:
 
 def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
     """That a run's step is of an optimizer which has no such parameter, though another of its optimizers has it."""
-    has = {side: holders(held, {scene.site.fqn}) for side, held in scene.documents("optimizers").items()}
+    settings = scene.documents("optimizers")
+    has = {side: holders(held, {scene.site.fqn}) for side, held in settings.items()}
     here, there = steps[scene.first.only], steps[scene.lacks]
     held_here, held_there = {*has[scene.first.only]}, {*has[scene.lacks]}
     if not {*here} & held_here or not there or not held_there or {*there} & held_there:
         return ""
+    if here == there and renumbered(*settings.values()):
+        first = first_parameter(settings[scene.lacks], there[0])
+        return (
+            f"in {scene.first.only} the {here[0].partition('#')[0]} that has it steps here, and in {scene.lacks} the "
+            f"one that has {first}."
+        )
     return (
         f"{listed(here)} {'steps' if len(here) == 1 else 'step'} here in {scene.first.only}, and in {scene.lacks} "
         f"{listed(there)}, which {'does' if len(there) == 1 else 'do'} not have this parameter."
@@ -297,6 +322,7 @@ _LOOKS = (
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
+    (_ALL, _evaluations),
     (_ALL, _calls),
     (frozenset({Kind.GRAD}), _unused),
     (_GRADIENTS, _gradient),
