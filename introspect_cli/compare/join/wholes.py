@@ -90,12 +90,12 @@ def _held(a: Run, b: Run, ranks: Iterable[int]) -> tuple[bool, set[tuple[_Names,
     return True, states
 
 
-def _state(sites: SiteTable, known: dict[int, _Names]) -> _Names:
+def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
     """The names of states among sites, which ranks share as a rule."""
-    if id(sites) not in known:
+    if id(sites) not in kept:
         names = zip(sites.fqn, sites.kind, strict=True)
-        known[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
-    return known[id(sites)]
+        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
+    return kept[id(sites)]
 
 
 def _parts(reader: Reader) -> frozenset[object]:
