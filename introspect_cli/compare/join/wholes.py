@@ -60,6 +60,8 @@ def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
     common = [rank for rank in a.ranks if rank in b.ranks]
     if len(a.ranks) == len(b.ranks) == 1:
         return True
+    if work is not None and not _held(a, b, common[:1])[0]:
+        return False  # as other layouts are, as a rule: no task is needed
     every = [_held(a, b, common)] if work is None else list(work(_held_by, tasks_of([a, b], common)))
     if not all(alike for alike, _ in every):
         return False
