@@ -131,6 +131,9 @@ class Program(Parsed):
         for number in self.by_place.get(place, ()):
             for name in self.statements[number].calls:
                 yield from self.called(name, place)
+                if name == "apply":  # of an autograd function
+                    for _, used in self.statements[number].uses:
+                        yield from self.methods(used, "forward", "backward", "setup_context")
         yield from (other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<"))
 
     def called(self, name: str, by: tuple[str, str]) -> list[tuple[str, str]]:
