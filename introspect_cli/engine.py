@@ -8,11 +8,8 @@ here. Each worker has the runs on a disk, or at an address, that it can read by 
 from __future__ import annotations
 
 import re
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial, reduce
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from introspect_cli.errors import StoreError, UsageError
@@ -101,6 +98,9 @@ class Processes:
     """A pool of processes on this machine."""
 
     def __init__(self, number: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
     @property
@@ -113,6 +113,8 @@ class Processes:
         return self._results(self._pool.map(partial(_attempt, work), tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             yield from map(_result, done)
         except BrokenProcessPool:

@@ -1,6 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
-None of it changes from step to step, but for what is learned on the way by those that `floors` and `gathered` name.
+None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
+and by `rounded_before`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import start_values
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.gathered import Gathered
 from introspect_cli.compare.join.read_on import ReadOn, read_on
@@ -66,6 +67,7 @@ class Comparison:
     options: DiffOptions
     offset: int
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list)
+    _rounded: set[int] = field(default_factory=set)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -81,6 +83,19 @@ class Comparison:
             last = Layouts(one), Layouts(two)
             self._layouts[:] = [last]
         return last
+
+    def rounded_before(self, step: int, step_b: int, *, now: bool) -> bool:
+        """Whether what a step begins with may be rounded to bfloat16 or float16, though no step was opened that agrees.
+
+        Args:
+            step: of run a.
+            step_b: of run b.
+            now: whether both runs compute so in this step, which later ones rest on.
+        """
+        unseen = any(at and at - 1 not in run for at, run in ((step, self.sides.a), (step_b, self.sides.b)))
+        if now or unseen:
+            self._rounded.add(step)
+        return unseen or any(earlier < step for earlier in self._rounded)
 
     # --- what counts
 
@@ -229,7 +244,8 @@ class Comparison:
     def began(self) -> frozenset[str]:
         """FQNs of the parameters and buffers that both captures began with."""
         readers = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
-        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in readers)
+        codes = [kind_code(kind) for kind in _TENSORS]
+        one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
         return frozenset(one & two)
 
     @cached_property

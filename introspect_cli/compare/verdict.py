@@ -17,6 +17,7 @@ from introspect_cli.compare.outcome import names_of, within
 from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
@@ -265,4 +266,7 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
         clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        own = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
     return tuple(clauses + reason_named(scene.tells).evidence(scene))

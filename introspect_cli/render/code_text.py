@@ -12,7 +12,7 @@ from introspect_cli.render.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
 
 HEADS = {

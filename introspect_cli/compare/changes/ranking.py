@@ -12,12 +12,12 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
 from introspect_cli.compare.changes.nearness import Version
 from introspect_cli.compare.changes.program import Program
 
@@ -30,70 +30,16 @@ if TYPE_CHECKING:
 _IN_EXPRESSION = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A changed statement and how near to the divergence it is.
-
-    Attributes:
-        change: the change.
-        nearness: how near.
-        depth: statements between it and the code that computes the place, as far as values are followed by name.
-        hits: how many of the names that the records point to are in what changed.
-        above: the line above it.
-    """
-
-    change: Change
-    nearness: Nearness
-    depth: int = 0
-    hits: int = 0
-    above: str = ""
-
-    @property
-    def likely(self) -> bool:
-        """Whether it can matter to the place where the runs diverge."""
-        return self.nearness is not Nearness.ELSEWHERE
-
-
-@dataclass(frozen=True)
-class CodeChanges:
-    """How the source files of two runs differ.
-
-    Attributes:
-        ranked: changed statements, the most likely cause first.
-        in_comments: files that differ in comments, formatting or the order of definitions alone.
-        in_names: files that differ in the names of variables, and in comments, alone.
-        unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
-            (only what was redacted can differ, or comments), `binary`.
-        compared: how many files both runs have digests of.
-    """
-
-    ranked: tuple[Ranked, ...] = ()
-    in_comments: tuple[str, ...] = ()
-    in_names: tuple[str, ...] = ()
-    unread: tuple[tuple[str, str], ...] = ()
-    compared: int = 0
-
-    @property
-    def likely(self) -> tuple[Ranked, ...]:
-        """Those that can matter to the place where the runs diverge."""
-        return tuple(one for one in self.ranked if one.likely)
-
-    @property
-    def files(self) -> int:
-        """In how many files statements changed."""
-        return len({one.change.file for one in self.ranked})
-
-
 def ranked(
     changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
 ) -> tuple[Ranked, ...]:
     """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    known = zip(texts, clues.lines, clues.spans, strict=True)
-    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in known]
-    found = [_nearest(change, sides, clues) for change in changes]
-    return tuple(sorted(found, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
+    of_sides = zip(texts, clues.lines, clues.spans, strict=True)
+    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in of_sides]
+    placed = [_nearest(change, sides, clues) for change in changes]
+    return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
 def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
@@ -102,13 +48,11 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
-    for side, program in zip((change.a, change.b), sides, strict=True):
+    for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
-        numbers = program.program.at(change.file, side.first, side.last)
-        if change.unit == "file":
-            numbers = {statement.number for statement in program.program.statements if statement.file == change.file}
-        best = min([best, *map(program.nearness, numbers)])
+        last = sys.maxsize if change.unit == "file" else side.last
+        best = min([best, *map(version.nearness, version.program.at(change.file, side.first, last))])
     return (
         Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
     )
