@@ -31,7 +31,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
         table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
     table = _without_unsaved(table)
     if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
-        again_a, again_b = redundant_starts(comparison.sides, table.alignment, table)
+        again_a, again_b = redundant_starts(comparison.sides, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)
     return _without_evaluation(table, comparison)

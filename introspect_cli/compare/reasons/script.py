@@ -84,7 +84,7 @@ def _before(scene: Scene) -> str:
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         return (
             "the rest of this batch is equal: most likely the samples are the same, and this part of them is made "
-            "differently (files, augmentation, labels, masks)."
+            "differently (files, augmentation or its seed, labels, masks)."
         )
     return f"{text}: look at the data pipeline (order, seed, workers, augmentation, files)."
 

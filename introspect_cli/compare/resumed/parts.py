@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import Part, Restored, Resumption
-from introspect_cli.compare.join.carried import Tensor, values_of
-from introspect_cli.compare.join.read_on import Batch, ReadOn, State, batches_of, looked_later, random_states
-from introspect_cli.compare.join.sites import kind_code, picked
+from introspect_cli.compare.join.read_on import ReadOn, looked_later
+from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
+from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.resumed.beside import Side
+    from introspect_cli.compare.join.at import At, Batch, State, States, Tensor
 
 
 RATES = "learning rates and schedulers"
@@ -105,8 +104,8 @@ def optimizer(beside: Beside) -> Part:
 def _ends_equal(beside: Beside) -> bool:
     """Whether the optimizers leave the first step with one state in both runs."""
     left = [
-        {tensor: value for tensor, value in values.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
-        for values in (values_of(*side, Phase.OPTIMIZER) for side in beside.first)
+        {tensor: value for tensor, value in tensors.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
+        for tensors in (side.tensors(Phase.OPTIMIZER) for side in beside.first)
     ]
     return bool(left[0]) and left[0] == left[1]
 
@@ -115,7 +114,7 @@ def _counted(beside: Beside) -> tuple[str, str] | None:
     """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
     counts = []
     for side in beside.first:
-        states = [value for (_, path), value in numbers_of(side, Kind.OPTIMIZER_STATE) if path == "['step']"]
+        states = [own.value for own in side.numbers(Kind.OPTIMIZER_STATE, Phase.OPTIMIZER) if own.path == "['step']"]
         counts.append(max((value for value in states if value is not None), default=None))
     late, whole = counts
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
@@ -139,9 +138,9 @@ def copies(beside: Beside) -> Part:
     return Part(name, Restored.UNSEEN, "none on record", matters=False)
 
 
-def _of(side: Side, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
+def _of(side: At, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
     """The tensors of copies, or all others, as a phase of a step has them."""
-    return {tensor: value for tensor, value in values_of(*side, phase).items() if _is_copy(tensor[1]) is copy}
+    return {tensor: value for tensor, value in side.tensors(phase).items() if _is_copy(tensor[1]) is copy}
 
 
 def _is_copy(fqn: str) -> bool:
@@ -178,13 +177,12 @@ def rates(beside: Beside) -> Part:
     return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
 
 
-def _rates(side: Side) -> dict[tuple[str, str], float]:
+def _rates(side: At) -> dict[tuple[str, str], float]:
     """Learning rates by optimizer and group."""
-    rows = numbers_of(side, Kind.HYPERPARAMETER)
     return {
-        (fqn, path.partition("]")[0][1:]): value
-        for (fqn, path), value in rows
-        if path.endswith("['lr']") and value is not None
+        (own.fqn, own.path.partition("]")[0][1:]): own.value
+        for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        if own.path.endswith("['lr']") and own.value is not None
     }
 
 
@@ -192,9 +190,9 @@ def scaler(beside: Beside) -> Part:
     """The scale of a gradient scaler."""
     late, whole = (
         {
-            path: value
-            for (fqn, path), value in numbers_of(side, Kind.HYPERPARAMETER)
-            if fqn == SCALER and value is not None
+            own.path: own.value
+            for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+            if own.fqn == SCALER and own.value is not None
         }
         for side in beside.first
     )
@@ -210,8 +208,7 @@ def scaler(beside: Beside) -> Part:
 
 def counters(beside: Beside) -> Part:
     """What the framework counts."""
-    (one, first, _), (two, at, _) = beside.first
-    late, whole = one.labels.get(first, {}), two.labels.get(at, {})
+    late, whole = (side.reader.labels.get(side.step, {}) for side in beside.first)
     names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
     if not names:
         return Part("counters", Restored.UNSEEN, matters=False)
@@ -230,9 +227,9 @@ def random(beside: Beside) -> list[Part]:
     """The random state of each generator."""
     if Kind.RNG.value not in beside.kinds:
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (random_states(*side) for side in beside.first)
+    late, whole = (side.random_states() for side in beside.first)
     last = [*beside.steps()][-1:]
-    ends = tuple(random_states(*side) for side in last[0]) if last and last[0] != beside.first else ({}, {})
+    ends = tuple(side.random_states() for side in last[0]) if last and last[0] != beside.first else ({}, {})
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
@@ -260,7 +257,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
     return Restored.NO, ""
 
 
-def _unused(generator: str, states: tuple[dict[tuple[str, Phase, str, int], State], ...]) -> bool:
+def _unused(generator: str, states: tuple[States, ...]) -> bool:
     """Whether nothing drew from a generator between the first and the last step of a run that are looked at."""
     first, last = states
     start = (generator, Phase.START, generator, 0)
@@ -278,19 +275,19 @@ def place(beside: Beside) -> Part:
     read = beside.comparison.read_on
     thrown, seen = read.batches if read is not None else {}, 0
     for late, whole in beside.steps():
-        mine, theirs = batches_of(*late), batches_of(*whole)
+        mine, theirs = late.batches(), whole.batches()
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
-            if late[1] == beside.goes.first:
+            if late.step == beside.goes.first:
                 here = here[thrown.get(loader, 0) :]
             seen += bool(here) and here == there
-            if here and here != there and here == there[-len(here) :] and late[1] == beside.goes.first:
+            if here and here != there and here == there[-len(here) :] and late.step == beside.goes.first:
                 return _by_inputs(beside)  # those before may have been thrown away by the whole run, too
             if here != there:
                 when = beside.since(late, whole)
                 text = f"{when} " if when else ""
                 return Part(PLACE, Restored.NO, f"{text}{_which(beside, here, loader)}")
-        if late[1] == beside.goes.first and not seen and not thrown:
+        if late.step == beside.goes.first and not seen and not thrown:
             return _by_inputs(beside)
     if not seen and not thrown:
         return Part(PLACE, Restored.UNSEEN)
@@ -306,8 +303,8 @@ def _which(beside: Beside, read: list[Batch], loader: str) -> str:
     if not read:
         return f"{goes.late} reads no batch"
     for side in beside.whole_steps():
-        if read[-1] in batches_of(*side).get(loader, []):
-            return f"{goes.late} reads the batch of step {side[1]} of {goes.whole}"
+        if read[-1] in side.batches().get(loader, []):
+            return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
     return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
 
 
@@ -324,13 +321,10 @@ def _by_inputs(beside: Beside) -> Part:
     return Part(PLACE, Restored.NO, "the model's inputs differ")
 
 
-def _inputs(side: Side) -> dict[tuple[str, int, str], int]:
+def _inputs(side: At) -> dict[tuple[str, int, str], int]:
     """Checksums of what root modules are given in a step."""
-    reader, step, sites = side
-    if step not in reader:
-        return {}
-    batch, inputs = reader.read(step), {}
-    for row, number in picked(batch, sites, Kind.INPUT, Phase.FORWARD):
-        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED:
-            inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(batch.checksum[row])
+    sites, inputs = side.sites, {}
+    for row, number in side.rows([Kind.INPUT], Phase.FORWARD):
+        if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
+            inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
     return inputs
