@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, Rule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.health.table import Table, lasting
 from introspect_cli.records import Kind, Phase
 
@@ -31,7 +31,15 @@ FLAT = 22
 _NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
 
 
-def _dead(table: Table) -> Iterator[Hit]:
+@rule(
+    "dead-units",
+    Level.WARNING,
+    "activations nearly all of which stay zero",
+    f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
+    "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
+    "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
+)
+def dead_units(table: Table) -> Iterator[Hit]:
     sites = observed(
         [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
         "outputs of modules with statistics",
@@ -41,7 +49,7 @@ def _dead(table: Table) -> Iterator[Hit]:
         start = lasting(zeros >= DEAD, LASTING)
         if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
             text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
-            yield Hit(int(steps[start]), table.name(site), text)
+            yield table.hit(site, steps[start], text)
 
 
 def _activations(table: Table) -> list[int]:
@@ -67,7 +75,15 @@ def _was_given(table: Table, site: int) -> bool:
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
 
 
-def _saturated(table: Table) -> Iterator[Hit]:
+@rule(
+    "saturated",
+    Level.WARNING,
+    "sigmoid or tanh outputs at their ends, where the gradient is gone",
+    f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
+    f"its output) is below {SATURATED:.0%} of its largest",
+    "weights or inputs that are too large; normalise them or lower the initial scale",
+)
+def saturated(table: Table) -> Iterator[Hit]:
     squashing = table.tensors(Kind.OUTPUT, floats=False)
     sites = observed(
         [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"
@@ -81,10 +97,18 @@ def _saturated(table: Table) -> Iterator[Hit]:
         if start is not None:
             slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
             text = f"its mean derivative is {slope_now}"
-            yield Hit(int(steps[start]), table.name(site), text)
+            yield table.hit(site, steps[start], text)
 
 
-def _constant(table: Table) -> Iterator[Hit]:
+@rule(
+    "constant-output",
+    Level.WARNING,
+    "outputs that are constant, or do not depend on what goes in",
+    f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
+    "its input varies; or its bits stay while its input's change",
+    "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
+)
+def constant_output(table: Table) -> Iterator[Hit]:
     sites = observed(table.tensors(Kind.OUTPUT, phase=Phase.FORWARD), "outputs of modules with statistics")
     for site in sites:
         column = table.column(site)
@@ -95,11 +119,11 @@ def _constant(table: Table) -> Iterator[Hit]:
         start = lasting(flat, LASTING)
         if start is not None and not _inputs_flat(table, site):
             step = int(column.steps[rows[start]])
-            yield Hit(step, table.name(site), f"all its values are {mean[-1]:.4g} since step {step}")
+            yield table.hit(site, step, f"all its values are {mean[-1]:.4g} since step {step}")
             continue
         if (since := _unmoved(table, site)) is not None:
             text = f"the same bits at every step since step {since}, though its inputs differ"
-            yield Hit(since, table.name(site), text)
+            yield table.hit(site, since, text)
 
 
 def _inputs_flat(table: Table, site: int) -> bool:
@@ -121,32 +145,4 @@ def _unmoved(table: Table, site: int) -> int | None:
     return None if start is None else int(column.steps[rows[start]])
 
 
-RULES = (
-    Rule(
-        "dead-units",
-        Level.WARNING,
-        "activations nearly all of which stay zero",
-        f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
-        "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
-        "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
-        _dead,
-    ),
-    Rule(
-        "saturated",
-        Level.WARNING,
-        "sigmoid or tanh outputs at their ends, where the gradient is gone",
-        f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
-        f"its output) is below {SATURATED:.0%} of its largest",
-        "weights or inputs that are too large; normalise them or lower the initial scale",
-        _saturated,
-    ),
-    Rule(
-        "constant-output",
-        Level.WARNING,
-        "outputs that are constant, or do not depend on what goes in",
-        f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
-        "its input varies; or its bits stay while its input's change",
-        "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
-        _constant,
-    ),
-)
+RULES = (dead_units, saturated, constant_output)

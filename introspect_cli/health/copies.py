@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import Gathered
-from introspect_cli.health.findings import Hit, Level, NotObservedError, RankRule
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.parts import Parts
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.launch import rank_list
@@ -142,8 +142,7 @@ def share_samples(ranks: Ranks, one: int, two: int) -> bool:
 def copies_of(ranks: Ranks) -> Copies:
     """What is known of copies."""
     copies = ranks.of(Copies)
-    if not copies.all:
-        raise NotObservedError("two ranks that recorded the same parameter")
+    observed(copies.all, "two ranks that recorded the same parameter")
     return copies
 
 
@@ -161,7 +160,15 @@ def whose(difference: Difference) -> str:
     return f"{rank_list(list(difference.others))}, compared with rank {difference.base}"
 
 
-def _differ(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "copies-differ",
+    Level.ERROR,
+    "copies of a parameter differ between ranks",
+    "no gradient of it was seen to differ; or it differs from the first step on, although its gradients are equal",
+    "a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts whose "
+    "gradients are averaged over the wrong group",
+)
+def copies_differ(ranks: Ranks) -> Iterator[Hit]:
     copies = copies_of(ranks)
     for fqn, difference in copies.params.items():
         if fqn in copies.grads and copies.grads[fqn].step <= difference.step:
@@ -182,7 +189,14 @@ def _differ(ranks: Ranks) -> Iterator[Hit]:
             yield Hit(difference.step, f"param {fqn}", evidence, difference.rank)
 
 
-def _layouts(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "rank-layout",
+    Level.ERROR,
+    "a parameter has another dtype or shape, or a module's output another dtype, on some ranks",
+    "it is so in any step that all ranks have",
+    "a model that is built or cast differently there, or an autocast that is not entered on all ranks",
+)
+def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     copies = ranks.of(Copies)
     if not copies.layouts:
         copies_of(ranks)
@@ -194,23 +208,3 @@ def unlike(values: Mapping[int, str]) -> tuple[int, str]:
     first = next(iter(values.values()))
     words = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
     return next(rank for rank, value in values.items() if value != first), words
-
-
-COPIES_DIFFER = RankRule(
-    "copies-differ",
-    Level.ERROR,
-    "copies of a parameter differ between ranks",
-    "no gradient of it was seen to differ; or it differs from the first step on, although its gradients are equal",
-    "a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts whose "
-    "gradients are averaged over the wrong group",
-    _differ,
-)
-
-RANK_LAYOUT = RankRule(
-    "rank-layout",
-    Level.ERROR,
-    "a parameter has another dtype or shape, or a module's output another dtype, on some ranks",
-    "it is so in any step that all ranks have",
-    "a model that is built or cast differently there, or an autocast that is not entered on all ranks",
-    _layouts,
-)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
-from introspect_cli.health.findings import Hit, Level, RankRule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import SCALER, Kind, Phase, count
 
 if TYPE_CHECKING:
@@ -77,7 +77,14 @@ class Given(Gathered):
                 counted[2] = now.step if counted[2] < 0 else counted[2]
 
 
-def _samples(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "same-samples",
+    Level.WARNING,
+    "data-parallel ranks are given the same batches",
+    "every batch of one is bit for bit that of the other; without a torch DataLoader, every input of their models",
+    "a loader without a DistributedSampler, or one that does not know its rank",
+)
+def same_samples(ranks: Ranks) -> Iterator[Hit]:
     # Without a loader of torch's, what the models are given tells, where a wrapper says who has samples of its own.
     given = ranks.of(Given)
     drawn = given.batches or (given.inputs if ranks.groups else {})
@@ -92,14 +99,29 @@ def _samples(ranks: Ranks) -> Iterator[Hit]:
             yield Hit(first, site, evidence, two)
 
 
-def _uneven(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "uneven-batches",
+    Level.WARNING,
+    "data-parallel ranks are given batches of different sizes",
+    "in one step, batches differ in their first dimension alone",
+    "a last batch that is not full; weigh by samples, or drop it",
+)
+def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     observed(is_data_parallel(ranks), "data-parallel ranks and their batches")
     sizes = ranks.of(Given).sizes
     if sizes is not None:
         yield sizes
 
 
-def _settings(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "rank-settings",
+    Level.WARNING,
+    "versions, flags, hardware, sources, hyper-parameters or modules' attributes differ between ranks",
+    f"any value of {', '.join(_SETTINGS)} differs, or a hyper-parameter in any step; of data-parallel ranks a "
+    "flag or a fraction that a module of torch's begins with, or any module's mode",
+    "machines that are not set up alike, or a setting that depends on the rank",
+)
+def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     hits = [*ranks.of(Given).hyperparameters.values(), *_attributes(ranks)]
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
@@ -153,32 +175,3 @@ def _flat(settings: object) -> Iterator[tuple[str, object]]:
                 stack += [(f"{name}.{key}", inner) for key, inner in value.items() if str(key) not in _RANK_LOCAL]
             else:
                 yield name, value
-
-
-SAME_SAMPLES = RankRule(
-    "same-samples",
-    Level.WARNING,
-    "data-parallel ranks are given the same batches",
-    "every batch of one is bit for bit that of the other; without a torch DataLoader, every input of their models",
-    "a loader without a DistributedSampler, or one that does not know its rank",
-    _samples,
-)
-
-UNEVEN_BATCHES = RankRule(
-    "uneven-batches",
-    Level.WARNING,
-    "data-parallel ranks are given batches of different sizes",
-    "in one step, batches differ in their first dimension alone",
-    "a last batch that is not full; weigh by samples, or drop it",
-    _uneven,
-)
-
-RANK_SETTINGS = RankRule(
-    "rank-settings",
-    Level.WARNING,
-    "versions, flags, hardware, sources, hyper-parameters or modules' attributes differ between ranks",
-    f"any value of {', '.join(_SETTINGS)} differs, or a hyper-parameter in any step; of data-parallel ranks a "
-    "flag or a fraction that a module of torch's begins with, or any module's mode",
-    "machines that are not set up alike, or a setting that depends on the rank",
-    _settings,
-)

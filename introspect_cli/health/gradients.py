@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, Rule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -104,14 +104,32 @@ def _by_depth(table: Table) -> list[_Depth]:
     return depths
 
 
-def _vanishing(table: Table) -> Iterator[Hit]:
+@rule(
+    "vanishing-gradients",
+    Level.WARNING,
+    "gradients that vanish towards the first layers",
+    f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
+    f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
+    "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
+    "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
+)
+def vanishing_gradients(table: Table) -> Iterator[Hit]:
     for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
         low = (depth.early * RATIO < depth.late) & (depth.early > 0)
         if low.mean() >= OFTEN and low[-1]:
             yield depth.first(low)
 
 
-def _exploding(table: Table) -> Iterator[Hit]:
+@rule(
+    "exploding-gradients",
+    Level.WARNING,
+    "gradients that grow towards the first layers or from step to step",
+    f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
+    f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
+    f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
+    "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
+)
+def exploding_gradients(table: Table) -> Iterator[Hit]:
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
     observed(depths or gradients, "gradients of parameters")
     for depth in depths:
@@ -133,7 +151,16 @@ def _exploding(table: Table) -> Iterator[Hit]:
                 break
 
 
-def _unbalanced(table: Table) -> Iterator[Hit]:
+@rule(
+    "unbalanced-gradients",
+    Level.WARNING,
+    "heads whose gradients differ very much in size",
+    "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
+    f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
+    "2018)",
+    "losses of different scale that are added up; weigh them",
+)
+def unbalanced_gradients(table: Table) -> Iterator[Hit]:
     for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
         norms = {name: _norm_inside(table, name) for name in names}
         present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
@@ -176,35 +203,4 @@ def _norm_inside(table: Table, fqn: str) -> NDArray[np.float64]:
     return table.total_norm(sites)
 
 
-RULES = (
-    Rule(
-        "vanishing-gradients",
-        Level.WARNING,
-        "gradients that vanish towards the first layers",
-        f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
-        f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
-        "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
-        "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
-        _vanishing,
-    ),
-    Rule(
-        "exploding-gradients",
-        Level.WARNING,
-        "gradients that grow towards the first layers or from step to step",
-        f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
-        f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
-        f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
-        "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
-        _exploding,
-    ),
-    Rule(
-        "unbalanced-gradients",
-        Level.WARNING,
-        "heads whose gradients differ very much in size",
-        "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
-        f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
-        "2018)",
-        "losses of different scale that are added up; weigh them",
-        _unbalanced,
-    ),
-)
+RULES = (vanishing_gradients, exploding_gradients, unbalanced_gradients)

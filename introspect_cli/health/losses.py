@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -40,16 +40,30 @@ def _losses(table: Table) -> list[int]:
     return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
-def _not_finite(table: Table) -> Iterator[Hit]:
+@rule(
+    "loss-nonfinite",
+    Level.ERROR,
+    "a loss that is NaN or Inf",
+    "a loss is NaN or infinite at any step",
+    "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
+)
+def loss_nonfinite(table: Table) -> Iterator[Hit]:
     for site in _losses(table):
         steps, bad = table.stat(site, "bad")
         rows = np.flatnonzero(bad > 0)
         if len(rows):
             text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
-            yield Hit(int(steps[rows[0]]), table.name(site), text)
+            yield table.hit(site, steps[rows[0]], text)
 
 
-def _stuck(table: Table) -> Iterator[Hit]:
+@rule(
+    "loss-stuck",
+    Level.WARNING,
+    "a loss that does not move",
+    f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
+    "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
+)
+def loss_stuck(table: Table) -> Iterator[Hit]:
     long_enough = False
     for site in _losses(table):
         steps, value = table.stat(site, "mean")
@@ -60,12 +74,20 @@ def _stuck(table: Table) -> Iterator[Hit]:
         span = float(np.ptp(value))
         if usual > 0 and span < STUCK * usual:
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
-            yield Hit(int(steps[0]), table.name(site), text)
-    if not long_enough:
-        raise NotObservedError(f"{STUCK_STEPS} or more steps with a finite loss")
+            yield table.hit(site, steps[0], text)
+    observed(long_enough, f"{STUCK_STEPS} or more steps with a finite loss")
 
 
-def _spike(table: Table) -> Iterator[Hit]:
+@rule(
+    "loss-spike",
+    Level.WARNING,
+    "a loss that spikes",
+    f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
+    f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
+    "times the median absolute deviation)",
+    "a bad batch, a learning rate that is too high, or an overflow",
+)
+def loss_spike(table: Table) -> Iterator[Hit]:
     long_enough = False
     for site in _losses(table):
         steps, value = table.stat(site, "mean")
@@ -77,37 +99,9 @@ def _spike(table: Table) -> Iterator[Hit]:
             now = float(value[position])
             if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
                 text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
-                yield Hit(int(steps[position]), table.name(site), text)
+                yield table.hit(site, steps[position], text)
                 break
-    if not long_enough:
-        raise NotObservedError(f"more than {SPIKE_HISTORY} steps with a finite loss")
+    observed(long_enough, f"more than {SPIKE_HISTORY} steps with a finite loss")
 
 
-RULES = (
-    Rule(
-        "loss-nonfinite",
-        Level.ERROR,
-        "a loss that is NaN or Inf",
-        "a loss is NaN or infinite at any step",
-        "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
-        _not_finite,
-    ),
-    Rule(
-        "loss-stuck",
-        Level.WARNING,
-        "a loss that does not move",
-        f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
-        "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
-        _stuck,
-    ),
-    Rule(
-        "loss-spike",
-        Level.WARNING,
-        "a loss that spikes",
-        f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
-        f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
-        "times the median absolute deviation)",
-        "a bad batch, a learning rate that is too high, or an overflow",
-        _spike,
-    ),
-)
+RULES = (loss_nonfinite, loss_stuck, loss_spike)

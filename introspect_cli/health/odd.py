@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.copies import COPIES_DIFFER
+from introspect_cli.health.copies import copies_differ
 from introspect_cli.health.findings import CheckResult, Finding
 from introspect_cli.records import KIND_CODES, Kind, count
 from introspect_cli.store.pack import from_anywhere
@@ -102,7 +102,7 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     held = total(shares_of, groups, together) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
     if len(np.unique(held["rank"])) < max(len(ranks), 2):
         needs = _LACKING if len(ranks) > 1 else "several ranks"
-        return CheckResult(path, (), (), ((COPIES_DIFFER.id, needs),), tuple(run.endings), steps)
+        return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
     unequal, undecided = _unequal(held)
     seen: dict[int, list[_Seen]] = {}
     for each in unequal:
@@ -111,15 +111,15 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     for rank, every in seen.items():
         first, *others = sorted(every, key=lambda one: (one.step, one.sequence))
         also = tuple(dict.fromkeys(other.site for other in others))
-        rule = COPIES_DIFFER
+        rule = copies_differ
         findings.append(Finding(rule.id, rule.level, first.step, rank, first.site, first.evidence, _CAUSE, also))
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     alone = int((np.unique(held["share"], return_counts=True)[1] == 1).sum())
     notes = [*run.endings, _scope(len(np.unique(held["share"])), alone, undecided)]
     if undecided and not findings:
         needs = f"a value that most ranks have of {count(undecided, 'share')}"
-        return CheckResult(path, (), (), ((COPIES_DIFFER.id, needs),), tuple(notes), steps)
-    return CheckResult(path, tuple(findings), (COPIES_DIFFER.id,), (), tuple(notes), steps)
+        return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(notes), steps)
+    return CheckResult(path, tuple(findings), (copies_differ.id,), (), tuple(notes), steps)
 
 
 def _scope(shares: int, alone: int, undecided: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.findings import Hit, Level, RankRule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Part, Phase
 from introspect_cli.store.plan import Covering, covering, same_parts, share
 
@@ -108,14 +108,29 @@ class Parts(Gathered):
                     self.untied[one, two] = None
 
 
-def _shards(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "shards",
+    Level.ERROR,
+    "parts of a parameter overlap, leave some of it out, or hold the same values",
+    "at the start, the ranges of indices that ranks hold do not have each element once, or two parts have the same "
+    "extrema and moments, to the last bit",
+    "a checkpoint that was cut with another rank's offset, or ranks that each drew their part from one seed",
+)
+def shards(ranks: Ranks) -> Iterator[Hit]:
     observed(ranks.has_parts, "parameters that are cut over ranks")
     first = ranks.steps[0] if ranks.steps else 0
     for fqn, wrong in ranks.of(Parts).wrong.items():
         yield Hit(first, f"param {fqn}", f"of {fqn}, {wrong}", ranks.numbers[0])
 
 
-def _tied(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "tied-weights",
+    Level.ERROR,
+    "tied weights on two ranks differ",
+    "parameters that begin equal on two ranks, under two names, differ after a step",
+    "an embedding and a head on two stages whose gradients are not all-reduced",
+)
+def tied_weights(ranks: Ranks) -> Iterator[Hit]:
     untied = observed(ranks.of(Parts).untied, "parameters that begin equal under different names on two ranks")
     for ((rank, one), (other, two)), step in untied.items():
         if step is not None:
@@ -124,23 +139,3 @@ def _tied(ranks: Ranks) -> Iterator[Hit]:
                 f"step {step}: their gradients were not added up"
             )
             yield Hit(step, f"param {two}", evidence, other)
-
-
-SHARDS = RankRule(
-    "shards",
-    Level.ERROR,
-    "parts of a parameter overlap, leave some of it out, or hold the same values",
-    "at the start, the ranges of indices that ranks hold do not have each element once, or two parts have the same "
-    "extrema and moments, to the last bit",
-    "a checkpoint that was cut with another rank's offset, or ranks that each drew their part from one seed",
-    _shards,
-)
-
-TIED_WEIGHTS = RankRule(
-    "tied-weights",
-    Level.ERROR,
-    "tied weights on two ranks differ",
-    "parameters that begin equal on two ranks, under two names, differ after a step",
-    "an embedding and a head on two stages whose gradients are not all-reduced",
-    _tied,
-)

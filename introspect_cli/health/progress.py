@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.findings import Hit, Level, RankRule
+from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass
@@ -97,7 +97,14 @@ class Progress(Gathered):
         return moved
 
 
-def _lost(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "lost-rank",
+    Level.ERROR,
+    "a rank left nothing, was cut off, or ended before the others",
+    "its records are missing, have no end, or stop at an earlier step than the others'",
+    "a crash, a kill or a hang of that rank; its own output says more",
+)
+def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     run = ranks.run
     last = {rank: run.rank(rank).last_step for rank in run.ranks}
     missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
@@ -108,29 +115,23 @@ def _lost(ranks: Ranks) -> Iterator[Hit]:
         yield Hit(last.get(rank) or 0, f"rank {rank}", sentence, rank)
 
 
-LOST_RANK = RankRule(
-    "lost-rank",
-    Level.ERROR,
-    "a rank left nothing, was cut off, or ended before the others",
-    "its records are missing, have no end, or stop at an earlier step than the others'",
-    "a crash, a kill or a hang of that rank; its own output says more",
-    _lost,
-)
-
-RANK_STEPS = RankRule(
+@rank_rule(
     "rank-steps",
     Level.ERROR,
     "ranks are at different steps: one skipped an optimizer step, or took one more",
     "no parameter of a rank changes in a step in which others' do, or it has more losses in one",
     "a step that one rank skips alone (gradients not finite there), or a condition on its own loss",
-    lambda ranks: ranks.of(Progress).hits,
 )
+def rank_steps(ranks: Ranks) -> Iterable[Hit]:
+    return ranks.of(Progress).hits
 
-RANK_GRADIENTS = RankRule(
+
+@rank_rule(
     "rank-gradients",
     Level.ERROR,
     "a parameter has a gradient on some ranks only",
     "both have other gradients in the step; parameters that are cut over ranks do not count",
     "a parameter that some ranks do not use, and a reduction that leaves out what is None",
-    lambda ranks: ranks.of(Progress).missing.values(),
 )
+def rank_gradients(ranks: Ranks) -> Iterable[Hit]:
+    return ranks.of(Progress).missing.values()

@@ -21,7 +21,7 @@ import numpy as np
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import Copies, copies_of, since, whose
-from introspect_cli.health.findings import Hit, Level, RankRule
+from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.health.outputs import Outputs
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import Kind, Phase, Status, count
@@ -288,7 +288,15 @@ def _fill(sent: Sequence[Sequence[_Passed]], gradients: Sequence[Value], other: 
     return abs(other.total) > 10 * near and any(abs(total * factor - taken) <= near for factor in (1.0, 1 / ranks))
 
 
-def _reduction(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "reduction",
+    Level.ERROR,
+    "gradients of one parameter differ between ranks when the optimizer takes them",
+    "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
+    "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
+    "unscaling by what each rank has of its own",
+)
+def reduction(ranks: Ranks) -> Iterator[Hit]:
     copies = copies_of(ranks)
     alone = {fqn for fqn, difference in copies.grads.items() if not difference.is_multiple and not difference.single}
     begun = {copies.grads[fqn].step for fqn in alone}
@@ -332,14 +340,3 @@ def _likely(ranks: Ranks, fqn: str) -> str:
         which = " and another ".join(f"on {rank_list(same)}" for same in alike)
         return f"it is one gradient {which}: it was not reduced over all ranks, or changed after that"
     return "it was not reduced, or not over these ranks, or changed on one after that"
-
-
-REDUCTION = RankRule(
-    "reduction",
-    Level.ERROR,
-    "gradients of one parameter differ between ranks when the optimizer takes them",
-    "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
-    "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
-    "unscaling by what each rank has of its own",
-    _reduction,
-)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples
-from introspect_cli.health.findings import Hit, Level, RankRule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.reduction import REDUCTIONS, adding_up, finite
 from introspect_cli.records import Kind, Phase, count
 
@@ -124,7 +124,15 @@ class Scaling(Gathered):
             self.clipped = Hit(now.step, "grad norm", evidence)
 
 
-def _summed(ranks: RanksOfRun) -> Iterator[Hit]:
+@rank_rule(
+    "summed-gradients",
+    Level.WARNING,
+    "gradients are summed over data-parallel ranks, not averaged",
+    "by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where these "
+    "are not near zero, nor clipped or scaled",
+    "an all-reduce without the division by the number of ranks; the learning rate is as many times as large",
+)
+def summed_gradients(ranks: RanksOfRun) -> Iterator[Hit]:
     scaling = ranks.of(Scaling)
     needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
     observed(scaling.summed or scaling.averaged, f"{needs} (capture --record default)")
@@ -139,7 +147,14 @@ def _summed(ranks: RanksOfRun) -> Iterator[Hit]:
         yield Hit(step, f"grad {fqn}", evidence)
 
 
-def _clipped(ranks: RanksOfRun) -> Iterator[Hit]:
+@rank_rule(
+    "local-clip",
+    Level.WARNING,
+    "each rank clips its gradients by a norm of its part of them",
+    "norms of different gradients are equal on all ranks, to rounding",
+    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
+)
+def local_clip(ranks: RanksOfRun) -> Iterator[Hit]:
     scaling = ranks.of(Scaling)
     needs = (
         "gradients of which each rank has a part, or what goes into reductions (capture --record default,collective)"
@@ -147,23 +162,3 @@ def _clipped(ranks: RanksOfRun) -> Iterator[Hit]:
     observed(scaling.compared, needs)
     if scaling.clipped is not None:
         yield scaling.clipped
-
-
-SUMMED_GRADIENTS = RankRule(
-    "summed-gradients",
-    Level.WARNING,
-    "gradients are summed over data-parallel ranks, not averaged",
-    "by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where these "
-    "are not near zero, nor clipped or scaled",
-    "an all-reduce without the division by the number of ranks; the learning rate is as many times as large",
-    _summed,
-)
-
-LOCAL_CLIP = RankRule(
-    "local-clip",
-    Level.WARNING,
-    "each rank clips its gradients by a norm of its part of them",
-    "norms of different gradients are equal on all ranks, to rounding",
-    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
-    _clipped,
-)

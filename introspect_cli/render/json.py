@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.groups import Groups
     from introspect_cli.compare.result import DiffResult, Separate
-    from introspect_cli.health.findings import CheckResult, RankRule, Rule
+    from introspect_cli.health.findings import CheckResult, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.history import History, Stored
     from introspect_cli.inspect.module_tree import ModuleRow
@@ -242,7 +242,7 @@ def check_document(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
+def rules_document(rules: Sequence[Rule]) -> dict[str, Any]:
     """The rules of a check."""
     keys = ("level", "about", "when", "cause")
     return {
