@@ -154,8 +154,7 @@ def _captured(
     a: str | None, b: str | None, command: tuple[str, ...], asked: dict[str, Any], again: dict[str, Any]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Capture what of a and b is a revision; both runs, and repetitions of a."""
-    from introspect_cli.commands.capture import capture
-    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.rerun.commits import Question, captured
@@ -275,7 +274,7 @@ def _compare(
 
             yield from side_by_side(first, *stored, screen.width)
         if asked["want_map"]:
-            from introspect_cli.render.map_text import map_blocks
+            from introspect_cli.render.plots_text import map_blocks
 
             yield from map_blocks(result, screen.width)
         if graph is not None and not output:

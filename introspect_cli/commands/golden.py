@@ -42,8 +42,7 @@ def save(
     sources: bool,
 ) -> int:
     """Run a script for some steps and keep checksums and sketches of what it computes."""
-    from introspect_cli.commands.capture import capture
-    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.rerun.golden import Golden, tolerance_of
     from introspect_cli.rerun.golden import save as keep
 

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
+from introspect_cli.health import flow, inputs, nonfinite, parameters
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.collectives import Collectives, collectives
-from introspect_cli.health.copies import Copies, copies_differ, rank_layout
+from introspect_cli.health.copies import Copies, Parts, copies_differ, rank_layout, shards, tied_weights
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
-from introspect_cli.health.given import Given, rank_settings, same_samples, uneven_batches
+from introspect_cli.health.given import (
+    Given,
+    Progress,
+    lost_rank,
+    rank_gradients,
+    rank_settings,
+    rank_steps,
+    same_samples,
+    uneven_batches,
+)
 from introspect_cli.health.outputs import Outputs, rank_draws, rank_outputs
-from introspect_cli.health.parts import Parts, shards, tied_weights
-from introspect_cli.health.progress import Progress, lost_rank, rank_gradients, rank_steps
 from introspect_cli.health.reading import TableBuilder, read_table
 from introspect_cli.health.reduction import Reductions, reduction
 from introspect_cli.health.scaling import Scaling, local_clip, summed_gradients
@@ -34,9 +41,7 @@ if TYPE_CHECKING:
 
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
-    *losses.RULES,
-    *gradients.RULES,
-    *activations.RULES,
+    *flow.RULES,
     *parameters.RULES,
     *inputs.RULES,
     lost_rank,

@@ -10,15 +10,13 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Line, line
-from introspect_cli.render.map_text import map_blocks
-from introspect_cli.render.text import clean, number, sparkline
+from introspect_cli.render.blocks import Block, Line, clean, line, number, sparkline
+from introspect_cli.render.plots_text import map_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.health.curves import Curve
-    from introspect_cli.health.look import Look
+    from introspect_cli.health.curves import Curve, Look
 
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Line, line
-from introspect_cli.render.text import clean
+from introspect_cli.render.blocks import Block, Line, clean, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

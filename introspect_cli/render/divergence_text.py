@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.join.distance import shapeless, shapes_differ
 from introspect_cli.compare.result import DiffResult, Divergence, Role, Size
 from introspect_cli.records import Kind, Status, Summary, count
-from introspect_cli.render.blocks import Block, Column, Table, line, table_of
-from introspect_cli.render.text import brief_what, clean, distance, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Table,
+    brief_what,
+    clean,
+    distance,
+    line,
+    number,
+    shape,
+    site_text,
+    table_of,
+    two_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

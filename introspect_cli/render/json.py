@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Separate
     from introspect_cli.health.findings import CheckResult, Rule
     from introspect_cli.inspect.data_flow import Graph
-    from introspect_cli.inspect.history import History, Stored
-    from introspect_cli.inspect.module_tree import ModuleRow
-    from introspect_cli.inspect.nested import ValueRow
-    from introspect_cli.inspect.overview import Overview
+    from introspect_cli.inspect.module_tree import ModuleRow, ValueRow
+    from introspect_cli.inspect.overview import History, Overview, Stored
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
     from introspect_cli.rerun.bisect import Culprit
@@ -273,7 +271,7 @@ def smallest_document(smallest: Smallest) -> dict[str, Any]:
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
-    from introspect_cli.rerun.element import kind_of, place_of
+    from introspect_cli.rerun.minimise import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, shown, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, count, human_size, perturbed_by
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
-from introspect_cli.render.text import brief_what, clean, number, shape, site_text, statistic
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Line,
+    Table,
+    brief_what,
+    clean,
+    line,
+    number,
+    shape,
+    site_text,
+    statistic,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

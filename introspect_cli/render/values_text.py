@@ -11,9 +11,8 @@ from introspect_cli.compare.element.elements import Elements, differing, element
 from introspect_cli.compare.element.grid import SIGN, Picture, smaller
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.blocks import Block, Column, Line, Table, clean, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
-from introspect_cli.render.text import clean, number, shape, site_text, two_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.element.pattern import Difference
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.inspect.history import Stored
+    from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 
 _MOST_ROWS = 8

@@ -20,10 +20,9 @@ from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
-from introspect_cli.rerun.minimise import applied, command_line
-from introspect_cli.rerun.opened import opened_files
+from introspect_cli.rerun.minimise import Difference, Element, OtherFile, OtherPython, applied, command_line
+from introspect_cli.rerun.other_files import opened_files
 from introspect_cli.rerun.texts import encoded, search_path, undefined
 from introspect_cli.rerun.variant import End, Rerun, Variant, capture, end_of, judge, stopping
 from introspect_cli.store.reader import open_run

@@ -20,10 +20,9 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
-from introspect_cli.rerun.element import Element, counted, place_of
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.ground import Ground, survey
-from introspect_cli.rerun.minimise import ddmin
+from introspect_cli.rerun.minimise import Element, counted, ddmin, place_of
 from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import End, Rerun, end_of
 from introspect_cli.store.files import RUNS
@@ -142,7 +141,7 @@ def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, 
             around, survey(sides.root_b, sides.directory_b, {*sides.places_b}, began_b, output, kept)
         )
     else:
-        files = at_commits(sides, around, output / "files")
+        files = at_commits(sides.root, sides.commits, sources, around, output / "files")
     return (around, survey(sides.root, directory, sources, None, output)), files
 
 
