@@ -256,8 +256,12 @@ def _compare(
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise, stack.enter_context(engine_of(asked["engine"])).elsewhere)
-        graph = _graph(one, two, result, options) if level == "op" else None
-        first = result.first if asked["values"] else None
+        first, graph = result.first, None
+        if level == "op" and first is not None:
+            from introspect_cli.commands.page import graph_at
+
+            graph = graph_at((one, two), first.step, options)
+        first = first if asked["values"] else None
         stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
     if graph is not None and output:
         from introspect_cli.render.graph import draw
@@ -289,22 +293,6 @@ def _compare(
 def _stored(run: Any, summary: Any) -> Any:
     """The tensor that a run has stored of a record; None without one."""
     return run.tensor(summary.checksum) if summary is not None and summary.checksum else None
-
-
-def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
-    """The operators of the first diverging step, marked; None where the runs do not diverge."""
-    from dataclasses import replace
-
-    from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.inspect.data_flow import graph_of, prune
-    from introspect_cli.render.graph import marked
-    from introspect_cli.schedule.rules import Schedule
-
-    if result.first is None:
-        return None
-    step = result.first.step
-    every = compare_runs(a, b, replace(options, limit=None, steps=Schedule.only(step)))
-    return prune(marked(graph_of(a, step), every))
 
 
 def _options(*, grouped: bool, **asked: Any) -> Any:

@@ -146,12 +146,14 @@ def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     """The page about the run, and the run in one file."""
     import tempfile
 
-    from introspect_cli.commands.report import page_of
+    from introspect_cli.commands.page import page_of
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.store.pack import ENDING, local, pack
 
-    with tempfile.TemporaryDirectory() as folder, local(run) as source:
+    with tempfile.TemporaryDirectory() as folder, local(run) as source, open_any(run) as opened:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
-        page.write_text(page_of(run), encoding="utf-8")
+        page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
         pack(source, packed, sources=sources)
         for file in (page, packed):
             places.keep(file)
