@@ -172,8 +172,7 @@ def _captured(
     whole = any(asked[name] for name in ("atol", "rename", "strict", "everything", "want_map", *_SELECTING))
     whole |= asked["offset"] is not None or asked["match"] != "value" or is_checkpoint(runs[0] or "")
     question = Question(options, words, stop=not whole, rtol=asked["rtol"], noise=asked["noise"], **again)
-    pair = captured(a, b, runs, question, tell)
-    return pair.a, pair.b, pair.noise
+    return captured(a, b, runs, question, tell)
 
 
 def _revisions(*words: str | None) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
@@ -66,9 +67,7 @@ def _finding(finding: Finding, since: str) -> list[Block]:
     )
     blocks: list[Block] = [head, line(clean(finding.evidence), indent=2)]
     if finding.also:
-        more = len(finding.also) - _SHOWN
-        names = ", ".join(clean(name) for name in finding.also[:_SHOWN])
-        blocks.append(line(f"also {names}{f' and {more} more' if more > 0 else ''}", indent=2))
+        blocks.append(line(f"also {some([*map(clean, finding.also)], _SHOWN)}", indent=2))
     blocks.append(line(f"usually: {finding.cause}", "dim", 2))
     return blocks
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.words import listed, some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
@@ -298,9 +299,7 @@ class _Search:
 
     def _names(self, part: frozenset[int]) -> str:
         names = list(dict.fromkeys(place_of(self.attempts.elements[place]) for place in sorted(part)))
-        if len(names) > _NAMED:
-            return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return some(names, _NAMED) if len(names) > _NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False, each: bool = False) -> Proof:
         attempts = self.attempts

@@ -11,6 +11,7 @@ from introspect_cli.compare.changes.renames import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
 from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.minimise import Difference, Element, OtherPython, differences
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 
-_SHOWN = 5
+_MOST = 5
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     gone = [name for name in one.missing if name not in texts_a and one.places[name].is_file()]
     if gone:
         raise UsageError(
-            f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
+            f"the text of {some(gone, _MOST)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
     texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
     texts_b, changes = _changed_sources(texts_a, written, differing)
@@ -114,7 +115,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
     elif packages:
-        unknown.append(f"{count(len(packages), 'package')} of another version: {_listed(packages)}")
+        unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _MOST)}")
     return Sides(
         recipe=recipe,
         root=one.root,
@@ -178,11 +179,6 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
 def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     one, two = (settings.get("packages") or {} for settings in (a, b))
     return [f"{name} {one[name]} -> {two[name]}" for name in one if name in two and one[name] != two[name]]
-
-
-def _listed(names: list[str]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
 
 
 _LAST = 1 << 30

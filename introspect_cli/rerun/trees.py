@@ -9,21 +9,23 @@ user may have it linked. All revisions have the same place, one after the other,
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign
 from introspect_cli.rerun.worktree import PLACE, Repository, link, rebuilt_below, work_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 AS_IT_IS = "."
 _MOST_FILES = 20_000
@@ -229,6 +231,42 @@ def planted(source: Source, others: Others, links: Sequence[str], base: Path) ->
         except OSError as error:
             raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
         yield Tree(root, directory, ground, paths)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have a signal that ends a process end this one by an exception, so that nothing is left behind."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process captures revisions here: they have one place."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot write {base}: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another introspect captures revisions in {base}: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            base.rmdir()  # where nothing is kept
 
 
 def _check_out(source: Source, root: Path, stack: contextlib.ExitStack) -> None:
