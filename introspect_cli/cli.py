@@ -28,14 +28,14 @@ from introspect_cli.exit_codes import UNDECIDED
 from introspect_cli.version import __version__
 
 VERBS = {
-    "bisect": "Find the commit or the settings that made a script diverge.",
+    "bisect": "Find the commit, the statements or the settings that made a script diverge.",
     "capture": "Run a training script and record what it computes.",
     "check": "Look for what usually goes wrong in training.",
     "completion": "Print the script that completes this command in a shell.",
     "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in other formats.",
     "golden": "Keep a small run in git and check a script against it.",
-    "import": "Import a run from reports of other tools.",
+    "import": "Import a run from arrays or reports of other tools.",
     "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
@@ -96,6 +96,7 @@ class _Verbs(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name  # `import`
         command = getattr(import_module(f"introspect_cli.commands.{name}"), name)
         assert isinstance(command, click.Command)
+        command.short_help = VERBS[cmd_name]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

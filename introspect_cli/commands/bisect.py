@@ -21,7 +21,6 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 
 
 @click.command(
-    short_help="Find the commit, the statements or the settings that made a script diverge.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=_EPILOG,
 )

@@ -45,7 +45,6 @@ class DiffCommand(click.Command):
 
 @click.command(
     cls=DiffCommand,
-    short_help="Find where two runs first diverge, and why.",
     epilog="""\b
 Examples:
   introspect diff                               (the last two runs below introspect-runs/)

@@ -10,7 +10,7 @@ from introspect_cli.commands.shared import exit_code, say
 from introspect_cli.exit_codes import SAME
 
 
-@click.group(short_help="Keep a small run in git and check a script against it.")
+@click.group()
 def golden() -> None:
     """Keep a small run in git, and ask later whether the script still trains the same."""
 

@@ -13,7 +13,6 @@ from introspect_cli.records import USUAL_PHASES, Kind, count
 
 @click.command(
     name="import",
-    short_help="Import a run from arrays or reports of other tools.",
     epilog="""\b
 Examples:
   introspect import dump -o theirs              (dump/output/h.0.mlp.npy, dump/param/wte.npy, ...)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Show a run in a logger while it is written.",
     epilog="""\b
 Examples:
   introspect publish introspect-runs/a tensorboard

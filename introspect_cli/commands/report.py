@@ -15,7 +15,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Write a page about one run, or about two.",
     epilog="""\b
 Examples:
   introspect report --open                      (the last run, in the browser)

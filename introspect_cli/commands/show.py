@@ -11,7 +11,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Show what is in a run.",
     epilog="""\b
 Examples:
   introspect show runA

@@ -29,7 +29,6 @@ _LOOKS = 30
 
 
 @click.command(
-    short_help="Show a run while it goes on.",
     epilog="""\b
 Examples:
   introspect watch                    (the last run below introspect-runs/)

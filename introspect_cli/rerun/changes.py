@@ -221,7 +221,7 @@ class _Search:
             attempts.ground = self.grounds[1]
             attempts.answers.clear()
             self._needed(self.everything)
-        verdict, result = attempts.answers[nothing]
+        verdict, result, _ = attempts.answers[nothing]
         if verdict is Verdict.DIVERGED:
             return (
                 "running a again, unchanged, already diverges from a: the script is not deterministic by itself, or "
@@ -233,7 +233,7 @@ class _Search:
 
     def _all_do_not(self) -> str:
         """Why all changes do not make a diverge."""
-        if self.attempts.answers[self.everything][0] is Verdict.SAME:
+        if self.attempts.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
         return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
@@ -264,7 +264,8 @@ class _Search:
     def _by_itself(self, both: frozenset[int], *, each: bool) -> str:
         """Which of several changes were seen to make the runs diverge alone: the others then need not."""
         answers = self.attempts.answers
-        alone = [one for one in both if answers.get(frozenset({one}), (None,))[0] is Verdict.DIVERGED]
+        asked = {one: answers[frozenset({one})] for one in both if frozenset({one}) in answers}
+        alone = [one for one, attempt in asked.items() if attempt.verdict is Verdict.DIVERGED]
         if each:
             return "; each of them does by itself"
         return f"; enough alone: {self._names(frozenset(alone))}" if alone and len(both) > 1 else ""
@@ -278,7 +279,7 @@ class _Search:
 
     def _diverges(self, chosen: frozenset[int]) -> str:
         """How a with the cause alone differs from a: whether in the same place as b."""
-        result, recorded, by_end = self.attempts.result(chosen), self.recorded.first, self.attempts.by_end
+        result, recorded, by_end = self.attempts.answers[chosen].result, self.recorded.first, self.attempts.by_end
         if self.attempts.ends_as(1, chosen):
             return "a ends by b's exception"
         if by_end:
@@ -311,7 +312,7 @@ class _Search:
             changes=len(attempts.elements),
             runs=attempts.runs,
             undecided=attempts.undecided,
-            result=answer[1] if answer is not None and proven else None,
+            result=answer.result if answer is not None and proven else None,
             sentence=sentence,
             unknown=attempts.sides.unknown,
             directory=attempts.output,
