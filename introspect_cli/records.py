@@ -253,7 +253,7 @@ class Part:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return math.prod(sum(length for _, length in own) for own in self.ranges)
+        return math.prod(sum(length for _, length in ranges) for ranges in self.ranges)
 
 
 @dataclass(frozen=True)

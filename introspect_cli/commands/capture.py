@@ -93,7 +93,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: Path | None) -> N
     ctx.meta["config"] = file
     ctx.default_map = read_config(
         file,
-        known=[str(param.name) for param in options],
+        names=[str(param.name) for param in options],
         lists=[str(param.name) for param in options if isinstance(param, click.Option) and param.multiple],
     )
 
@@ -169,7 +169,7 @@ def split_words(command: click.Command, line: tuple[str, ...]) -> tuple[tuple[st
     return options, rest
 
 
-def read_config(file: Path, *, known: Collection[str], lists: Collection[str]) -> dict[str, str | list[str]]:
+def read_config(file: Path, *, names: Collection[str], lists: Collection[str]) -> dict[str, str | list[str]]:
     """The options in a YAML file, by parameter name.
 
     Raises:
@@ -178,10 +178,10 @@ def read_config(file: Path, *, known: Collection[str], lists: Collection[str]) -
     options: dict[str, str | list[str]] = {}
     for written, value in _mapping(file).items():
         name = str(written).replace("-", "_")
-        if name not in known:
-            names = [option.replace("_", "-") for option in known]
-            hint = did_you_mean(str(written).replace("_", "-"), names) or ":"
-            raise UsageError(f"{file} has an unknown option {written!r}{hint} known are {', '.join(names)}")
+        if name not in names:
+            written_as = [option.replace("_", "-") for option in names]
+            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ":"
+            raise UsageError(f"{file} has an unknown option {written!r}{hint} known are {', '.join(written_as)}")
         values: list[Any] = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str) for item in values):
             raise UsageError(f"{file}: {written!r} takes a value or a list of values, not a mapping")

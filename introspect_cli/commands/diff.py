@@ -136,10 +136,10 @@ def diff(
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
-        told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
+        shown = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
         if bisect:
-            told.exit_code = CANNOT_TEST
-        raise told from None
+            shown.exit_code = CANNOT_TEST
+        raise shown from None
     if zoom and verdict is Verdict.DIVERGED:
         from introspect_cli.commands.zoom import show_zoom
 

@@ -186,7 +186,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
             if ranks is None:
                 continue
             answers = [_answer(rule, ranks)]
-        hits = [hit for found, _ in answers for hit in found]
+        hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
             findings.append(_folded(rule, hits))

@@ -65,7 +65,7 @@ def shares_of(group: Group) -> Array:
 def _of_rank(reader: RankReader, last: int) -> Array:
     totals = reader.totals
     steps = reader.entries["step"]
-    found: dict[bytes, int] = {}
+    numbers_of: dict[bytes, int] = {}
     for form, shares in enumerate(totals.forms):
         rows = np.flatnonzero((totals.form == form) & (steps <= last))
         numbers = steps[rows].astype(np.uint64)
@@ -73,9 +73,9 @@ def _of_rank(reader: RankReader, last: int) -> Array:
             if share["kind"] in _KINDS:
                 total = totals.totals[form][totals.place[rows], column]
                 mixed = mix(total[:, 0] ^ mix(total[:, 1] ^ mix(numbers + np.uint64(1))))
-                found[share.tobytes()] = found.get(share.tobytes(), 0) + int(mixed.sum(dtype=np.uint64))
-    out = np.zeros(len(found), _HELD)
-    for row, (share, number) in enumerate(found.items()):
+                numbers_of[share.tobytes()] = numbers_of.get(share.tobytes(), 0) + int(mixed.sum(dtype=np.uint64))
+    out = np.zeros(len(numbers_of), _HELD)
+    for row, (share, number) in enumerate(numbers_of.items()):
         out[row] = share, number & MASK, reader.rank
     return out
 
@@ -124,12 +124,12 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
     """What was compared, and what was not."""
-    told = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
+    scope = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
     if alone:
-        told += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
+        scope += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
     if undecided:
-        told += f", and {undecided} with no value that most of its ranks have, of which nothing is said"
-    return told
+        scope += f", and {undecided} with no value that most of its ranks have, of which nothing is said"
+    return scope
 
 
 class _Unequal(NamedTuple):
@@ -164,13 +164,13 @@ def _unequal(held: Array) -> tuple[list[_Unequal], int]:
     base[of_share[most]] = starts[most]
     size_of = np.zeros(len(names), np.int64)
     size_of[of_share[most]] = sizes[most]
-    found = [
+    unequal = [
         _Unequal(bytes(names[of]).ljust(SHARE.itemsize, b"\0"), int(rank[at]), int(rank[base[of]]), int(size_of[of]))
         for start, size, of in zip(starts.tolist(), sizes.tolist(), of_share.tolist(), strict=True)
         if base[of] >= 0 and start != base[of]
         for at in range(start, start + size)
     ]
-    return found, int((base < 0).sum())
+    return unequal, int((base < 0).sum())
 
 
 class _Seen(NamedTuple):
@@ -202,7 +202,7 @@ def _looked_at(run: Run, unequal: _Unequal) -> list[_Seen]:
         records = [_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
         differ = [key for key, at in records[1].items() if key in records[0] and _checksums(batches, records, key)]
         if differ:
-            return [_told(run, unequal, step, batches[1], records[1][key]) for key in differ]
+            return [_seen_at(run, unequal, step, batches[1], records[1][key]) for key in differ]
     return []
 
 
@@ -220,7 +220,7 @@ def _checksums(batches: Sequence[StepBatch], records: Sequence[dict[int, int]], 
     return bool(one != two)
 
 
-def _told(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> _Seen:
+def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> _Seen:
     reader = run.rank(unequal.rank)
     site, _ = reader.sites[int(batch.site[row])]
     device = reader.layouts[int(batch.layout[row])].device

@@ -105,8 +105,8 @@ class Scaling(Gathered):
         self._one_norm(now, sent, "what goes into the reductions of each rank has")
 
     def _one_norm(self, now: AlignedStep, values: Mapping[int, list[Value]], words: str) -> None:
-        kept = {rank: [own for own in values[rank] if own.numel > 1 and own.squares > 0] for rank in values}
-        if not all(kept.values()) or len({len(own) for own in kept.values()}) > 1:
+        kept = {rank: [value for value in values[rank] if value.numel > 1 and value.squares > 0] for rank in values}
+        if not all(kept.values()) or len({len(several) for several in kept.values()}) > 1:
             return
         base, *others = kept.values()
         if all(
@@ -116,7 +116,7 @@ class Scaling(Gathered):
         ):
             return  # equal copies have one norm
         self.compared = True
-        norms = [sum(value.squares for value in own) ** 0.5 for own in kept.values()]
+        norms = [sum(value.squares for value in several) ** 0.5 for several in kept.values()]
         if max(norms) - min(norms) <= _ONE_NORM * max(norms) and self.clipped is None:
             evidence = (
                 f"{words} one norm, {norms[0]:.6g}, though they differ: each rank clips by the norm of these alone"

@@ -53,10 +53,10 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
     blocks: list[Block] = []
     for nearness in Nearness:
-        own = [one for one in code.ranked if one.nearness is nearness]
-        if own:
+        changes = [one for one in code.ranked if one.nearness is nearness]
+        if changes:
             blocks += [line(), line(f"{HEADS[nearness]}:", "heading")]
-            for one in own:
+            for one in changes:
                 blocks += change_lines(one)
     for name in code.in_comments:
         blocks.append(line(f"{clean(name)} changed, in comments alone.", "dim"))

@@ -56,7 +56,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
     ]
     if moments:
         columns = [column for column in columns if column[0].title not in ("step", "of b", "rank", "phase", "role")]
-    return table_of(divergences, columns, lambda own: "origin" if own.role is Role.ORIGIN else "")
+    return table_of(divergences, columns, lambda divergence: "origin" if divergence.role is Role.ORIGIN else "")
 
 
 def _over_noise(divergence: Divergence) -> str:

@@ -44,8 +44,8 @@ def findings_html(result: DiffResult) -> str:
 
 def findings_document(result: DiffResult) -> dict[str, Any]:
     """Each finding as plain values, by its key; what always has a key may be empty or None."""
-    found = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
-    return {key: value for key, value in found.items() if value is not None or key in _ALWAYS}
+    documents = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
+    return {key: value for key, value in documents.items() if value is not None or key in _ALWAYS}
 
 
 # --- what a resumed run goes on with
@@ -70,12 +70,12 @@ def _resumed_title(resumed: Resumption) -> str:
 
 def _resumed_html(result: DiffResult) -> str:
     """What a resumed run goes on with, a row for each part."""
-    found = result.resumed
-    if found is None:
+    resumed = result.resumed
+    if resumed is None:
         return ""
-    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
-    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
-    return head + table(_resumed_title(found), ("part", "", ""), rows)
+    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in resumed.parts]
+    head = f'<p class="sentence">{text(head_of(resumed))}</p>' if result.first is not None else ""
+    return head + table(_resumed_title(resumed), ("part", "", ""), rows)
 
 
 # --- what rests on nothing that differs
@@ -172,7 +172,7 @@ def _side(name: str, side: Side | None) -> str:
     if side is None:
         return f'<pre class="{name}"><small>{name}</small> not there</pre>'
     lines = f"{name} {side.first}" if side.first == side.last else f"{name} {side.first}-{side.last}"
-    code = "\n".join(text(own, _LONGEST) for own in side.text.splitlines()[:_LINES])
+    code = "\n".join(text(row, _LONGEST) for row in side.text.splitlines()[:_LINES])
     return f'<pre class="{name}"><small>{lines}</small>\n{code}</pre>'
 
 

@@ -29,7 +29,7 @@ _STATS = (
     ("max|x|", "absmax"),
     ("min|x|", "absmin"),
 )
-_WIDE, _HIGH, _APART, _BELOW, _EDGE = 168, 38, 20, 34, 24
+_WIDE, _HIGH, _GAP, _BELOW, _EDGE = 168, 38, 20, 34, 24
 _STATE_COLOURS = {
     "equal": "var(--eq,#e8ecef)",
     "origin": "#d7263d",
@@ -284,7 +284,7 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for item, level in depth.items():
         layers[level].append(item)
-    step = _WIDE + _APART
+    step = _WIDE + _GAP
     left: dict[int, float] = {}
     for level, layer in enumerate(layers):
         wished = {

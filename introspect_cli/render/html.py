@@ -101,9 +101,9 @@ def _summary(page: Page) -> str:
         rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
         cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))
     levels = [finding.level.value for finding in check.findings]
-    found = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
+    counted = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
     rows = [(finding.rule, f"from step {finding.step}: {finding.site}") for finding in check.findings[:3]]
-    cards.append(("Findings", found, rows or [("rules", str(len(check.checked)))]))
+    cards.append(("Findings", counted, rows or [("rules", str(len(check.checked)))]))
     return run_cards(cards)
 
 

@@ -43,8 +43,8 @@ def to_json(document: dict[str, Any]) -> str:
     return _UNUSUAL.sub(_harmless, text)
 
 
-def _harmless(found: re.Match[str]) -> str:
-    char = found[0]
+def _harmless(match: re.Match[str]) -> str:
+    char = match[0]
     return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 

@@ -77,18 +77,18 @@ def page_data(page: Page) -> str:
     document: dict[str, Any] = {
         "two": result is not None,
         "first": result.first.step if result is not None and result.first is not None else None,
-        "curves": [_curve(own) for own in _paired(page.curves)],
+        "curves": [_curve(pair) for pair in _paired(page.curves)],
         "sites": [
             [*map(_text, name[:3]), name[3], _text(name[4]), _text(about[0]), _text(about[1]), list(about[2]), about[3]]
             for name, about in zip(history.sites, history.about, strict=True)
         ],
         "series": [
-            {stat: [[finite(own)] if isinstance(own, float) else own for own in row] for stat, row in site.items()}
+            {stat: [[finite(cell)] if isinstance(cell, float) else cell for cell in row] for stat, row in site.items()}
             for site in history.series
         ],
         "whole": history.whole,
         "parts": [_part(part) for part in history.parts],
-        "depth": [_depth(name, own) for name, own in page.depths],
+        "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,
         "divergences": [],

@@ -56,7 +56,7 @@ class Golden:
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def own_options(steps: int) -> list[str]:
+def small_run(steps: int) -> list[str]:
     """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
     later = f",{steps // 2},{steps - 1}" if steps > 8 else ""
     schedule = f"0:{min(steps, 4)}{later}" if steps > 4 else f"0:{steps}"
@@ -196,7 +196,7 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
     Raises:
         StoreError: it recorded nothing.
     """
-    options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
+    options = [*small_run(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
     done = capture(Variant(run, (*options, *golden.words), Path.cwd()), again=True)
     if done.usable:
         return run

@@ -133,9 +133,9 @@ class Opened:
 
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened, where one was taken."""
-    found = run.settings.get("files")
-    files = found.items() if isinstance(found, Mapping) else ()
-    digests = {str(name): own.get("digest") for name, own in files if isinstance(own, Mapping)}
+    opened = run.settings.get("files")
+    files = opened.items() if isinstance(opened, Mapping) else ()
+    digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
 
 
@@ -145,7 +145,7 @@ def opened_texts(runs: tuple[Run, Run], directories: tuple[Path, Path], roots: t
     sources = [run.settings.get("sources") or {} for run in runs]
     texts, unknown = [], []
     for name in sorted(one.keys() & two.keys()):
-        if one[name] == two[name] or all(name in own for own in sources):
+        if one[name] == two[name] or all(name in recorded for recorded in sources):
             continue
         if Path(name).is_absolute() or name.startswith("~"):
             unknown.append(f"{name}: it differs and lies outside of the project")

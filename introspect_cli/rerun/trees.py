@@ -138,7 +138,7 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
         scripts: untracked code that is taken all the same: what is to be run. Other code belongs to the work tree.
     """
     code = {name for name in _untracked(user) if name.endswith(_CODE)} - {*scripts}
-    found: list[tuple[int, str, object]] = []
+    kept: list[tuple[int, str, object]] = []
     large: dict[str, int] = {}
     for name in user.names("ls-files", "--others", "--directory"):
         if not LEFT_OUT.isdisjoint(Path(name).parts):
@@ -146,17 +146,17 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
         for path, size, changed in _files(user.root / name):
             inside = os.path.relpath(path, user.root)
             if inside not in code and not any(path.is_relative_to(other) for other in links):
-                found.append((size, inside, changed))
+                kept.append((size, inside, changed))
     total = 0
     copied = []
-    for number, (size, name, _) in enumerate(sorted(found, key=lambda item: item[:2])):
+    for number, (size, name, _) in enumerate(sorted(kept, key=lambda item: item[:2])):
         if size < 0 or total + size > MOST_COPIED or number >= _MOST_FILES:
             top = name if size < 0 else Path(name).parts[0]
             large[top] = large.get(top, 0) + max(size, 0)
             continue
         total += size
         copied.append(name)
-    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in found)))
+    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in kept)))
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int, object]]:
