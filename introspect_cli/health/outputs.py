@@ -19,7 +19,7 @@ from introspect_cli.records import Kind, Phase, count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from introspect_cli.health.aligned import AlignedStep, Difference, Ranks, Rows
+    from introspect_cli.health.aligned import AlignedStep, Difference, Ranks
 
 _BY_DESIGN = 0.1
 """Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
@@ -91,7 +91,9 @@ class Outputs(Gathered):
             for group in groups:
                 same = {rank: rows[rank] for rank in group}
                 placed = any(now.layout(rank, row).part is not None for rank, row in same.items())
-                if len(same) < 2 or differs or site.fqn in unsound or placed or (drawn and self._parallel(same)):
+                # some of the ranks are to have samples, and so draws, that the others have not
+                draws_differ = drawn and any(len(same.keys() & ranks) > 1 for ranks in self.ranks.groups)
+                if len(same) < 2 or differs or site.fqn in unsound or placed or draws_differ:
                     continue
                 differs = len(now.values(number, group)) > 1
                 compared = self.compared.setdefault(site.fqn, Compared())
@@ -113,10 +115,6 @@ class Outputs(Gathered):
                 name = name.rpartition(".")[0]  # noqa: PLW2901 - one name, shortened
                 inside.add(name)
         return inside
-
-    def _parallel(self, rows: Rows) -> bool:
-        """Whether some of the ranks are to have samples, and so draws, that the others have not."""
-        return any(len(rows.keys() & group) > 1 for group in self.ranks.groups)
 
 
 def _by_call(now: AlignedStep, kind: Kind) -> dict[tuple[str, int], list[int]]:

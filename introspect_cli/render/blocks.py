@@ -32,6 +32,13 @@ def shorten(text: str, width: int) -> str:
     return "…" + (kept[dot:] if 0 < dot <= width // 3 else kept)
 
 
+def cut(text: str, length: int, *, front: bool = False) -> str:
+    """A text that is no longer than that, cut at its end or at its front."""
+    if len(text) <= length:
+        return text
+    return "…" + text[len(text) - length + 1 :] if front else text[: length - 1] + "…"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """A number in a few significant digits; whole numbers whole."""
     if value is None:

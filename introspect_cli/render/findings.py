@@ -264,7 +264,7 @@ def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
         (Column("parameters: one rounding", right=True), lambda step: distance(step.rounding)),
         (Column("b", right=True), lambda step: distance(step.b)),
         (Column("most, x rounding", right=True), lambda step: f"{step.times:.2g}"),
-        (Column("at", least=18), _reached_at),
+        (Column("at", least=18), lambda step: clean(f"{site_text(step.site)} of {step.site.fqn}") if step.site else ""),
     ]
     seeds = ", ".join(map(str, reach.seeds))
     title = f"How far one rounding of the parameters (--perturb {seeds}) carries a, and b beside it:"
@@ -283,10 +283,6 @@ def _rows_of(reach: Reach) -> list[StepReach]:
     places = {0, last, steps.index(reach.furthest)}
     places |= {round((last + 1) ** (place / (_STEPS - 1))) - 1 for place in range(_STEPS)}
     return [steps[place] for place in sorted(places)]
-
-
-def _reached_at(step: StepReach) -> str:
-    return "" if step.site is None else clean(f"{site_text(step.site)} of {step.site.fqn}")
 
 
 def _reach_document(result: DiffResult) -> dict[str, Any] | None:

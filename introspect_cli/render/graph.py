@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import Graph, Node, backward_of
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.render.blocks import Block, Column, clean, line, number, shape, statistic, table_of, write_whole
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    clean,
+    cut,
+    line,
+    number,
+    shape,
+    statistic,
+    table_of,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,17 +214,9 @@ def _box(node: Node, x: float, y: float) -> str:
     return (
         f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
         f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" style="fill:{colour}"/>'
-        f'<text x="8" y="15" class="{ink}">{html.escape(_cut(clean(short), 23))}</text>'
-        f'<text x="8" y="30" class="{faint}">{html.escape(_tail(clean(site.fqn), 24))}</text></g>'
+        f'<text x="8" y="15" class="{ink}">{html.escape(cut(clean(short), 23))}</text>'
+        f'<text x="8" y="30" class="{faint}">{html.escape(cut(clean(site.fqn), 24, front=True))}</text></g>'
     )
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _tail(text: str, length: int) -> str:
-    return text if len(text) <= length else "…" + text[len(text) - length + 1 :]
 
 
 def _colour(node: Node) -> tuple[str, bool]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.curves import Curve, Depth
     from introspect_cli.health.findings import CheckResult
-    from introspect_cli.health.history import Packed, Rows
+    from introspect_cli.health.history import Packed
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.render.html_parts import OpRow
 
@@ -87,7 +87,10 @@ def page_data(page: Page) -> str:
             for site in history.series
         ],
         "whole": history.whole,
-        "parts": [_part(part) for part in history.parts],
+        "parts": [
+            {"steps": part.steps.tolist(), "values": packed(part.values), "states": packed(part.states)}
+            for part in history.parts
+        ],
         "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,
@@ -137,10 +140,6 @@ def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
 def _in_few_digits(value: np.float64, kind: str) -> Any:
     """A value of a curve: in the fewest digits that read back as its float32, but of norms, which are float64."""
     return finite(float(f"{value:.9g}" if kind == "gradients" else str(np.float32(value))))
-
-
-def _part(rows: Rows) -> dict[str, Any]:
-    return {"steps": rows.steps.tolist(), "values": packed(rows.values), "states": packed(rows.states)}
 
 
 def _depth(name: str, depth: Depth) -> dict[str, Any]:

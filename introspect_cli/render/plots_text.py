@@ -187,11 +187,6 @@ def _points(history: History) -> dict[int, float]:
     return {s: v for s, v in zip(history.steps, history.values, strict=True) if v is not None and math.isfinite(v)}
 
 
-def _half(value: float) -> float:
-    """Of numbers as large as there are, the halves are a finite way apart."""
-    return value / 2
-
-
 def _plot(a: History, b: History, width: int, *, ascii_only: bool) -> list[Block]:
     """Both runs as marks over the steps: `a`, `b`, and one mark where they fall together."""
     one, two = _points(a), _points(b)
@@ -200,7 +195,7 @@ def _plot(a: History, b: History, width: int, *, ascii_only: bool) -> list[Block
         return [line("no finite number to plot", "dim", 2)]
     low, high = min(values), max(values)
     log = low > 0 and high > 100 * low
-    scale = math.log10 if log else _half
+    scale = math.log10 if log else lambda value: value / 2  # halves of the largest numbers are a finite way apart
     bottom, span = scale(low), (scale(high) - scale(low)) or 1.0
     names = [number(high, 4), number(low, 4)]
     left = max(map(len, names)) + 1

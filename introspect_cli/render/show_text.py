@@ -63,6 +63,7 @@ def overview_blocks(run: Overview) -> list[Block]:
 
 def _facts(run: Overview) -> list[tuple[str, str]]:
     manifest = run.manifest
+    kinds = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0]))
     facts = [
         ("run", run.path),
         ("ran", _command(manifest)),
@@ -75,7 +76,10 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("perturbed", _perturbed(manifest)),
-        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
+        (
+            "first step",
+            ", ".join(f"{amount} {kind}" for kind, amount in kinds),
+        ),
     ]
     if run.labels:
         facts.insert(7, ("named", ", ".join(_named(*run.labels))))
@@ -106,10 +110,6 @@ def _perturbed(manifest: dict[str, Any]) -> str:
     """That the initial parameters were moved; "" for an ordinary run."""
     seed = perturbed_by(manifest)
     return "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"
-
-
-def _by_amount(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
 
 
 def _command(manifest: dict[str, Any]) -> str:

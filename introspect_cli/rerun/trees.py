@@ -96,11 +96,6 @@ def source_of(user: Repository, revision: str) -> Source:
     return Source(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
 
 
-def _untracked(user: Repository) -> list[str]:
-    """Files that git neither keeps nor ignores."""
-    return user.names("ls-files", "--others", "--exclude-standard")
-
-
 def _digest(path: Path) -> str:
     """What a file holds, a link leads to, and whether it can be executed."""
     if path.is_symlink():
@@ -137,7 +132,8 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
         links: paths that are linked and need no copy.
         scripts: untracked code that is taken all the same: what is to be run. Other code belongs to the work tree.
     """
-    code = {name for name in _untracked(user) if name.endswith(_CODE)} - {*scripts}
+    untracked = user.names("ls-files", "--others", "--exclude-standard")
+    code = {name for name in untracked if name.endswith(_CODE)} - {*scripts}
     kept: list[tuple[int, str, object]] = []
     large: dict[str, int] = {}
     for name in user.names("ls-files", "--others", "--directory"):
