@@ -218,14 +218,18 @@ class Selection:
 
 
 def read_selection(
-    steps: str | None = None, kinds: Iterable[str] = (), modules: Iterable[str] = (), ranks: str | None = None
+    steps: str | Iterable[int] | None = None,
+    kinds: str | Iterable[str] = (),
+    modules: str | Iterable[str] = (),
+    ranks: str | Iterable[int] | None = None,
 ) -> Selection:
-    """A selection as the options of a verb say it."""
+    """A selection as the options of a verb say it, or from numbers and names one by one."""
+    steps, ranks = (text if isinstance(text, str | None) else ",".join(map(str, text)) for text in (steps, ranks))
     return Selection(
         steps=None if steps is None else parse_steps(steps),
-        kinds=parse_kinds(kinds),
-        modules=words(modules),
-        ranks=() if ranks in (None, ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
+        kinds=parse_kinds([kinds] if isinstance(kinds, str) else kinds),
+        modules=words([modules] if isinstance(modules, str) else modules),
+        ranks=() if ranks in (None, "", ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
         replicas=ranks == ONE_PER_REPLICA,
     )
 

@@ -189,7 +189,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
         hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
-            findings.append(_folded(rule, hits))
+            findings.append(folded(rule, hits))
         if len(lacking) < len(answers):
             checked.append(rule.id)
         else:
@@ -214,7 +214,7 @@ def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
     return hits if rule.together else [replace(hit, rank=subject.rank) for hit in hits], []
 
 
-def _folded(rule: Rule, hits: list[Hit]) -> Finding:
+def folded(rule: Rule, hits: list[Hit]) -> Finding:
     """One finding for a rule: the earliest of what it found, the other sites beside it."""
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))

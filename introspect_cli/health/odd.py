@@ -8,12 +8,14 @@ parameter it is, and since when.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from introspect_cli.health.check import folded
 from introspect_cli.health.copies import copies_differ
-from introspect_cli.health.findings import CheckResult, Finding
+from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind, count
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
@@ -104,15 +106,11 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
         needs = _LACKING if len(ranks) > 1 else "several ranks"
         return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
     unequal, undecided = _unequal(held)
-    seen: dict[int, list[_Seen]] = {}
+    seen: dict[int, list[tuple[int, int, Hit]]] = {}
     for each in unequal:
         seen.setdefault(each.rank, []).extend(_looked_at(run, each))
-    findings = []
-    for rank, every in seen.items():
-        first, *others = sorted(every, key=lambda one: (one.step, one.sequence))
-        also = tuple(dict.fromkeys(other.site for other in others))
-        rule = copies_differ
-        findings.append(Finding(rule.id, rule.level, first.step, rank, first.site, first.evidence, _CAUSE, also))
+    ordered = ([hit for *_, hit in sorted(every, key=lambda one: one[:2])] for every in seen.values())
+    findings = [replace(folded(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     alone = int((np.unique(held["share"], return_counts=True)[1] == 1).sum())
     notes = [*run.endings, _scope(len(np.unique(held["share"])), alone, undecided)]
@@ -173,26 +171,8 @@ def _unequal(held: Array) -> tuple[list[_Unequal], int]:
     return unequal, int((base < 0).sum())
 
 
-class _Seen(NamedTuple):
-    """The first difference of a rank's copies of one share.
-
-    Attributes:
-        step: the step.
-        sequence: when in that step.
-        rank: whose.
-        site: kind and name.
-        evidence: one sentence.
-    """
-
-    step: int
-    sequence: int
-    rank: int
-    site: str
-    evidence: str
-
-
-def _looked_at(run: Run, unequal: _Unequal) -> list[_Seen]:
-    """The records of a share that differ, of the first step in which any does."""
+def _looked_at(run: Run, unequal: _Unequal) -> list[tuple[int, int, Hit]]:
+    """The records of a share that differ, of the first step in which any does, with when they were recorded."""
     one, two = (run.rank(rank) for rank in (unequal.base, unequal.rank))
     share = np.frombuffer(unequal.share, SHARE)[0]
     for row, step in enumerate(two.entries["step"].tolist()):
@@ -220,7 +200,7 @@ def _checksums(batches: Sequence[StepBatch], records: Sequence[dict[int, int]], 
     return bool(one != two)
 
 
-def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> _Seen:
+def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> tuple[int, int, Hit]:
     reader = run.rank(unequal.rank)
     site, _ = reader.sites[int(batch.site[row])]
     device = reader.layouts[int(batch.layout[row])].device
@@ -230,4 +210,5 @@ def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int)
         f"from step {step} on rank {unequal.rank}'s {site.kind.one.removeprefix('the ')} {site.fqn}{site.path} differs "
         f"from that of {count(unequal.most, 'rank')} with equal copies{f' ({where})' if where else ''}"
     )
-    return _Seen(step, int(batch.sequence[row]), unequal.rank, f"{site.kind.value} {site.fqn}{site.path}", evidence)
+    hit = Hit(step, f"{site.kind.value} {site.fqn}{site.path}", evidence, unequal.rank)
+    return step, int(batch.sequence[row]), hit

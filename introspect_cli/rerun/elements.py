@@ -108,9 +108,9 @@ def sides_of(a: Run, b: Run) -> Sides:
     unknown += [f"{name}: its value was redacted" for name in secret]
     redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
     unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
-    opened = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
-    elements += [change for text in opened.texts for change in changed_values(text.name, text.a, text.b)]
-    unknown += opened.unknown
+    opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
+    elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
+    unknown += untried
     packages = _packages(first, second)
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
@@ -120,17 +120,17 @@ def sides_of(a: Run, b: Run) -> Sides:
         recipe=recipe,
         root=one.root,
         places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
-        | {text.name: text.places[0] for text in opened.texts},
-        a=texts_a | {text.name: text.a for text in opened.texts},
-        b=texts_b | {text.name: text.b for text in opened.texts},
+        | {text.name: text.places[0] for text in opened},
+        a=texts_a | {text.name: text.a for text in opened},
+        b=texts_b | {text.name: text.b for text in opened},
         as_written={name: text for name, text in written.items() if text != texts_b[name]},
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
-        places_b=(*two.places.values(), *(text.places[1] for text in opened.texts)),
+        places_b=(*two.places.values(), *(text.places[1] for text in opened)),
         directory_b=recipe_b.directory,
         commits=(recipe.commit, recipe_b.commit),
-        opened=frozenset(text.name for text in opened.texts),
+        opened=frozenset(text.name for text in opened),
     )
 
 

@@ -123,14 +123,6 @@ class OpenedText:
     b: str
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What is known of the files that both scripts opened: texts, and clauses on those that cannot be tried."""
-
-    texts: tuple[OpenedText, ...]
-    unknown: tuple[str, ...]
-
-
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened, where one was taken."""
     opened = run.settings.get("files")
@@ -139,8 +131,13 @@ def opened_files(run: Run) -> dict[str, str]:
     return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
 
 
-def opened_texts(runs: tuple[Run, Run], directories: tuple[Path, Path], roots: tuple[Path, Path]) -> Opened:
-    """The configuration files that both scripts opened and that differ; what is a source of both is none."""
+def opened_texts(
+    runs: tuple[Run, Run], directories: tuple[Path, Path], roots: tuple[Path, Path]
+) -> tuple[tuple[OpenedText, ...], tuple[str, ...]]:
+    """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
+
+    What is a source of both is none.
+    """
     one, two = map(opened_files, runs)
     sources = [run.settings.get("sources") or {} for run in runs]
     texts, unknown = [], []
@@ -159,7 +156,7 @@ def opened_texts(runs: tuple[Run, Run], directories: tuple[Path, Path], roots: t
             texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
         elif at[0] == at[1]:
             unknown.append(f"{name}: it differs, and what it held is not kept")
-    return Opened(tuple(texts), tuple(unknown))
+    return tuple(texts), tuple(unknown)
 
 
 def _held(run: Run, digest: str, place: Path) -> str | None:
