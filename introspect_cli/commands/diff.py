@@ -240,8 +240,8 @@ def _compare(
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
-    from introspect_cli.render.code_text import changes_blocks
     from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.render.divergence_text import changes_blocks
     from introspect_cli.render.findings import settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection

@@ -161,7 +161,9 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
 )
 def unbalanced_gradients(table: Table) -> Iterator[Hit]:
     for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
-        norms = {name: _norm_inside(table, name) for name in names}
+        grads = table.pick(Kind.GRAD)
+        inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
+        norms = {name: table.total_norm(sites) for name, sites in inside.items()}
         present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
         if len(present) < 2:
             continue
@@ -194,12 +196,6 @@ def _heads(table: Table) -> list[list[str]]:
         if made and made in returned:
             shared.setdefault(int(columns.checksum[at, columns.place[site]]), []).append(fqn)
     return [names for checksum, names in shared.items() if checksum and len(names) > 1]
-
-
-def _norm_inside(table: Table, fqn: str) -> NDArray[np.float64]:
-    """L2 norm over time (T,) of all gradients of parameters inside a module."""
-    sites = [site for site in table.pick(Kind.GRAD) if table.fqn[site].startswith(fqn + ".")]
-    return table.total_norm(sites)
 
 
 DEAD = 0.9
@@ -303,18 +299,14 @@ def constant_output(table: Table) -> Iterator[Hit]:
         with np.errstate(invalid="ignore"):
             flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-FLAT)  # all zero is the dead rule's
         start = lasting(flat, LASTING)
-        if start is not None and not _inputs_flat(table, site):
+        given = _of_input(table, site, "var")
+        if start is not None and not (len(given) and np.median(given) == 0):
             step = int(column.steps[rows[start]])
             yield table.hit(site, step, f"all its values are {mean[-1]:.4g} since step {step}")
             continue
         if (since := _unmoved(table, site)) is not None:
             text = f"the same bits at every step since step {since}, though its inputs differ"
             yield table.hit(site, since, text)
-
-
-def _inputs_flat(table: Table, site: int) -> bool:
-    var = _of_input(table, site, "var")
-    return len(var) > 0 and bool(np.median(var) == 0)
 
 
 def _unmoved(table: Table, site: int) -> int | None:

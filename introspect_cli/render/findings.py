@@ -13,7 +13,7 @@ from introspect_cli.compare.result import DiffResult, Reach, Restored, Resumptio
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.records import count
 from introspect_cli.render.blocks import Block, Column, Line, clean, distance, line, site_text, table_of
-from introspect_cli.render.code_text import HEADS, code_blocks
+from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.plain import divergence_document, finite, plain
 

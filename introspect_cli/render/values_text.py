@@ -52,11 +52,6 @@ def _array(values: NDArray[Any], width: int) -> list[str]:
     text = np.array2string(
         values, max_line_width=max(min(width, 120) - 2, 20), threshold=200, edgeitems=3, precision=6, separator=" "
     )
-    return clean_lines(text)
-
-
-def clean_lines(text: str) -> list[str]:
-    """Lines, each harmless."""
     return [clean(row) for row in text.splitlines()]
 
 
