@@ -12,6 +12,7 @@ A missed target is a line too. With --dry-run, Triton's interpreter runs the ker
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import math
 import os
@@ -100,10 +101,14 @@ class Place:
     Attributes:
         device: GPU, or the CPU for a dry run.
         dry: whether sizes are tiny.
+        models: names of the models whose overhead is measured, as a glob.
+        blocks: how often captured steps are measured between bare ones.
     """
 
     device: torch.device
     dry: bool
+    models: str = "*"
+    blocks: int = 4
 
     def wait(self) -> None:
         """Until the device has done all that was queued."""
@@ -203,7 +208,7 @@ def far(mine: r.Rows, wanted: r.Rows) -> str:
 
 
 def correctness(place: Place) -> Iterator[Row]:
-    """All kernels on the device against torch operations on the CPU; alone, in tables, twice."""
+    """All kernels on the device against torch operations; alone, in tables, twice."""
     engine, rows = engine_of(place)
     wrong, total = [], 0
     there, wanted = [], []
@@ -215,7 +220,7 @@ def correctness(place: Place) -> Iterator[Row]:
         for slot in range(2):
             engine.one(slot, prepared, moved.data_ptr())
         found = rows.hand_over().rows()
-        expected = reference.row(x).numpy().view(np.uint64)
+        expected = reference.row(moved).cpu().numpy().view(np.uint64)
         total += 1
         problem = far(found[0], expected) or ("" if found[0].tobytes() == found[1].tobytes() else "twice, it differs")
         if problem:
@@ -377,8 +382,10 @@ def workloads(place: Place) -> dict[str, Callable[[], Callable[[], None]]]:
 
 def overhead(place: Place) -> Iterator[Row]:
     """Captured over bare steps that alternate, by model and mode."""
-    blocks, count = (1, 1) if place.dry else (4, 8)
+    blocks, count = (1, 1) if place.dry else (place.blocks, 8)
     for name, build in workloads(place).items():
+        if not fnmatch.fnmatchcase(name, place.models):
+            continue
         try:
             step = build()
             for _ in range(1 if place.dry else 5):
@@ -547,11 +554,13 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
+    parser.add_argument("--models", default="*", help="names of the models whose overhead is measured, as a glob")
+    parser.add_argument("--blocks", type=int, default=4, help="how often overhead is measured")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file to write")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --dry-run tries this script without one")
-    place = Place(torch.device("cpu" if options.dry_run else options.device), options.dry_run)
+    place = Place(torch.device("cpu" if options.dry_run else options.device), options.dry_run, options.models, options.blocks)
     facts = machine(place)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True)
     began, rows = time.perf_counter(), []

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compiled_by_triton
 
-from introspect_cli.tensors.gpu.launch import OPTIONS, Variant, plan, source
+from introspect_cli.tensors.gpu.launch import Variant, options, plan, source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ class Used:
 
 def kernel(chosen: Variant, target: str) -> Any:
     """A compiled kernel."""
-    return compiled_by_triton(source(chosen), target=TARGETS[target], options=OPTIONS)
+    return compiled_by_triton(source(chosen), target=TARGETS[target], options=options(chosen))
 
 
 def assembly(chosen: Variant, target: str) -> str:

@@ -3,7 +3,7 @@
 A comparison that points somewhere near the fault still costs an evening, so a case counts only when step, phase,
 kind, name and role of the first divergence are right and its sentence says what a reader needs (`cases.py`).
 
-    python benchmarks/localization.py [--only PATTERN] [--jobs N] [--keep DIRECTORY]
+    python benchmarks/localization.py [--only PATTERN] [--jobs N] [--keep DIRECTORY] [--gpu]
 
 With `--matrix`, every fault again under every configuration of `configurations.py`, and each claim of each answer held
 against the records (`claims.py`).
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cases import Captures, introspect, judge, load_cases, load_field_cases, load_operator_cases
+from cases import FIXTURES, Captures, introspect, judge, load_cases, load_field_cases, load_operator_cases
 from configurations import CONFIGURATIONS
 from forks import Forks
 from matrix import chosen, print_matrix
@@ -41,8 +41,11 @@ def main() -> int:
         "--matrix", action="store_true", help="every fault under every configuration, each claim checked"
     )
     parser.add_argument("--configurations", default="*", help="names of the configurations to try, as a glob")
+    parser.add_argument("--gpu", action="store_true", help="the pairs of `fixtures/cases_gpu.yaml`, which need one")
     options = parser.parse_args()
     everything = [*load_cases(), *load_operator_cases(), *load_field_cases()]
+    if options.gpu:
+        everything = load_cases(FIXTURES / "cases_gpu.yaml")
     cases = [case for case in everything if fnmatch.fnmatch(case.name, options.only)]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         directory = options.keep or Path(scratch)

@@ -115,7 +115,8 @@ class PlainTensors:
             return False
         element = prepared.plan.element
         begun = tensor.storage_offset() * element.size * element.parts
-        if tensor.untyped_storage().nbytes() < begun + prepared.plan.reach:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < begun + prepared.plan.reach:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
@@ -126,7 +127,8 @@ class PlainTensors:
             self.slots.bits_only(slot, tensor.dtype)
         address = address_of(tensor)
         if batch is None:
-            engine.one(slot, prepared, address)
+            token = None if tensor.is_inference() else (storage._cdata, tensor._version)  # noqa: SLF001  # as in `reuse`
+            engine.one(slot, prepared, address, token=token)
         else:
             batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         return True

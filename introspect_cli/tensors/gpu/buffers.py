@@ -18,6 +18,8 @@ import torch
 from introspect_cli.tensors import rows as r
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from introspect_cli.tensors.rows import Rows
 
 BLOCK_ROWS: Final = 1024
@@ -93,6 +95,8 @@ class DeviceRows:
         """Whether floats of rows have 32 bits, for want of float64."""
         self._streams: dict[int, Any] = {}
         self.slots: list[int] = []
+        self.seen: dict[Hashable, int] = {}
+        """Addresses of this step's rows, by what they are of."""
 
     def place(self, slot: int) -> int:
         """The address of the next row, which is to be written on the current stream."""
@@ -129,6 +133,7 @@ class DeviceRows:
         pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
         self._blocks, self.slots = [], []
         self._streams.clear()
+        self.seen.clear()
         pending.send()
         return pending
 

@@ -31,20 +31,25 @@ def mixed(z):
 
 
 @triton.jit
-def pointer_to(address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to unsigned integers of SIZE bytes."""
+def pointer_to(null, address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to unsigned integers of SIZE bytes.
+
+    The compiler forgets what a number was a multiple of when it is cast to a pointer, and then reads elements one by
+    one; what is added to a pointer it remembers, so that the address is added to a null pointer.
+    """
     if SIZE == 1:
-        pointer = address.to(tl.pointer_type(tl.uint8))
+        pointer = null.to(tl.pointer_type(tl.uint8))
     elif SIZE == 2:
-        pointer = address.to(tl.pointer_type(tl.uint16))
+        pointer = null.to(tl.pointer_type(tl.uint16))
     elif SIZE == 4:
-        pointer = address.to(tl.pointer_type(tl.uint32))
+        pointer = null.to(tl.pointer_type(tl.uint32))
     else:
-        pointer = address.to(tl.pointer_type(tl.uint64))
+        pointer = null.to(tl.pointer_type(tl.uint64))
+    offset = address // SIZE
     if ALIGNED:
         # Four elements a thread, of any size: with more, the checksum's factors would not fit into registers.
-        pointer = tl.multiple_of(pointer, 4 * SIZE if SIZE < 8 else 16)
-    return pointer
+        offset = tl.multiple_of(offset, 4 if SIZE < 8 else 2)
+    return pointer + offset
 
 
 @triton.jit
@@ -61,15 +66,28 @@ def _place(index, layout, DIMS: tl.constexpr, NARROW: tl.constexpr):
 
 @triton.jit
 def integers(
-    pointer, start, k, ok, layout, PARTS: tl.constexpr, ALIGNED: tl.constexpr, DIMS: tl.constexpr, NARROW: tl.constexpr
+    pointer,
+    start,
+    k,
+    ok,
+    layout,
+    PARTS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    DIMS: tl.constexpr,
+    NARROW: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    """Integers at the places start + k, where an element is PARTS of them; 0 where not ok."""
+    """Integers at the places start + k, where an element is PARTS of them; 0 where not ok, unless all are (FULL)."""
     if DIMS == 0:
-        if ALIGNED:
-            start = tl.multiple_of(start, 16)
+        if FULL:
+            return tl.load(pointer + start + k)
         return tl.load(pointer + start + k, mask=ok, other=0)
-    index = tl.where(ok, start + k, 0)
+    index = start + k
+    if not FULL:
+        index = tl.where(ok, index, 0)
     place = _place(index // PARTS, layout, DIMS, NARROW) * PARTS + index % PARTS
+    if FULL:
+        return tl.load(pointer + place)
     return tl.load(pointer + place, mask=ok, other=0)
 
 

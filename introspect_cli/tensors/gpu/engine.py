@@ -31,6 +31,9 @@ ITEM_WORDS: Final = 9
 """Words of an item in a table, as `kernels.summarise` reads them."""
 SMALLEST_TABLE: Final = 1 << 14
 """Bytes of a table at least, so that one of a size is soon found."""
+LEAST_KEYS: Final = 1 << 16
+MOST_KEYS: Final = 1 << 22
+"""Blocks of a checksum whose keys are kept on the device: of 32 million words at least, 0.5 MB; of 2 billion at most."""
 
 
 @dataclass
@@ -102,6 +105,7 @@ class _Group:
     items: list[tuple[int, ...]] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
     programs: int = 0
+    blocks: int = 0
 
 
 class DeviceEngine:
@@ -142,8 +146,21 @@ class DeviceEngine:
         self._tables: list[_Table] = []
         factors = np.array(checksum.FACTORS, dtype=np.uint32).view(np.int32)
         shifts = np.array(checksum.SHIFTS, dtype=np.uint64).view(np.int64)
-        self._constants = (torch.from_numpy(factors).to(device), torch.from_numpy(shifts).to(device))
+        self._constants = [torch.from_numpy(factors).to(device), torch.from_numpy(shifts).to(device)]
         self._factors, self._shifts = (constant.data_ptr() for constant in self._constants)
+        self._kept_keys = 0
+
+    def _keys(self, blocks: int) -> int:
+        """Address of the keys of so many blocks of a checksum; 0 where they are too many to keep.
+
+        Launches under way go on with those they have.
+        """
+        if self._kept_keys < blocks <= MOST_KEYS:
+            self._kept_keys = max(LEAST_KEYS, 1 << (blocks - 1).bit_length())
+            with np.errstate(over="ignore"):
+                keys = checksum.mix(np.arange(1, self._kept_keys + 1, dtype=np.uint64) * np.uint64(checksum.G))
+            self._constants.append(torch.from_numpy(keys.view(np.int64)).to(self._device))
+        return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
         """What is known of a strided tensor's layout; None if no kernel reads it."""
@@ -174,18 +191,34 @@ class DeviceEngine:
         unaligned = made.variant(1, 0, **wanted)
         return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
 
-    def one(self, slot: int, prepared: Prepared, address: int, first: int = 0) -> None:
-        """Summarise one tensor into a slot's row, on the current stream."""
+    def one(
+        self, slot: int, prepared: Prepared, address: int, first: int = 0, token: tuple[int, int] | None = None
+    ) -> None:
+        """Summarise one tensor into a slot's row, on the current stream.
+
+        Args:
+            slot: of the row.
+            prepared: the tensor's layout.
+            address: of its first element.
+            first: index of that element in the whole tensor.
+            token: what stays as it is while nothing is known to have written to the tensor. If it was summarised with
+                this one in the step, the checksum is computed, and the rest only if that is another one now.
+        """
         variant = prepared.unaligned if (address | first) % ALIGNMENT else prepared.aligned or prepared.unaligned
         programs = prepared.plan.programs(first) if first else prepared.programs
         handle = self._stream(self._index)
         lane = self._lanes.get(handle) or self._lane(handle)
         self._rows.written_on(handle)
         row = self._rows.place(slot)
+        more = token is not None and (variant.stats or variant.sketch)
+        known = self._rows.seen.setdefault((handle, address, token, prepared.interned), row) if more else row
         arguments = (
-            *(0, 0, address, prepared.plan.count, first, prepared.layout, row),
-            *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts, prepared.lookup),
+            *(0, 0, 0, address, prepared.plan.count, first, prepared.layout, row, known),
+            *(lane.scratch.data_ptr(), lane.counters.data_ptr()),
+            *(self._factors, self._shifts, self._keys(prepared.plan.blocks(first)), prepared.lookup),
         )
+        if known != row:
+            self._launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
         self._launch(variant, programs, handle, arguments)
 
     def many(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
@@ -219,6 +252,7 @@ class DeviceEngine:
         begun = together = group.programs
         for item, programs in zip(runs, counts, strict=True):
             prepared = item.prepared
+            group.blocks = max(group.blocks, prepared.plan.blocks(item.first))
             group.owners.extend([len(group.items)] * programs)
             group.items.append(
                 (
@@ -241,8 +275,9 @@ class DeviceEngine:
         lane = self._lanes.get(handle) or self._lane(handle)
         items = table.device.data_ptr()
         arguments = (
-            *(items, items + 8 * words, 0, 0, 0, 0, 0),
-            *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts, lookup),
+            *(0, items, items + 8 * words, *(0,) * 6),
+            *(lane.scratch.data_ptr(), lane.counters.data_ptr()),
+            *(self._factors, self._shifts, self._keys(group.blocks), lookup),
         )
         self._launch(variant, group.programs, handle, arguments)
         if self._cuda is not None:

@@ -23,9 +23,7 @@ from introspect_cli.tensors.gpu.merge import (
     ABSSUM,
     FINITE,
     MAX,
-    MEDIAN,
     MIN,
-    MODE,
     NANS,
     NEGINFS,
     POSINFS,
@@ -35,6 +33,7 @@ from introspect_cli.tensors.gpu.merge import (
     inverse_of,
     merge_programs,
     write_moments,
+    write_no_order,
     write_no_statistics,
 )
 
@@ -97,15 +96,22 @@ def _modulus(re, im):
 
 
 @triton.jit
-def _checksum_tile(raw, bits, ok, block, factor, shift, ROWS: tl.constexpr):
-    """Add a tile of words to the column sums; block is the number of its first row's block."""
-    number = (block + 1 + tl.arange(0, ROWS)).to(tl.uint64)
-    key = mixed(number * _G)
+def _hashes(bits, block, keys, factor, shift, ROWS: tl.constexpr):
+    """The checksum's terms of a tile of words; block is the number of its first row's block."""
+    if keys != 0:
+        key = tl.load(keys.to(tl.pointer_type(tl.uint64)) + block + tl.arange(0, ROWS))
+    else:
+        key = mixed((block + 1 + tl.arange(0, ROWS)).to(tl.uint64) * _G)
     z = bits.to(tl.uint32).to(tl.uint64) * factor[None, :]
     z = z + shift[None, :]  # added one by one, so that all of it stays where the elements were loaded to
     z = z + key[:, None]
-    h = (z & _LOW) * (z >> 32) + z
-    return raw + tl.sum(tl.where(ok, h, 0).to(tl.int64), axis=0)
+    return ((z & _LOW) * (z >> 32) + z).to(tl.int64)
+
+
+@triton.jit
+def _both(a, b):
+    """The sums of two columns: together, so that threads wait for one another once."""
+    return tl.split(tl.sum(tl.join(a, b), axis=0))
 
 
 @triton.jit
@@ -123,40 +129,48 @@ def _sketch_tile(
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     NARROW: tl.constexpr,
+    FULL: tl.constexpr,
+    FINITE: tl.constexpr,
 ):
     """Add a tile of components to the sums of its columns, shape (8, 64), float64.
 
     `start` is the tile's first component, counted from the pointer; `block` the number of its first block of 64; those
-    from `low` on, below `high`, are read, counted from the tile's first. All else is as for `summarise`.
+    from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
+    each is taken to be. All else is as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
+    AT_ONCE: tl.constexpr = 4 if ROWS > 4 else ROWS
     lane = tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((PER_ROW, BLOCK), dtype=tl.float64 if KIND >= F64 else tl.float32)
-    for step in range(ROWS):
-        # Row by row, since the hashes of a whole tile would not fit into registers.
-        u = step * PER_ROW + tl.arange(0, PER_ROW)[:, None]
-        one = ((block + 1 + u).to(tl.uint64)) * _HASH_1
-        one = (one ^ (one >> _SHIFT)) * _HASH_2
-        two = (one ^ (one >> _SHIFT)) * _HASH_3
-        two = two ^ (two >> _SHIFT)
-        place = lane ^ (one >> _ROTATION).to(tl.int32)
-        k = u * BLOCK + place
-        bits = integers(pointer, start, k, (k >= low) & (k < high), layout, PARTS, False, DIMS, NARROW)
-        x = number_of(bits, lookup, KIND)
-        x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-        # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
-        half = tl.where(lane < 32, two & _LOW, two >> 32).to(tl.uint32)
-        sign = half << (31 - (place & 31)).to(tl.uint32)
-        if x.dtype == tl.float32:
-            x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
-        else:
-            x = tl.where(sign >= 0x80000000, -x, x)
-        total += x
-    return sums + total.to(tl.float64)
+    for part in tl.static_range(ROWS // AT_ONCE):
+        total = tl.zeros((PER_ROW, BLOCK), dtype=tl.float64 if KIND >= F64 else tl.float32)
+        for step in range(part * AT_ONCE, (part + 1) * AT_ONCE):
+            # Row by row, since the hashes of a whole tile would not fit into registers.
+            u = step * PER_ROW + tl.arange(0, PER_ROW)[:, None]
+            one = ((block + 1 + u).to(tl.uint64)) * _HASH_1
+            one = (one ^ (one >> _SHIFT)) * _HASH_2
+            two = (one ^ (one >> _SHIFT)) * _HASH_3
+            two = two ^ (two >> _SHIFT)
+            turn = (one >> _ROTATION).to(tl.int32)
+            k = u * BLOCK + (lane ^ turn)
+            ok = True if FULL else (k >= low) & (k < high)
+            x = number_of(integers(pointer, start, k, ok, layout, PARTS, False, DIMS, NARROW, FULL), lookup, KIND)
+            if not FINITE:
+                x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+            # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
+            half = tl.where(lane < 32, two & _LOW, two >> 32).to(tl.uint32)
+            sign = half << ((31 - (lane & 31)) ^ turn).to(tl.uint32)
+            if x.dtype == tl.float32:
+                x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
+            else:
+                x = tl.where(sign >= 0x80000000, -x, x)
+            total += x
+        sums += total.to(tl.float64)
+    return sums
 
 
 @triton.jit
 def summarise(
+    null,
     items,
     owners,
     address,
@@ -164,10 +178,12 @@ def summarise(
     first,
     layout,
     row,
+    known,
     scratch,
     counters,
     factors,
     shifts,
+    keys,
     lookup,
     KIND: tl.constexpr,
     SIZE: tl.constexpr,
@@ -183,6 +199,7 @@ def summarise(
     """Summarise one tensor, or the tensors of a table.
 
     Args:
+        null: a pointer to address 0.
         items: of a table: ITEM_WORDS words each.
         owners: of a table: the item that each program works on.
         address: of the first element.
@@ -190,10 +207,13 @@ def summarise(
         first: index of the first in the whole tensor.
         layout: address of DIMS sizes and DIMS strides.
         row: address of the row to write.
-        scratch: address of a row for each program.
+        known: address of the row of what was there before, where `row` has the checksum of what is there now: if the
+            two checksums agree, that row is copied. Otherwise `row` again.
+        scratch: address of a row for each program, a tensor's word by word.
         counters: address of a count for each item, 0 before and after.
         factors: of the checksum.
         shifts: of the checksum.
+        keys: of the checksum's blocks, for as many as are read; 0 where they are to be computed.
         lookup: values of the 256 bytes of a type that has no arithmetic.
         KIND: of the components.
         SIZE: bytes of a component.
@@ -216,6 +236,8 @@ def summarise(
     # The interpreter takes small numbers for 32 bits wide.
     items, owners, address, layout = items.to(tl.int64), owners.to(tl.int64), address.to(tl.int64), layout.to(tl.int64)
     count, first, lookup = count.to(tl.int64), first.to(tl.int64), lookup.to(tl.int64)
+    if not null.dtype.is_ptr():
+        null = null.to(tl.int64)
     me = tl.program_id(0)
     group = me * 0
     programs = tl.num_programs(0)
@@ -243,6 +265,14 @@ def summarise(
     sizes_strides = layout.to(tl.pointer_type(tl.int64))
     table = lookup.to(tl.pointer_type(tl.float32))
 
+    if STATS or SKETCH:
+        if known != row and not MANY:
+            old = known.to(tl.pointer_type(tl.int64))
+            new = row.to(tl.pointer_type(tl.int64))
+            if tl.load(old) == tl.load(new):
+                tl.store(new + tl.arange(0, WORDS), tl.load(old + tl.arange(0, WORDS)))
+                return
+
     # Tiles begin at multiples of 512 of the index in the whole tensor, some elements before the first.
     skip = first % SPAN
     origin = first - skip
@@ -253,8 +283,8 @@ def summarise(
     stop = tl.minimum(begin + each, tiles)
 
     column = tl.arange(0, SPAN)
-    factor = tl.load(factors.to(tl.pointer_type(tl.uint32)) + column).to(tl.uint64)
-    shift = tl.load(shifts.to(tl.pointer_type(tl.uint64)) + column)
+    factor = tl.load(pointer_to(null, factors, 4, True) + column).to(tl.uint64)
+    shift = tl.load(pointer_to(null, shifts, 8, True) + column)
     raw = tl.zeros((SPAN,), dtype=tl.int64)
     sums = tl.zeros((SPAN // BLOCK, BLOCK), dtype=tl.float64)
     finite = tl.zeros((), dtype=tl.int32)
@@ -280,88 +310,93 @@ def summarise(
         if ALIGNED:
             head = tl.multiple_of(head, 16)
             tail = tl.multiple_of(tail, 16)
-        ok = (k >= head) & (k < tail)
-        bits = (
-            integers(pointer_to(address, WORD, ALIGNED), local * PER, k, ok, sizes_strides, PER, ALIGNED, DIMS, NARROW)
-            if PER == 1
-            else tl.zeros((ROWS, SPAN), dtype=tl.uint32)
-        )
+            local = tl.multiple_of(local, 16)
+        full = (head == 0) & (tail == TILE)
         block = (origin + start) // SPAN
-        if PER == 1:
-            raw = _checksum_tile(raw, bits, ok, block, factor, shift, ROWS)
-        else:
+        pointer = pointer_to(null, address, SIZE, ALIGNED)
+        words = pointer_to(null, address, WORD, ALIGNED)
+        if PER > 1:
+            full = full & False
             for part in tl.static_range(PER):
                 at = k + part * TILE
-                some = (at >= head * PER) & (at < tail * PER)
-                word = integers(
-                    pointer_to(address, WORD, ALIGNED), local * PER, at, some, sizes_strides, PER, ALIGNED, DIMS, NARROW
-                )
-                raw = _checksum_tile(raw, word, some, block * PER + part * ROWS, factor, shift, ROWS)
-        if SKETCH:
-            for part in tl.static_range(PARTS):
-                sums = _sketch_tile(
-                    sums,
-                    pointer_to(address, SIZE, ALIGNED),
-                    local * PARTS + part * TILE,
-                    (block * PARTS + part * ROWS) * (SPAN // BLOCK),
-                    head * PARTS - part * TILE,
-                    tail * PARTS - part * TILE,
-                    sizes_strides,
-                    table,
-                    KIND,
-                    PARTS,
-                    ROWS,
-                    DIMS,
-                    NARROW,
-                )
+                ok = (at >= head * PER) & (at < tail * PER)
+                word = integers(words, local * PER, at, ok, sizes_strides, PER, ALIGNED, DIMS, NARROW, False)
+                h = _hashes(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
+                raw += tl.sum(tl.where(ok, h, 0), axis=0)
+            bits = tl.zeros((ROWS, SPAN), dtype=tl.uint32)
+        elif full:
+            bits = integers(words, local, k, True, sizes_strides, 1, ALIGNED, DIMS, NARROW, True)
+            raw += tl.sum(_hashes(bits, block, keys, factor, shift, ROWS), axis=0)
+        else:
+            ok = (k >= head) & (k < tail)
+            bits = integers(words, local, k, ok, sizes_strides, 1, ALIGNED, DIMS, NARROW, False)
+            raw += tl.sum(tl.where(ok, _hashes(bits, block, keys, factor, shift, ROWS), 0), axis=0)
+        usual = full & (PARTS == 1)
         if STATS:
-            pointer = pointer_to(address, SIZE, ALIGNED)
+            ok = (k >= head) & (k < tail)
             if PARTS == 2:
-                re = integers(pointer, local * 2, 2 * k, ok, sizes_strides, 2, ALIGNED, DIMS, NARROW)
-                im = integers(pointer, local * 2, 2 * k + 1, ok, sizes_strides, 2, False, DIMS, NARROW)
+                re = integers(pointer, local * 2, 2 * k, ok, sizes_strides, 2, ALIGNED, DIMS, NARROW, False)
+                im = integers(pointer, local * 2, 2 * k + 1, ok, sizes_strides, 2, False, DIMS, NARROW, False)
                 x = _modulus(number_of(re, table, KIND).to(tl.float64), number_of(im, table, KIND).to(tl.float64))
             elif PER == 1:
                 x = number_of(bits, table, KIND)
             else:
-                x = number_of(integers(pointer, local, k, ok, sizes_strides, 1, ALIGNED, DIMS, NARROW), table, KIND)
+                bits = integers(pointer, local, k, ok, sizes_strides, 1, ALIGNED, DIMS, NARROW, False)
+                x = number_of(bits, table, KIND)
             n = tail - head
             # What to count from and the scale only have to be about right, so that float32 is enough for both.
-            total = _sum(tl.abs(x))
+            total, about = _both(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
             share = inverse_of(n, WIDE)
             typical = total * share
-            about = _sum(x) * share
+            about = about * share
             tile_sizes = total.to(tl.float64)
-            if not (total < float("inf")):
-                # Something is not finite: an element, or the sum of finite ones.
-                nans += _sum((ok & (x != x)).to(tl.int32))
-                posinfs += _sum((ok & (x == float("inf"))).to(tl.int32))
-                neginfs += _sum((ok & (x == float("-inf"))).to(tl.int32))
-                x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
-                n = _sum((ok & (x == x)).to(tl.int32))
-                share = inverse_of(tl.maximum(n, 1), WIDE)
-                total = _sum(tl.where(x == x, tl.abs(x), 0.0))
-                typical = total * share
-                about = _sum(tl.where(x == x, x, 0.0)) * share
-                tile_sizes = total.to(tl.float64)
+            usual = usual & (total < float("inf"))
+            if usual:
+                # The usual tile: nothing is left out, and nothing asks for each element whether to.
+                lows = tl.minimum(lows, tl.min(x, axis=0))
+                highs = tl.maximum(highs, tl.max(x, axis=0))
+                smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
+                zeros += tl.sum((x == 0).to(tl.int32), axis=0)
+                scale, back = _scale(typical, WIDE)
+                d = x * scale - about * scale
+            else:
                 if not (total < float("inf")):
-                    total = _sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
-                    typical = total * share * _LARGE
-                    about = _sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
-                    tile_sizes = total.to(tl.float64) * _LARGE
-            good = ok & (x == x)
-            lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
-            highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
-            smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
-            zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
+                    # Something is not finite: an element, or the sum of finite ones.
+                    nans += _sum((ok & (x != x)).to(tl.int32))
+                    posinfs += _sum((ok & (x == float("inf"))).to(tl.int32))
+                    neginfs += _sum((ok & (x == float("-inf"))).to(tl.int32))
+                    x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
+                    n = _sum((ok & (x == x)).to(tl.int32))
+                    share = inverse_of(tl.maximum(n, 1), WIDE)
+                    total = _sum(tl.where(x == x, tl.abs(x), 0.0))
+                    typical = total * share
+                    about = _sum(tl.where(x == x, x, 0.0)) * share
+                    tile_sizes = total.to(tl.float64)
+                    if not (total < float("inf")):
+                        total = _sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
+                        typical = total * share * _LARGE
+                        about = _sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
+                        tile_sizes = total.to(tl.float64) * _LARGE
+                good = ok & (x == x)
+                lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
+                highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
+                smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
+                zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
+                scale, back = _scale(typical, WIDE)
+                d = tl.where(good, x * scale - about * scale, 0.0)
             sizes += tile_sizes
             # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
-            scale, back = _scale(typical, WIDE)
-            d = tl.where(good, x * scale - about * scale, 0.0)
             square = d * d
-            p1 = _sum(d).to(tl.float64) * back
-            p2 = _sum(square).to(tl.float64) * back * back
-            p3 = _sum(square * d).to(tl.float64) * back * back * back
-            p4 = _sum(square * square).to(tl.float64) * back * back * back * back
+            odd, even = _both(
+                tl.join(tl.sum(d, axis=0), tl.sum(square * d, axis=0)),
+                tl.join(tl.sum(square, axis=0), tl.sum(square * square, axis=0)),
+            )
+            p1, p3 = tl.split(odd)
+            p2, p4 = tl.split(even)
+            p1 = p1.to(tl.float64) * back
+            p2 = p2.to(tl.float64) * back * back
+            p3 = p3.to(tl.float64) * back * back * back
+            p4 = p4.to(tl.float64) * back * back * back * back
             pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
             u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
             m = n.to(tl.float64)
@@ -370,11 +405,51 @@ def summarise(
             s2 += p2 + 2.0 * u * p1 + m * u * u
             s1 += p1 + m * u
             finite += n
+        if SKETCH:
+            if usual:
+                sums = _sketch_tile(
+                    sums,
+                    pointer,
+                    local,
+                    block * (SPAN // BLOCK),
+                    0,
+                    TILE,
+                    sizes_strides,
+                    table,
+                    KIND,
+                    1,
+                    ROWS,
+                    DIMS,
+                    NARROW,
+                    True,
+                    STATS,
+                )
+            else:
+                for part in tl.static_range(PARTS):
+                    sums = _sketch_tile(
+                        sums,
+                        pointer,
+                        local * PARTS + part * TILE,
+                        (block * PARTS + part * ROWS) * (SPAN // BLOCK),
+                        head * PARTS - part * TILE,
+                        tail * PARTS - part * TILE,
+                        sizes_strides,
+                        table,
+                        KIND,
+                        PARTS,
+                        ROWS,
+                        DIMS,
+                        NARROW,
+                        False,
+                        False,
+                    )
 
-    # A tensor of one program has its row at once; others leave theirs for the last to arrive.
+    # A tensor of one program has its row at once; others leave theirs for the last to arrive, word beside word.
     mine = row
+    apart = 1
     if alike > 1:
-        mine = scratch + me.to(tl.int64) * (8 * WORDS)
+        mine = scratch + (group.to(tl.int64) * WORDS + (me - group)) * 8
+        apart = alike
     out = mine.to(tl.pointer_type(tl.int64))
     real = mine.to(tl.pointer_type(tl.float64))
     tl.store(out, tl.sum(raw, axis=0))
@@ -382,26 +457,22 @@ def summarise(
         n_all = finite.to(tl.float64)
         u = s1 * inverse_of(tl.maximum(finite, 1), True)
         m2 = s2 - n_all * u * u
-        tl.store(out + FINITE, finite.to(tl.int64))
-        tl.store(out + NANS, nans.to(tl.int64))
-        tl.store(out + POSINFS, posinfs.to(tl.int64))
-        tl.store(out + NEGINFS, neginfs.to(tl.int64))
+        tl.store(out + FINITE * apart, finite.to(tl.int64))
+        tl.store(out + NANS * apart, nans.to(tl.int64))
+        tl.store(out + POSINFS * apart, posinfs.to(tl.int64))
+        tl.store(out + NEGINFS * apart, neginfs.to(tl.int64))
         m3 = s3 - 3.0 * u * s2 + 2.0 * n_all * u * u * u
         m4 = s4 - 4.0 * u * s3 + 6.0 * u * u * s2 - 3.0 * n_all * u * u * u * u
         low = tl.min(lows, axis=0).to(tl.float64)
         high = tl.max(highs, axis=0).to(tl.float64)
-        tl.store(out + ZEROS, tl.sum(zeros.to(tl.int64), axis=0))
-        tl.store(real + MIN, low)
-        tl.store(real + MAX, high)
-        tl.store(real + ABSMIN, tl.min(smalls, axis=0).to(tl.float64))
-        write_moments(real, low, high, pivot + u, m2, m3, m4)
-        tl.store(real + ABSSUM, sizes)
-    else:
-        write_no_statistics(mine)
-    tl.store(real + MEDIAN, float("nan"))
-    tl.store(real + MODE, float("nan"))
+        tl.store(out + ZEROS * apart, tl.sum(zeros.to(tl.int64), axis=0))
+        tl.store(real + MIN * apart, low)
+        tl.store(real + MAX * apart, high)
+        tl.store(real + ABSMIN * apart, tl.min(smalls, axis=0).to(tl.float64))
+        write_moments(real, apart, low, high, pivot + u, m2, m3, m4)
+        tl.store(real + ABSSUM * apart, sizes)
     buckets = tl.sum(tl.reshape(sums, (SPAN // 16, 16)), axis=0)
-    tl.store(real + SKETCH_WORD + tl.arange(0, 16), buckets)
+    tl.store(real + (SKETCH_WORD + tl.arange(0, 16)) * apart, buckets)
     if alike > 1:
         tl.debug_barrier()
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")
@@ -409,3 +480,7 @@ def summarise(
             tl.debug_barrier()
             merge_programs(scratch, row, group.to(tl.int64), alike, STATS, SKETCH)
             tl.atomic_xchg(counter, 0)
+    else:
+        if not STATS:
+            write_no_statistics(row)
+        write_no_order(row)

@@ -23,7 +23,7 @@ from introspect_cli.tensors.kernels import BF16, F16, F32, F64, I8, I16, I32, I6
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_PROGRAMS: Final = 1024
+MAX_PROGRAMS: Final = 512
 """Programs of one tensor: enough for every processor of a large GPU, few enough for one program to merge."""
 TABLE_PROGRAMS: Final = 16384
 """Programs of one launch."""
@@ -65,6 +65,11 @@ class Plan:
     reach: int
     dims: int = 0
     layout: tuple[int, ...] = ()
+
+    def blocks(self, first: int = 0) -> int:
+        """Blocks of the checksum that are read or passed, a tile's more than there are."""
+        words = -(-self.element.size * self.element.parts // 4)
+        return -(-(first + self.count) * words // checksum.SPAN) + words * self.element.rows
 
     def programs(self, first: int = 0) -> int:
         """Programs that share the tensor's tiles, whose elements begin at an index in the whole tensor."""
@@ -153,8 +158,9 @@ class Element:
 
     @property
     def rows(self) -> int:
-        """Rows of 512 elements in a tile: so many that a program needs no memory for want of registers."""
+        """Rows of 512 elements in a tile: as many as a program has registers for."""
         return 2 if self.wide else 4
+
 
 
 ELEMENTS: Final = {
@@ -194,7 +200,7 @@ OLDEST: Final = (3, 3)
 
 WARPS: Final = 4
 """Warps of a program: 128 threads read a row of 512 float32 in vectors of four."""
-_POINTERS: Final = ("items", "owners", "layout", "row", "scratch", "counters", "factors", "shifts", "lookup")
+_POINTERS: Final = ("null", "items", "owners", "layout", "row", "known", "scratch", "counters", "factors", "shifts", "keys", "lookup")
 """Arguments that are addresses of ours, which begin at multiples of 16."""
 _CHOSEN: Final = ("count", "first")
 """Arguments that are multiples of 16 where the variant says so; the address is one in the kernel, which reads less at
@@ -224,7 +230,7 @@ def source(variant: Variant) -> Any:
 
     names = kernels.summarise.arg_names
     count = len(names) - len(variant)
-    signature = dict.fromkeys(names[:count], "i64") | dict.fromkeys(names[count:], "constexpr")
+    signature = {"null": "*u8"} | dict.fromkeys(names[1:count], "i64") | dict.fromkeys(names[count:], "constexpr")
     aligned = {*_POINTERS, *(_CHOSEN if variant.aligned else ())}
     attributes = {
         (place,): [["tt.divisibility", ALIGNMENT]] for place, name in enumerate(names[:count]) if name in aligned
@@ -233,9 +239,15 @@ def source(variant: Variant) -> Any:
     return ASTSource(kernels.summarise, signature=signature, constexprs=constants, attrs=attributes)
 
 
-OPTIONS: Final[dict[str, Any]] = {"num_warps": WARPS, "enable_fp_fusion": True, "maxnreg": 255}
-"""What the compiler is told, for every device. With a limit on registers, even the highest there is, NVIDIA's assembler
-does not spill any for the sake of more programs at once; AMD's compiler has no such option and passes over it."""
+def options(variant: Variant) -> dict[str, Any]:
+    """What the compiler is told, for every device.
+
+    The fewer registers a thread takes, the more programs wait for memory at once; with 128, which spill a few of what
+    only tiles with NaN need, an H100 is twice as quick as with 255, and slower again with fewer. Sums in float64 and
+    places worked out from strides do not fit into so few. AMD's compiler has no such option and passes over it.
+    """
+    large = variant.kind >= F64 or variant.parts == 2 or variant.dims
+    return {"num_warps": WARPS, "enable_fp_fusion": True, "maxnreg": 255 if large else 128}
 
 
 class TritonLauncher:
@@ -264,7 +276,7 @@ class TritonLauncher:
         from triton.runtime import driver
 
         target = driver.active.get_current_target()
-        kernel = compiled(source(variant), target=target, options=OPTIONS)
+        kernel = compiled(source(variant), target=target, options=options(variant))
         self._kernels.append(kernel)  # a kernel that is collected unloads its code
         run = kernel.run  # loads it
         known = self._compiled[variant] = run, kernel.function, kernel.packed_metadata

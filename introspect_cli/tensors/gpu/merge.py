@@ -7,7 +7,7 @@ import triton.language as tl
 
 from introspect_cli.tensors import rows as r
 
-MERGED = tl.constexpr(128)
+MERGED = tl.constexpr(512)
 """Rows of programs that are added up at once."""
 WORDS = tl.constexpr(r.WORDS)
 
@@ -41,13 +41,36 @@ def inverse_of(n, WIDE: tl.constexpr):
 
 
 @triton.jit
-def write_moments(real, low, high, mean, m2, m3, m4):
+def write_moments(real, apart, low, high, mean, m2, m3, m4):
     """Write moments; where all elements are equal, rounding must not make a spread of it."""
     alike = low == high
-    tl.store(real + MEAN, tl.where(alike, low, mean))
-    tl.store(real + M2, tl.where(alike | (m2 < 0), 0.0, m2))
-    tl.store(real + M3, tl.where(alike, 0.0, m3))
-    tl.store(real + M4, tl.where(alike | (m4 < 0), 0.0, m4))
+    tl.store(real + MEAN * apart, tl.where(alike, low, mean))
+    tl.store(real + M2 * apart, tl.where(alike | (m2 < 0), 0.0, m2))
+    tl.store(real + M3 * apart, tl.where(alike, 0.0, m3))
+    tl.store(real + M4 * apart, tl.where(alike | (m4 < 0), 0.0, m4))
+
+
+@triton.jit
+def _word(scratch, first, programs, at, lane, word, other):
+    """A word of some programs of a tensor.
+
+    It is read past the first-level cache, which does not see what others wrote.
+    """
+    places = scratch.to(tl.pointer_type(tl.int64)) + first * WORDS + word * programs + at + lane
+    return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def _real(scratch, first, programs, at, lane, word, other):
+    """As `_word`, of a word that is a float64."""
+    places = scratch.to(tl.pointer_type(tl.float64)) + first * WORDS + word * programs + at + lane
+    return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def _two(a, b):
+    """The sums of two vectors: together, so that threads wait for one another once."""
+    return tl.split(tl.sum(tl.join(a, b), axis=0))
 
 
 @triton.jit
@@ -61,63 +84,59 @@ def merge_programs(
 ):
     """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
 
-    Lines of scratch are read past the first-level cache, which does not see what others wrote.
+    The device is idle while this program works. So words that do not wait for one another are asked for together, and
+    lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
-    lines = scratch.to(tl.pointer_type(tl.int64)) + (first + lane) * WORDS
-    floats = scratch.to(tl.pointer_type(tl.float64)) + (first + lane) * WORDS
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     raw = tl.zeros((MERGED,), dtype=tl.int64)
-    for at in range(0, programs, MERGED):
-        raw += tl.load(lines + at * WORDS, mask=at + lane < programs, other=0, cache_modifier=".cg")
-    tl.store(out, tl.sum(raw, axis=0))
     if STATS:
-        for word in tl.static_range(FINITE, ZEROS + 1):
-            total = tl.zeros((MERGED,), dtype=tl.int64)
-            for at in range(0, programs, MERGED):
-                total += tl.load(lines + at * WORDS + word, mask=at + lane < programs, other=0, cache_modifier=".cg")
-            tl.store(out + word, tl.sum(total, axis=0))
-        count = tl.zeros((MERGED,), dtype=tl.float64)
+        counts = tl.zeros((MERGED,), dtype=tl.int64)
+        nans = counts
+        above = counts
+        below = counts
+        zeros = counts
         low = tl.full((MERGED,), float("inf"), dtype=tl.float64)
         high = tl.full((MERGED,), float("-inf"), dtype=tl.float64)
-        small = tl.full((MERGED,), float("inf"), dtype=tl.float64)
+        small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
-        # Any mean will do to count from, as long as it is one: that of the first program with an element.
-        origin = tl.full((), float("inf"), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            ok = at + lane < programs
-            n = tl.load(lines + at * WORDS + FINITE, mask=ok, other=0, cache_modifier=".cg").to(tl.float64)
-            mean = tl.load(floats + at * WORDS + MEAN, mask=ok, other=0.0, cache_modifier=".cg")
-            origin = tl.minimum(origin, tl.min(tl.where(n > 0, mean, float("inf")), axis=0))
-            low = tl.minimum(low, tl.load(floats + at * WORDS + MIN, mask=ok, other=float("inf"), cache_modifier=".cg"))
-            high = tl.maximum(
-                high, tl.load(floats + at * WORDS + MAX, mask=ok, other=float("-inf"), cache_modifier=".cg")
-            )
-            small = tl.minimum(
-                small, tl.load(floats + at * WORDS + ABSMIN, mask=ok, other=float("inf"), cache_modifier=".cg")
-            )
-            sizes += tl.load(floats + at * WORDS + ABSSUM, mask=ok, other=0.0, cache_modifier=".cg")
-            count += n
-        n_all = tl.sum(count, axis=0)
-        origin = tl.where(n_all > 0, origin, 0.0)
-        away = tl.zeros((MERGED,), dtype=tl.float64)
+            raw += _word(scratch, first, programs, at, lane, 0, 0)
+            counts += _word(scratch, first, programs, at, lane, FINITE, 0)
+            nans += _word(scratch, first, programs, at, lane, NANS, 0)
+            above += _word(scratch, first, programs, at, lane, POSINFS, 0)
+            below += _word(scratch, first, programs, at, lane, NEGINFS, 0)
+            zeros += _word(scratch, first, programs, at, lane, ZEROS, 0)
+            low = tl.minimum(low, _real(scratch, first, programs, at, lane, MIN, float("inf")))
+            high = tl.maximum(high, _real(scratch, first, programs, at, lane, MAX, float("-inf")))
+            small = tl.minimum(small, _real(scratch, first, programs, at, lane, ABSMIN, float("inf")))
+            sizes += _real(scratch, first, programs, at, lane, ABSSUM, 0.0)
+        whole, finite = _two(raw, counts)
+        nans, zeros = _two(nans, zeros)
+        above, below = _two(above, below)
+        tl.store(out, whole)
+        tl.store(out + FINITE, finite)
+        tl.store(out + NANS, nans)
+        tl.store(out + POSINFS, above)
+        tl.store(out + NEGINFS, below)
+        tl.store(out + ZEROS, zeros)
+        share = inverse_of(tl.maximum(finite, 1), True)
+        means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            ok = at + lane < programs
-            n = tl.load(lines + at * WORDS + FINITE, mask=ok, other=0, cache_modifier=".cg").to(tl.float64)
-            mean = tl.load(floats + at * WORDS + MEAN, mask=ok, other=0.0, cache_modifier=".cg")
-            away += tl.where(n > 0, n * (mean - origin), 0.0)
-        mean_all = origin + tl.sum(away, axis=0) * inverse_of(tl.where(n_all > 0, n_all, 1.0), True)
+            n = _word(scratch, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _real(scratch, first, programs, at, lane, MEAN, 0.0)
+            means += tl.where(n > 0, n * share * mean, 0.0)
+        mean_all, size = _two(means, sizes)
         s2 = tl.zeros((MERGED,), dtype=tl.float64)
         s3 = tl.zeros((MERGED,), dtype=tl.float64)
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            ok = at + lane < programs
-            n = tl.load(lines + at * WORDS + FINITE, mask=ok, other=0, cache_modifier=".cg").to(tl.float64)
-            mean = tl.load(floats + at * WORDS + MEAN, mask=ok, other=0.0, cache_modifier=".cg")
-            m2 = tl.load(floats + at * WORDS + M2, mask=ok, other=0.0, cache_modifier=".cg")
-            m3 = tl.load(floats + at * WORDS + M3, mask=ok, other=0.0, cache_modifier=".cg")
-            m4 = tl.load(floats + at * WORDS + M4, mask=ok, other=0.0, cache_modifier=".cg")
+            n = _word(scratch, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _real(scratch, first, programs, at, lane, MEAN, 0.0)
+            m2 = _real(scratch, first, programs, at, lane, M2, 0.0)
+            m3 = _real(scratch, first, programs, at, lane, M3, 0.0)
+            m4 = _real(scratch, first, programs, at, lane, M4, 0.0)
             d = tl.where(n > 0, mean - mean_all, 0.0)
             s2 += m2 + n * d * d
             s3 += m3 + 3.0 * d * m2 + n * d * d * d
@@ -127,20 +146,30 @@ def merge_programs(
         tl.store(real + MIN, least)
         tl.store(real + MAX, most)
         tl.store(real + ABSMIN, tl.min(small, axis=0))
-        write_moments(real, least, most, mean_all, tl.sum(s2, axis=0), tl.sum(s3, axis=0), tl.sum(s4, axis=0))
-        tl.store(real + ABSSUM, tl.sum(sizes, axis=0))
+        m2, m4 = _two(s2, s4)
+        write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
+        tl.store(real + ABSSUM, size)
     else:
+        for at in range(0, programs, MERGED):
+            raw += _word(scratch, first, programs, at, lane, 0, 0)
+        tl.store(out, tl.sum(raw, axis=0))
         write_no_statistics(row)
+    write_no_order(row)
+    bucket = tl.arange(0, 16)
+    total = tl.zeros((16, MERGED // 4), dtype=tl.float64)
+    if SKETCH:
+        line = tl.arange(0, MERGED // 4)[None, :]
+        for at in range(0, programs, MERGED // 4):
+            total += _real(scratch, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
+    tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
+
+
+@triton.jit
+def write_no_order(row):
+    """What a row says of the statistics that take a sort, which no kernel computes."""
+    real = row.to(tl.pointer_type(tl.float64))
     tl.store(real + MEDIAN, float("nan"))
     tl.store(real + MODE, float("nan"))
-    bucket = tl.arange(0, 16)
-    total = tl.zeros((MERGED // 16, 16), dtype=tl.float64)
-    if SKETCH:
-        line = tl.arange(0, MERGED // 16)[:, None]
-        places = scratch.to(tl.pointer_type(tl.float64)) + (first + line) * WORDS + (SKETCH_WORD + bucket[None, :])
-        for at in range(0, programs, MERGED // 16):
-            total += tl.load(places + at * WORDS, mask=at + line < programs, other=0.0, cache_modifier=".cg")
-    tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=0))
 
 
 @triton.jit
