@@ -14,7 +14,7 @@ from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
-from introspect_cli.health.reduction import REDUCTIONS, adding_up, finite
+from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import Kind, Phase, count
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Scaling(Gathered):
             return
         gradients = {now.sites[number].fqn: now.rows[number] for number in now.of(Kind.GRAD, Phase.OPTIMIZER)}
         if self._share_samples():
-            for fqn, numbers in adding_up(self.ranks).items():
+            for fqn, numbers in self.ranks.adding_up.items():
                 if fqn in gradients:
                     self._compare(now, fqn, gradients[fqn], [now.rows[n] for n in numbers if n in now.rows])
         if self.clipped is None:
@@ -61,12 +61,10 @@ class Scaling(Gathered):
         return is_data_parallel(self.ranks) and all(share_samples(self.ranks, base, rank) for rank in others)
 
     def _compare(self, now: AlignedStep, fqn: str, rows: Rows, outputs: Sequence[Rows]) -> None:
-        taken = self._taken(now, rows)
-        given = [finite(now, rank, held[rank]) for rank in now.batches for held in outputs if rank in held]
-        values = [value for value in given if value is not None]
-        if taken is None or not values or len(values) < len(given):
+        taken, passed, ranks = self._taken(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
+        if taken is None or passed is None:
             return
-        total, size, ranks = sum(value.total for value in values), sum(value.size for value in values), len(now.batches)
+        total, size = passed
         if abs(total) * (1 - 1 / ranks) <= _TELLS * size:
             return  # sum and mean are as good as equal
         if abs(taken - total) <= _NEAR * size:

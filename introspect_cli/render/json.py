@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import Record, clean
 from introspect_cli.render.findings import findings_document
-from introspect_cli.render.plain import divergence_document, label_document, plain, summary_document
+from introspect_cli.render.plain import divergence_document, label_document, plain, site_document, summary_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,12 +156,7 @@ def records_document(records: Sequence[Record], step: int, labels: Labels) -> di
             {
                 "rank": record.rank,
                 "sequence": record.sequence,
-                "phase": record.site.phase.value,
-                "kind": record.site.kind.value,
-                "fqn": record.site.fqn,
-                "module_class": record.info.module_class,
-                "call": record.site.call,
-                "path": record.site.path,
+                **site_document(record.site, record.info.module_class),
                 **(summary_document(record.summary) or {}),
             }
             for record in records

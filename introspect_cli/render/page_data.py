@@ -176,11 +176,12 @@ def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
     """Levels (rows, steps) as uint8, and the decades they span."""
     values = np.array(divergence_map.values, np.float64).reshape(len(divergence_map.modules), len(divergence_map.steps))
-    low, high = scale_of(np.where(np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape), np.nan, values))
+    behind, unmeasured = (
+        np.array(cells, np.bool_).reshape(values.shape) for cells in (divergence_map.behind, divergence_map.unmeasured)
+    )
+    low, high = scale_of(np.where(unmeasured, np.nan, values))
     with np.errstate(all="ignore"):
         scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
-    behind = np.array(divergence_map.behind, np.bool_).reshape(values.shape)
-    unmeasured = np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape)
     cases = [np.isnan(values), behind, values == 0, np.isinf(values), unmeasured]
     return np.select(cases, [0, 2, 1, 255, 254], scaled).astype(np.uint8), low, high
 
