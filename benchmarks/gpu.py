@@ -560,7 +560,9 @@ def main() -> int:
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --dry-run tries this script without one")
-    place = Place(torch.device("cpu" if options.dry_run else options.device), options.dry_run, options.models, options.blocks)
+    place = Place(
+        torch.device("cpu" if options.dry_run else options.device), options.dry_run, options.models, options.blocks
+    )
     facts = machine(place)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True)
     began, rows = time.perf_counter(), []

@@ -8,11 +8,8 @@ here. Each worker has the runs on a disk, or at an address, that it can read by 
 from __future__ import annotations
 
 import re
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial, reduce
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError, UsageError
@@ -84,6 +81,9 @@ class Processes(Engine):
     """A pool of processes on this machine, started by the first task."""
 
     def __init__(self, number: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -91,6 +91,8 @@ class Processes(Engine):
         return self._results(self._pool.map(partial(_attempt, work), tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             yield from map(_result, done)
         except BrokenProcessPool:

@@ -6,6 +6,7 @@ import numpy as np
 
 from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.sums import header, mix
@@ -172,3 +173,14 @@ def write_changed(folder, layouts=("whole", "shared", "rows", "alone")):
         for change, how in CHANGES.items():
             write(folder / f"{layout} {change}", 4, LAYOUTS[layout], changed=how)
     return folder
+
+
+def as_while_it_ran(rank):
+    """Give a rank that has ended the small files back that it had before; its directory."""
+    with RankFolder.at(str(rank)) as folder:
+        for name in folder.closed():
+            (rank / name).parent.mkdir(exist_ok=True)
+            place = folder.folder("settings") if "/" in name else folder
+            (rank / name).write_bytes(place.read_file(name.rpartition("/")[2], 1 << 20))
+    (rank / CLOSED).unlink()
+    return rank

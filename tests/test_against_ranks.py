@@ -10,7 +10,7 @@ import pytest
 from conftest import PYTHON
 from launches import finish, launch
 
-from introspect_cli.capture.ranks.divergence import Announced, Announcement
+from introspect_cli.capture.against import Announced, Announcement
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 

@@ -50,6 +50,10 @@ class Net(nn.Module):
 
 set_seed(1337)
 net = Net()
+rng, own, made = np.random.default_rng(3), random.Random(4), torch.Generator().manual_seed(5)
+with torch.no_grad():
+    net.layers[1].bias.add_(float(rng.normal()) + own.random() + torch.rand(1, generator=made))
+net.head.bias.data.normal_(0, 0.1)
 data = torch.randint(0, 16, (2, 4))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 originals = []
@@ -57,7 +61,9 @@ for row in data:
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(row), row).backward()
     optimizer.step()
-    originals.append(all("introspect" not in f.__code__.co_filename for f in (torch.manual_seed, nn.init.normal_)))
+    functions = torch.manual_seed, nn.init.normal_, random.Random.seed
+    found = all("introspect" not in f.__code__.co_filename for f in functions)
+    originals.append(found and "normal_" not in vars(torch.Tensor))
 print(originals)
 """
 
@@ -98,16 +104,6 @@ SEEN = {
         "range(3)",
         FIRST + "kaiming_uniform_ of Net.layers.2.weight (train.py:16), in b only; 5 draws before it agree.",
     ),
-    "a second model": (
-        "net = Net()",
-        "net = Net()\nother = nn.Linear(3, 3)",
-        FIRST + "kaiming_uniform_ (train.py:34), in b only; 11 draws before it agree.",
-    ),
-    "no bias": (
-        "nn.Linear(8, 16)",
-        "nn.Linear(8, 16, bias=False)",
-        FIRST + "uniform_ of Net.head.bias (train.py:17), in a only; 6 draws before it agree.",
-    ),
     "another deviation": (
         "module.weight, std=0.02",
         "module.weight, std=0.2",
@@ -126,7 +122,12 @@ SEEN = {
     "another draw of the script's": (
         "data = torch.randint",
         "torch.rand(1)\nother = nn.Linear(1, 1)\ndata = torch.randint",
-        "after normal_ of Net.head.weight (train.py:22), something else draws differently in a and b; 11 draws",
+        "after normal_ of Net.head.bias (train.py:37), something else draws differently in a and b; 12 draws",
+    ),
+    "values drawn by hand": (
+        "normal_(0, 0.1)",
+        "normal_(0, 0.2)",
+        "normal_ of Net.head.bias (train.py:37) initialises it with 0, 0.1 in a, 0, 0.2 in b.",
     ),
 }
 """By what was changed: the text, what takes its place, and what the answer says."""
@@ -139,6 +140,22 @@ def test_the_first_draw_that_differs_is_named(base, capture, changed):
     sentence = introspect_cli.diff(base, capture(SCRIPT.replace(old, new))).sentence
     assert sentence.startswith("First divergence at step 0: ")
     assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("default_rng(3)", "default_rng(6)", "numpy.random.default_rng 3 -> 6 (train.py:34)."),
+        ("random.Random(4)", "random.Random(6)", "random.Random 4 -> 6 (train.py:34)."),
+        ("manual_seed(5)", "manual_seed(6)", "torch.Generator 5 -> 6 (in made)."),
+        ("rng.normal()", "rng.normal(size=2)[1]", "the numpy.random.Generator in rng is in another state when the"),
+    ],
+)
+def test_a_generator_that_the_script_made_is_named_where_it_differs(base, capture, old, new, said):
+    with open_run(base) as a, open_run(capture(SCRIPT.replace(old, new))) as b:
+        answer = compare_runs(a, b, DiffOptions())
+    assert answer.first.site.fqn == "Net.layers.1.bias"
+    assert any(line.startswith(f"A generator that the script made differs: {said}") for line in answer.evidence)
 
 
 def test_a_parameter_that_was_drawn_alike_was_changed_afterwards(base, capture):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture.option import WHAT, Option
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.capture.probes import installed
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.commands.capture import from_field
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -129,30 +129,18 @@ def test_an_option_is_a_field():
     assert MoreOptions().narrowing() == {**CaptureOptions().narrowing(), "thrice": False}
 
 
-class SizeProbe:
+class SizeProbe(GuardedProbe):
     name = "size"
-
-    def __init__(self, context):
-        self._context = context
-        self._guarded = context.guard.around(self.name, "sizes are")
-        self._patches = Patches()
+    lost = "sizes are"
 
     def install(self):
-        original, recorder = torch.Tensor.square, self._context.recorder
+        self._patches.watch(torch.Tensor, "square", self._guarded, self._squared)
+        super().install()
 
-        def square(tensor):
-            if self._guarded.on:
-                with self._guarded:
-                    site = Site(Phase.FORWARD, Kind.HYPERPARAMETER, "size")
-                    recorder.value(recorder.site(site), tensor.numel() // (0 if tensor.numel() == 1 else 1))
-            return original(tensor)
-
-        self._patches.replace(torch.Tensor, "square", square)
-        self._guarded.on = True
-
-    def remove(self):
-        self._guarded.on = False
-        self._patches.remove()
+    def _squared(self, args, _):
+        [tensor], recorder = args, self._recorder
+        site = Site(Phase.FORWARD, Kind.HYPERPARAMETER, "size")
+        recorder.value(recorder.site(site), tensor.numel() // (0 if tensor.numel() == 1 else 1))
 
 
 def test_a_new_probe_is_one_class(tmp_path, monkeypatch):

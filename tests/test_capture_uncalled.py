@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from opcapture import QUICK
+from opcapture import QUICK, captured, records
 from torch import nn
 
 from introspect_cli.capture.session import Session
+from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 
@@ -71,3 +72,18 @@ def test_parameters_have_the_names_of_their_model_where_the_optimizer_steps_firs
                 assert not any("Adam.group" in fqn for fqn in found)
         assert name in run.settings["optimizers"][0]["groups"][0]["params"]
         assert not any("no module was called" in told for told in run.manifest["not_observed"])
+
+
+def test_parameters_have_their_names_though_the_model_only_runs_with_others_in_their_place(tmp_path):
+    def work():
+        net = nn.Sequential(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def loss(weights, x):
+            return torch.func.functional_call(net, weights, (x,)).square().sum()
+
+        torch.func.vmap(loss, (None, 0))(dict(net.named_parameters()), torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+    found = {r.site.fqn for r in records(captured(tmp_path / "run", work)) if r.site.kind is Kind.GRAD}
+    assert found == {"Sequential.0.weight", "Sequential.0.bias"}

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -31,6 +32,13 @@ def _marked(case):
 def test_first_divergence_is_where_the_fault_is(case, captures):
     answer = cases.compare(*captures.pair(case))
     assert cases.wrong(case, answer) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_first_divergence_on_a_gpu_is_where_the_fault_is(captures):
+    on_a_gpu = cases.load_cases(cases.FIXTURES / "cases_gpu.yaml")
+    wrong = {case.name: cases.judge(case, captures) for case in on_a_gpu}
+    assert {name: found for name, found in wrong.items() if found} == {}
 
 
 def test_there_are_enough_cases():

@@ -383,6 +383,51 @@ def test_a_default_is_behind_the_value_that_every_call_gives_in_its_place(given)
         assert all(hit for _, hit in first)
 
 
+CONFIGURED = """
+class Options:
+    def __init__(self):
+        {}
+        self.rest = 1
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        self.drop = torch.nn.Dropout(config.rate)
+
+options = Options()
+{}
+net = Net(options)
+"""
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["in its class", "on the object"])
+def test_an_option_that_a_configuration_object_is_given_is_followed_to_the_module(place):
+    lines = "self.rate = {}", "options.rate = {}"
+    texts = [
+        CONFIGURED.format(*(line.format(n if at == place else 0) for at, line in enumerate(lines))) for n in (1, 2)
+    ]
+    clues = Clues("module", classes=("Dropout", "Net"), attributes=("drop",))
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("gone", "likely"), [("update_bn(loader, average)", True), ("torch.set_num_threads(2)", False)]
+)
+def test_what_is_handed_a_saved_model_leads_to_what_is_saved(gone, likely):
+    text = "import torch\naverage = Average(net)\n{}torch.save(average.state_dict(), 'a.pt')\n"
+    texts = text.format(f"{gone}\n"), text.format("")
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), Clues("product"))
+    assert [one.likely for one in found] == [likely]
+
+
+def test_what_is_appended_to_an_attribute_leads_to_the_loss_that_is_made_of_it():
+    text = "def act(x):\n    policy.saved.append({}(x))\n\ndef learn():\n    sum(policy.saved).backward()\n"
+    texts = text.format("log"), text.format("exp")
+    clues = Clues("loss", models=frozenset({"policy"}))
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]
+
+
 INITIALISED = """
 def start(module):
     torch.nn.init.normal_(module.weight)

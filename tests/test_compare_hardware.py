@@ -117,6 +117,16 @@ def test_an_identifier_alone_is_no_reason(tmp_path):
     assert fault_sentence([result, result]) == ""
 
 
+def test_a_gpu_that_one_run_alone_used_is_named_and_not_what_comes_with_it(tmp_path):
+    gpu = {"hardware": {"gpus": [{"name": "H100", "uuid": "GPU-1"}] * 2}, "runtime": {"cudnn": 91900, "nccl": "2.28.9"}}
+    cpu = {"hardware": {}, "runtime": {"cudnn": None, "nccl": None}}
+    for name, settings in (("a", gpu), ("b", cpu)):
+        write_run(tmp_path / name, steps(1 if name == "b" else None), modules=MODULES, settings=settings)
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert [(change.name, change.a, change.b) for change in result.settings] == [("GPU", "2 x H100", "none used")]
+
+
 ON_RECORD = {"sources": {}, "packages": {"torch": "2.9"}, "environment": {}, "command": {"argv": ["train.py"]}}
 LEFT = [
     ({"gpus": [GPU | {"name": "A100"}]}, ", but the hardware does", "the hardware (gpus[0].name H100 -> A100)"),

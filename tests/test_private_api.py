@@ -132,7 +132,7 @@ def train(log):
 
 
 def test_capture_without_the_graph_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(private_api, "graph_task", private_api._no_graph_task)
+    monkeypatch.setattr(private_api, "graph_task", lambda: -1)
     assert_neutral(train, tmp_path / "run").assert_losses()
 
 
@@ -149,7 +149,7 @@ def test_capture_without_the_loader_iterator_says_so(tmp_path, monkeypatch):
 def test_a_capture_goes_on_without_names_that_only_tell_what_is_traced(tmp_path, monkeypatch):
     import contextlib
 
-    monkeypatch.setattr(private_api, "tracing_state", private_api._absent_state)
+    monkeypatch.setattr(private_api, "tracing_state", lambda: None)
     monkeypatch.setattr(private_api, "no_torch_function", contextlib.nullcontext)
     monkeypatch.setattr(private_api, "FAKE_TENSOR", ())
     monkeypatch.setattr(private_api, "COMPILERS_GRAPH", ())

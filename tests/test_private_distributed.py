@@ -15,7 +15,7 @@ from neutrality import assert_neutral, mlp, watched
 from torch import nn
 
 from introspect_cli.capture.ranks import torch_distributed
-from introspect_cli.capture.ranks.data_parallel import DataParallel
+from introspect_cli.capture.ranks.sharing import DataParallel
 from introspect_cli.records import Kind
 
 dist = torch.distributed

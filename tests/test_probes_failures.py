@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.backlog import Backlog
+from introspect_cli.capture.built import Description
 from introspect_cli.capture.context import Context
-from introspect_cli.capture.described import Description
+from introspect_cli.capture.evaluation import Trained
 from introspect_cli.capture.names import Names
 from introspect_cli.capture.parameter_names import ParameterNames
 from introspect_cli.capture.probes.built import BuiltProbe
@@ -31,7 +32,6 @@ from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.sites import Sites
 from introspect_cli.capture.step_block import StepBlock
 from introspect_cli.capture.step_clock import StepClock
-from introspect_cli.capture.trained import Trained
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict

@@ -71,7 +71,7 @@ def runs(tmp_path_factory):
     cases += [f"{network}-{kind}~collectives" for network in ("right", "wrong") for kind in KINDS]
     cases = [case for case in cases if not lacks(case)]
     told = finish(together(folder, 2, folder, *cases, script=FAULTS), timeout=120)
-    missing = [case for case in cases if not (folder / case / "rank1" / "manifest.yaml").exists()]
+    missing = [case for case in cases if not (folder / case / "rank1" / "records.arrow").exists()]
     assert not missing, (missing, told)
     return folder
 

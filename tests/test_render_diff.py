@@ -5,8 +5,7 @@ from typing import get_args
 
 import pytest
 
-from introspect_cli.compare.changes.clues import Nearness
-from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.result import (
     Counts,

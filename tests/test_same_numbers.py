@@ -257,6 +257,22 @@ def test_without_results_nobody_says_that_an_inserted_module_changed_nothing(tmp
     assert result.verdict is Verdict.SAME or "were not recorded" in result.sentence
 
 
+def test_a_saved_copy_of_a_buffer_that_one_model_lacks_is_structure(tmp_path):
+    def rows(*more):
+        shared = [row("loss", "loss", "loss", 1.0), row("forward", "product", "net.pt", np.ones(2), path="['net.w']")]
+        return [[row("optimizer", "param", "Net.net.w", np.ones(2)), *shared, *more]]
+
+    mask = np.ones((2, 2))
+    saved = [row("forward", "product", "net.pt", mask, path=f"['{name}']") for name in ("net.mask", "other")]
+    write_run(tmp_path / "a", rows())
+    write_run(tmp_path / "b", rows(row("start", "buffer", "Net.net.mask", mask), saved[0]))
+    write_run(tmp_path / "c", rows(row("start", "buffer", "Net.net.mask", mask), *saved))
+    result = compared(tmp_path / "a", tmp_path / "b")
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "only b has the saved tensor ['net.mask'] of net.pt" in result.sentence
+    assert compared(tmp_path / "a", tmp_path / "c").verdict is Verdict.DIVERGED
+
+
 def test_two_models_that_share_nothing_are_not_the_same(tmp_path):
     rng = np.random.default_rng(0)
 

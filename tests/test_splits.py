@@ -115,9 +115,12 @@ HALF = """
 import sys, torch
 from torch import nn
 
+part, since, sample, other = map(int, sys.argv[1:])  # bfloat16 from that step and sample on; when the layer is another
+step = 0
+
 class First(nn.Linear):
     def forward(self, x):
-        return super().forward(x) * (1.001 if "other" in sys.argv else 1.0)
+        return super().forward(x) * (1.001 if step == other else 1.0)
 
 class Net(nn.Module):
     def __init__(self):
@@ -126,7 +129,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=step >= since and second):
             x = self.inner(x)
         return self.last(x.float())
 
@@ -135,21 +138,39 @@ net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for batch in torch.randn(3, 8, 4):
     optimizer.zero_grad()
-    for part in batch.split(int(sys.argv[1])):
-        (net(part).square().mean() * len(part) / 8).backward()
+    for number, own in enumerate(batch.split(part)):
+        second = number * part >= sample
+        (net(own).square().mean() * len(own) / 8).backward()
     optimizer.step()
+    step += 1
 """
 
 
-def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(tmp_path, introspect):
+@pytest.mark.parametrize(
+    ("a", "since", "sample", "changed", "told"),
+    [
+        (8, 0, 0, 0, True),
+        (8, 2, 0, 1, True),  # bfloat16 comes a step later
+        (8, 1, 0, 1, True),  # what step 1 begins with was computed in float32
+        (8, 0, 0, 1, False),  # and here in bfloat16
+        (4, 0, 4, 0, True),  # half of each batch, as one rank may
+    ],
+)
+def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(
+    tmp_path, introspect, a, since, sample, changed, told
+):
     (tmp_path / "train.py").write_text(HALF)
-    runs = {"once": (8,), "cut": (2,), "other": (2, "other")}
-    for name, words in runs.items():
+    for name, words in {
+        "a": (a, since, sample, -1),
+        "cut": (2, since, sample, -1),
+        "other": (2, since, sample, changed),
+    }.items():
         assert introspect("capture", "-q", "-o", name, "train.py", *words).returncode == 0
-    cut, other = (introspect("diff", "once", name).stdout for name in ("cut", "other"))
+    cut, other = (introspect("diff", "a", name).stdout for name in ("cut", "other"))
     assert cut.startswith("Over the samples of each step, the runs are the same")
     assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
-    assert other.startswith("First divergence at step 0: the output of Net.first (First) differs although its inputs")
+    place = f"First divergence at step {changed}: the output of Net.first (First) differs although its inputs"
+    assert other.startswith(place) is told
 
 
 def test_another_sample_in_a_batch_is_a_divergence(split):

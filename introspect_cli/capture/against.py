@@ -1,7 +1,13 @@
-"""A run that is compared with another while it is written: what the script's process has of it.
+"""A run that is compared with another while it is written: what the script's process has of it, on each rank.
 
 That is one descriptor, which is looked at when a step ends. The comparison is another process's: a reference that
 cannot be read, or takes long to read, costs its answer and nothing else.
+
+The ranks of a launch hear that the run diverges by a file of the first rank's, which the others open at each step: one
+rank alone has the comparison. Ranks that end at different steps wait for each other in a collective, so it says after
+which step all of them end: the one that it is about to begin. Whoever takes part in a collective of that step does so
+after the file was written, and looks at it when the step is over. The file is there from the beginning, since a file
+system over a network answers for a while that what was not there is not there.
 """
 
 from __future__ import annotations
@@ -10,49 +16,28 @@ import json
 import os
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.beside import PATIENCE, Beside
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.records import count
+from introspect_cli.store.files import DIVERGENCE, GOLDEN_RUN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.store.launch import Launch
 
 LATE = 10.0
 """Seconds that a comparison may be behind training before that is said."""
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
-
-
-def located(options: CaptureOptions) -> dict[str, Any]:
-    """The runs that a capture is compared with, by paths that hold wherever the script goes.
-
-    Raises:
-        UsageError: there is none at such a path, or it would be written over.
-    """
-    against = None if options.against is None else _located(options.against)
-    if (
-        against is not None
-        and options.output is not None
-        and os.path.realpath(options.output) == os.path.realpath(against)
-    ):
-        raise UsageError(f"{options.against} is the run to compare with: name another directory with -o")
-    return {
-        "against": against,
-        "noise": tuple(map(_located, options.noise)),
-    }
-
-
-def _located(run: str) -> str:
-    from introspect_cli.store.objects import is_remote
-    from introspect_cli.store.pack import from_anywhere
-
-    if not is_remote(run) and not Path(run).exists():
-        raise UsageError(f"there is no run at {run} to compare with")
-    return from_anywhere(run)
 
 
 class Against:
@@ -151,3 +136,152 @@ class Against:
         if self._place is not None and facts["place"] == self._place:
             said = "the whole run confirms that divergence"
         return [f"against {self.reference}, at the end: {said}"]
+
+
+class Announced(NamedTuple):
+    """What the first rank says.
+
+    Attributes:
+        first: the step at which the runs diverge; None where it is not one step's.
+        after: the step after which all ranks end, where they are to.
+    """
+
+    first: int | None
+    after: int
+
+
+class Announcement:
+    """What the ranks of a launch hear of the comparison."""
+
+    def __init__(self, store: Path, rank: int) -> None:
+        self._path = store.parent / "rank0" / DIVERGENCE
+        self._heard: Announced | None = None
+        if not rank:
+            with suppress(OSError):
+                self._path.touch()
+
+    def say(self, first: int | None, after: int) -> Announced:
+        """Say it to all ranks, once; what was said."""
+        if self._heard is None:
+            self._heard = Announced(first, after)
+            with suppress(OSError):
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.write(fd, json.dumps(self._heard._asdict()).encode() + b"\n")
+                finally:
+                    os.close(fd)
+        return self._heard
+
+    def hear(self) -> Announced | None:
+        """What was said; None so far."""
+        if self._heard is None:
+            with suppress(OSError, ValueError, TypeError):
+                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    data = os.read(fd, 1 << 10)
+                finally:
+                    os.close(fd)
+                self._heard = Announced(**json.loads(data)) if data else None
+        return self._heard
+
+    def close(self) -> None:
+        """Leave no empty file behind; what was said stays, since another rank may not have heard it yet."""
+        if self._heard is None:
+            with suppress(OSError):
+                self._path.unlink()
+
+
+class Reference:
+    """What a session asks of the run named by `--against`; without one, it has nothing to say."""
+
+    def __init__(
+        self,
+        run: Path,
+        store: Path,
+        options: CaptureOptions,
+        launch: Launch | None,
+        guarded: AbstractContextManager[None],
+    ) -> None:
+        """Begin to compare; of several ranks, the first compares all. `store` is this rank's part of the run."""
+        self._options, self._guarded = options, guarded
+        self._rank = launch.rank if launch is not None else 0
+        self._against: Against | None = None
+        self._announcement: Announcement | None = None
+        self._has_ended_the_script = False
+        if options.against is not None:
+            with guarded:
+                if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
+                    self._announcement = Announcement(store, self._rank)
+                if not self._rank:
+                    self._against = Against(run, options)
+
+    def digests(self) -> dict[int, bytes] | None:
+        """What each step of the reference digests to, as far as that can be read here; None without a reference."""
+        if self._options.against is None:
+            return None
+        digests: dict[int, bytes] = {}
+        with self._guarded:
+            digests |= _digests(self._options.against, self._rank)
+        return digests
+
+    def look(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
+        """Say what was found by the end of a step; whether the script is to be ended for it, which is so once."""
+        if self._against is None and self._announcement is None:
+            return False
+        ended, after = recorder.step - 1, None
+        with self._guarded:
+            first = None
+            if self._against is not None:
+                for sentence in self._against.look(ended):
+                    say(sentence)
+                first = self._against.first
+                after = None if first is None else ended
+            if self._announcement is not None:
+                heard = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
+                if heard is not None:
+                    first, after = (heard.first,), heard.after
+            recorder.compared(-1 if self._against is None else self._against.agreed, first)
+        if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
+            return False
+        self._has_ended_the_script = True
+        if not self._rank:
+            say(f"the script is ended after step {ended} (--stop)")
+        return True
+
+    @property
+    def status(self) -> int | None:
+        """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
+        if self._against is None or not self._options.stop:
+            return None
+        return UNDECIDED if self._against.code is None else self._against.code
+
+    def finish(self, recorder: Recorder | None) -> list[str]:
+        """Wait for the verdict, for a while; what is to be said of it."""
+        said: list[str] = []
+        with self._guarded:
+            if self._against is not None:
+                said = self._against.finish()
+                if recorder is not None:
+                    recorder.compared(self._against.agreed, self._against.first)
+            if self._announcement is not None and not self._rank:
+                self._announcement.close()
+        return said
+
+    def abandon(self) -> None:
+        """Forget it, in a forked child."""
+        if self._against is not None:
+            self._against.abandon()
+        self._against = self._announcement = None
+
+
+def _digests(reference: str, rank: int) -> dict[int, bytes]:
+    """What each step of a run digests to; empty where that cannot be read here, which another process says."""
+    from introspect_cli.store.objects import is_remote
+    from introspect_cli.store.reader import open_run
+
+    if is_remote(reference):
+        return {}
+    path = Path(reference)
+    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
+        return run.rank(rank).digests() if rank in run.ranks else {}
+    return {}

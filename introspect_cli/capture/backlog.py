@@ -44,16 +44,6 @@ class Backlog:
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
-        """Start with none.
-
-        Args:
-            rank: where steps go.
-            store: where whole tensors go.
-            summarizer: gives the summaries.
-            keeping: decides which steps are kept, and how long.
-            sites: names records.
-            lost: told when the store can no longer be written.
-        """
         self.open = True
         self.written = 0
         self._rank = rank
@@ -103,13 +93,13 @@ class Backlog:
         block.rows.finish()
         if not self.open:
             return
-        ended, keeping = block.ended, self._keeping
+        ended, keeping, thinning = block.ended, self._keeping, self._keeping.thinning
         records = self._records(block) if keeping.looks else None
         expiry = keeping.expiry(ended.step, records, ended.labels)
         if expiry == NEVER:
             return
         try:
-            before = self._rank.bytes_written if keeping.drops else 0
+            before = self._rank.bytes_written if thinning is not None else 0
             saved = block.save_whole(self._store)
             last = self._rank.last_step
             if last is None or last < ended.step:
@@ -118,8 +108,8 @@ class Backlog:
             if keeping.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
                 keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
-            if keeping.drops:
-                keeping.written(ended.step, expiry, self._rank.bytes_written - before, saved)
+            if thinning is not None:
+                thinning.written(ended.step, expiry, self._rank.bytes_written - before, saved)
         except StoreError as error:
             self._lost(error)
 

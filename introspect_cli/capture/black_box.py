@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
 _SHARE = 4
@@ -48,6 +49,22 @@ def planned(options: CaptureOptions, ranks: int) -> tuple[int, str]:
     why = "a quarter of what is free; --keep-size sets it" if options.keep_size is None else "--keep-size"
     held = f"whole tensors of the last {count(options.keep_around or 0, 'step')} are held"
     return room, f"{held}, in {human_size(room)} of memory at most ({why})"
+
+
+def made(
+    options: CaptureOptions,
+    launch: Launch | None,
+    store: StoreWriter,
+    digests: Mapping[int, bytes] | None,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+) -> BlackBox:
+    """The one that a capture asks for; the first rank says what it may take."""
+    assert options.keep_around is not None
+    room, words = planned(options, 1 if launch is None else launch.world_size)
+    if launch is None or not launch.rank:
+        say(words)
+    return BlackBox(options.keep_around, room, store, digests, say, note)
 
 
 class Held(NamedTuple):
@@ -75,16 +92,7 @@ class BlackBox:
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start empty.
-
-        Args:
-            steps: how many are held.
-            room: bytes that they may take.
-            store: where to write.
-            digests: of the reference's steps; None without a reference.
-            say: shows a sentence.
-            note: keeps a sentence about what is not held, too.
-        """
+        """Start empty, with room for some bytes and the digests of the reference's steps, None without a reference."""
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
@@ -132,14 +140,7 @@ class BlackBox:
         self._taken = 0
 
     def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
-        """Hold the tensors of a step that was written.
-
-        Args:
-            step: its number.
-            tensors: copies, by checksum.
-            digest: of the step.
-            not_finite: whether it has a NaN, or an infinity, that counts.
-        """
+        """Hold copies of a written step's tensors, by checksum; `not_finite`: it has a NaN or infinity that counts."""
         if not self.open:
             return
         before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.built import Built
 from introspect_cli.capture.draws import Draws
-from introspect_cli.capture.evaluation import Evaluation
+from introspect_cli.capture.evaluation import Evaluation, Trained
 from introspect_cli.capture.labels import StepLabels
-from introspect_cli.capture.ranks.data_parallel import DataParallel
 from introspect_cli.capture.ranks.flat import FlatParts
-from introspect_cli.capture.ranks.pipelines import Pipelines
+from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
 from introspect_cli.capture.step_clock import StepClock
-from introspect_cli.capture.trained import Trained
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ class Running(threading.local):
     """Optimizers (by `id`) inside whose step this thread is, outermost first."""
 
     def __init__(self) -> None:
-        """Start outside every optimizer."""
         self.optimizers: list[int] = []
 
 
@@ -96,7 +93,7 @@ class Context:
 
     def root_called(self, module: nn.Module) -> None:
         """An outermost module is about to run and will be recorded."""
-        self.names.was_called()
+        self.names.any_module = True  # it may have its name from before
         self.data_parallel.look(module)
         for listener in self.on_root:
             listener(module)

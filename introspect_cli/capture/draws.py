@@ -45,23 +45,14 @@ class Draws:
         return self._generators.complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """A step begins: the states go on record.
-
-        Args:
-            devices: names and default generators of accelerators in use.
-        """
+        """A step begins: the states go on record; `devices` are names and generators of accelerators in use."""
         self._generators.look(devices)
         self._untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
 
     def stand(self, name: str, owner: object) -> Hashable:
-        """What tells whether a generator has the state that it had when an earlier step began; None where nothing does.
-
-        Args:
-            name: of the generator.
-            owner: what is asked for its state.
-        """
+        """What tells whether a generator stands as it did when an earlier step began; None where nothing does."""
         return self._generators.stand(name, owner)
 
     def leave_untouched(self, name: str) -> None:

@@ -1,7 +1,8 @@
-"""Whether what runs belongs to training or to evaluation.
+"""What a script trains, and whether what runs belongs to that or to an evaluation.
 
-One loss module, one loader class and one step clock serve both, so an evaluation in the middle would shift the numbers
-of training's calls, and the same training with and without it would look different. No single sign tells them apart: a
+Trained are the modules whose parameters an optimizer holds, or that the script trains by hand. One loss module, one
+loader class and one step clock serve training and evaluation, so an evaluation in the middle would shift the numbers of
+training's calls, and the same training with and without it would look different. No single sign tells them apart: a
 teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and a loader yields
 its batch before anything shows what it is for. So the signs are put together: whether gradients are on, whether an
 optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last batch,
@@ -10,18 +11,85 @@ and what the call before was. What a loader gave is taken back when its batch tu
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.contents import parameters_in
 from introspect_cli.capture.identity import ById
+from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.recorder import Recorder
+
+
+class Trained:
+    """The optimizers that have been met, and the modules that are trained."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._parameters: set[int] | None = None
+        self._roots: ById[bool] = ById()
+        self._by_hand: ById[bool] = ById()
+        self._versions: ById[tuple[int, int]] = ById()
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that has been made."""
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """An optimizer may hold other parameters than it did."""
+        self._parameters = None
+        self._roots.clear()
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has been met."""
+        return any(reference() is optimizer for reference in self._optimizers)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are alive."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def by_hand(self, module: nn.Module) -> None:
+        """A backward pass has begun for a module that ran where no optimizer is."""
+        self._by_hand.set(module, True)
+
+    def is_trained(self, module: nn.Module) -> bool:
+        """Whether an optimizer holds any of a module's parameters, or the script trains it by hand."""
+        is_trained = self._roots.get(module) or self._by_hand.get(module)
+        if is_trained is None:
+            is_trained = any(
+                id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
+                for parameter in parameters_in(module)
+            )
+            self._roots.set(module, is_trained)
+        return is_trained
+
+    def _held(self) -> set[int]:
+        """`id` of all parameters that live optimizers hold, and so keep alive."""
+        if self._parameters is None:
+            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+            self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
+        return self._parameters
+
+    def written(self) -> bool:
+        """Whether the first parameter of any optimizer was written to since this was last asked."""
+        written = False
+        for optimizer in self.optimizers():
+            if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
+                continue
+            parameter = optimizer.param_groups[0]["params"][0]
+            before, now = self._versions.get(optimizer), (id(parameter), parameter._version)  # noqa: SLF001 - counts in-place writes
+            self._versions.set(optimizer, now)
+            written |= before is not None and before[0] == now[0] and before != now
+        return written
 
 
 _AVERAGE = "torch.optim.swa_utils.AveragedModel"
@@ -67,13 +135,7 @@ class Evaluation:
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
     def drew(self, loader: int, *, start: int, began: bool) -> None:
-        """Hear of a batch.
-
-        Args:
-            loader: number of its loader.
-            start: rows of the step before it was drawn.
-            began: whether the step began with it.
-        """
+        """Hear of a batch of a loader, that before it the step had `start` rows, and whether the step began with it."""
         self._feeder = loader
         if not torch.is_grad_enabled():
             self._under_way = self.has_training

@@ -32,13 +32,19 @@ def is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 class Pause:
     """Switches Dynamo off for the sections of each thread."""
 
     __slots__ = ("_set", "asked", "taken")
 
     def __init__(self) -> None:
-        """There is no Dynamo before torch has been imported."""
         self.asked: Callable[[], Any] = lambda: None
         """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None

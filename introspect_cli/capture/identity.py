@@ -37,7 +37,6 @@ class ById(Generic[Value]):
     """A dictionary keyed by the identity of live objects."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
         """By identity; only ever changed in place."""
         entries = self.entries
@@ -57,6 +56,14 @@ class ById(Generic[Value]):
     def set(self, thing: object, value: Value) -> None:
         """Keep something of the object until it goes."""
         self.entries[id(thing)] = (keyed(thing, self._forget), value)
+
+    def made(self, thing: object, make: Callable[[], Value]) -> Value:
+        """What is kept of the object; made now, where nothing was."""
+        value = self.get(thing)
+        if value is None:
+            value = make()
+            self.set(thing, value)
+        return value
 
     def discard(self, thing: object) -> None:
         """Forget the object."""
@@ -83,7 +90,6 @@ class FreeNames:
     """
 
     def __init__(self) -> None:
-        """Start with every name free."""
         self._resting: set[str] = set()
         self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
@@ -91,8 +97,8 @@ class FreeNames:
 
     def find(self, thing: object) -> str | None:
         """The name given to this object, None if it has none."""
-        known = self._names.get(id(thing))
-        return known[1] if known is not None and known[0]() is thing else None
+        entry = self._names.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
 
     def release(self, thing: object) -> None:
         """Take the object's name back."""
@@ -113,9 +119,9 @@ class FreeNames:
             base: its class.
             rests: whether its name is free only after this step, should it go within it.
         """
-        found = self.find(thing)
-        if found is not None:
-            return found
+        existing = self.find(thing)
+        if existing is not None:
+            return existing
         number, name = 1, base
         while name in self._resting or ((taken := self._taken.get(name)) is not None and taken() is not None):
             number += 1
@@ -125,8 +131,8 @@ class FreeNames:
             fresh.add(name)
 
         def forget(reference: weakref.ref[Any]) -> None:
-            known = names.get(key)
-            if known is not None and known[0] is reference:
+            entry = names.get(key)
+            if entry is not None and entry[0] is reference:
                 del names[key]
                 if name in fresh:
                     resting.add(name)

@@ -17,15 +17,16 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.frames import outward
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
 
     from introspect_cli.capture.probes.base import Guard
     from introspect_cli.labels import Label
 
 
-Found = dict[str, "Label"]
+Facts = dict[str, "Label"]
 
 
 def running(modules: tuple[str, ...], function: str) -> Any:
@@ -37,43 +38,41 @@ def running(modules: tuple[str, ...], function: str) -> Any:
     """
     if not any(name in sys.modules for name in modules):
         return None
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the frames are what is asked for
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the frames are what is asked for
         if frame.f_code.co_name == function and frame.f_globals.get("__name__") in modules:
             return frame.f_locals.get("self")
-        frame = frame.f_back
     return None
 
 
-def lightning(owner: Any) -> Found:
+def lightning(owner: Any) -> Facts:
     """Labels by a Lightning Trainer's attributes, as they read in `training_step`."""
     stage = getattr(getattr(owner, "state", None), "stage", None)
     name = str(getattr(stage, "value", stage))
-    found: Found = {"framework": "lightning", "stage": name}
+    labels: Facts = {"framework": "lightning", "stage": name}
     if name == "train":
-        found |= {"global_step": int(owner.global_step), "epoch": int(owner.current_epoch)}
-        found["batch"] = int(owner.fit_loop.batch_idx)
-    return found
+        labels |= {"global_step": int(owner.global_step), "epoch": int(owner.current_epoch)}
+        labels["batch"] = int(owner.fit_loop.batch_idx)
+    return labels
 
 
-def transformers(owner: Any) -> Found:
+def transformers(owner: Any) -> Facts:
     """Labels by the `state` of transformers' Trainer, as it reads in `compute_loss`."""
     state, arguments = owner.state, owner.args
-    found: Found = {"framework": "transformers", "global_step": int(state.global_step)}
+    labels: Facts = {"framework": "transformers", "global_step": int(state.global_step)}
     accumulation = int(arguments.gradient_accumulation_steps)
     if state.epoch is not None:
         epoch = float(state.epoch)
-        found["epoch"] = int(epoch + 1e-9)
+        labels["epoch"] = int(epoch + 1e-9)
         length = _length(getattr(owner.callback_handler, "train_dataloader", None))
         if length:
             first = round((epoch - int(epoch + 1e-9)) * length)
             last = min(first + accumulation, length) - 1
-            found["batch"] = (first, last) if last > first else first
+            labels["batch"] = (first, last) if last > first else first
         elif epoch != int(epoch):
-            found["epoch"] = round(epoch, 6)
+            labels["epoch"] = round(epoch, 6)
     if accumulation > 1:
-        found["accumulation"] = accumulation
-    return found
+        labels["accumulation"] = accumulation
+    return labels
 
 
 def _length(loader: Any) -> int:
@@ -84,21 +83,21 @@ def _length(loader: Any) -> int:
         return 0
 
 
-def accelerate(state: Mapping[str, Any]) -> Found:
+def accelerate(state: Mapping[str, Any]) -> Facts:
     """Labels by what accelerate's `GradientState` shares: the loader that is iterated over, how much accumulates."""
-    found: Found = {}
+    labels: Facts = {}
     references = state.get("_dataloader_references_ref") or state.get("dataloader_references") or [None]
     loader = references[-1]() if isinstance(references[-1], weakref.ref) else references[-1]
     epoch = getattr(loader, "iteration", None)
     if type(epoch) is int:
-        found["epoch"] = epoch
+        labels["epoch"] = epoch
     accumulation = (state.get("plugin_kwargs") or {}).get("num_steps", 1)
     if type(accumulation) is int and accumulation > 1:
-        found["accumulation"] = accumulation
-    return {"framework": "accelerate", **found} if found else found
+        labels["accumulation"] = accumulation
+    return {"framework": "accelerate", **labels} if labels else labels
 
 
-TRAINERS: tuple[tuple[tuple[str, ...], str, Callable[[Any], Found]], ...] = (
+TRAINERS: tuple[tuple[tuple[str, ...], str, Callable[[Any], Facts]], ...] = (
     (("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), "_run_stage", lightning),
     (("transformers.trainer",), "train", transformers),
 )
@@ -108,7 +107,7 @@ _ACCELERATE = "accelerate.state"
 _HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
 
 
-def ask() -> Found:
+def ask() -> Facts:
     """The labels of the step that this thread runs; none where no known framework trains."""
     if sys.modules.keys().isdisjoint(_HOMES):
         return {}
@@ -125,21 +124,20 @@ class StepLabels:
     """Labels of the step that runs."""
 
     def __init__(self, guard: Guard) -> None:
-        """Start without any."""
         self._guarded = guard.around("labels", "the framework's own step numbers are")
         self._guarded.on = True
-        self._first: Found = {}
-        self._last: Found = {}
+        self._first: Facts = {}
+        self._last: Facts = {}
 
     def see(self) -> None:
         """Read the labels; a forward or a backward pass of training is about to run."""
         if not self._guarded.on:
             return
         with self._guarded:
-            found = ask()
-            if found:
-                self._first = self._first or found
-                self._last = found
+            labels = ask()
+            if labels:
+                self._first = self._first or labels
+                self._last = labels
 
     def epoch(self) -> int | None:
         """The epoch at this moment; None where no framework counts any."""
@@ -148,7 +146,7 @@ class StepLabels:
             return math.floor(epoch) if isinstance(epoch, (int, float)) else None
         return None
 
-    def take(self) -> Found:
+    def take(self) -> Facts:
         """The labels of the step, which has ended."""
         first, last = self._first, self._last
         self._first = self._last = {}

@@ -41,7 +41,7 @@ def install(report: Path) -> None:
 
     def look() -> None:
         if os.getpid() == owner:
-            report.write_text(json.dumps(found(kept, start.states)), encoding="utf-8")
+            report.write_text(json.dumps(looked_at(kept, start.states)), encoding="utf-8")
 
     atexit.register(look)
 
@@ -79,7 +79,7 @@ def _keep_optimizers(kept: list[Any]) -> None:
     Optimizer.__init__ = __init__  # type: ignore[method-assign]
 
 
-def found(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]:
+def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]:
     """Hashes of all that is there: modules and optimizers (sorted, since no order is theirs), generators.
 
     Args:

@@ -14,11 +14,12 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.read_files import ReadFiles
 from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.capture.ranks.launchers import unlaunched
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
 from introspect_cli.script.target import COMPILED
@@ -46,8 +47,8 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
         "narrowing": options.narrowing(),
     }
     if launch is not None:
-        told = {"rank": launch.rank, "world_size": launch.world_size, "local_rank": launch.local_rank}
-        manifest |= {**told, "attempt": launch.attempt, "host": platform.node(), "launch_id": launch.id}
+        process = {"rank": launch.rank, "world_size": launch.world_size, "local_rank": launch.local_rank}
+        manifest |= {**process, "attempt": launch.attempt, "host": platform.node(), "launch_id": launch.id}
     if target is not None:
         manifest |= {"script": target.script, "module": target.module}
         shown = redact.arguments(target.args, options.redact)
@@ -55,37 +56,47 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
     return manifest
 
 
-def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending, steps: int) -> dict[str, Any]:
-    """What the manifest says in addition once the run is over.
-
-    Args:
-        options: what was asked for.
-        guard: knows what could not be seen.
-        probes: what watched; None where torch was never imported.
-        ending: how the script ended.
-        steps: complete steps on record.
-    """
-    return {
+def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
+    """What the manifest says in addition once the run is over; without probes, torch was never imported."""
+    place = _raised_at(ending)
+    facts = {
         "ended": _now(),
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.looks(ending.exception),
-        **({"raised_at": place} if (place := _raised_at(ending)) is not None else {}),
+        **({"raised_at": place} if place is not None else {}),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
-        "not_observed": redact.nested([*guard.sentences, *never_seen(options, probes, steps)]),
+        "not_observed": redact.nested([*guard.sentences, *([] if probes is None else never_seen(options, probes))]),
         "notes": redact.nested(probes.notes) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
         "failures": redact.nested(guard.details),
-        "steps": steps,
-        **({"perturbed": probes.perturbed.document} if probes is not None and probes.perturbed is not None else {}),
-        **({"left_out": True} if probes is not None and probes.keeping.left_out else {}),
-        **({"kept_around": box.written} if probes is not None and (box := probes.keeping.box) is not None else {}),
-        "pipeline": probes.context.pipelines.manifest if probes is not None else None,
-        "data_parallel": probes.context.data_parallel.ranks if probes is not None else [],
-        "copies": probes.context.copies() if probes is not None else [],
+    }
+    return facts | (_NOTHING_RECORDED if probes is None else _recorded(probes))
+
+
+_NOTHING_RECORDED: Final[dict[str, Any]] = {
+    "steps": 0,
+    "pipeline": None,
+    "data_parallel": [],
+    "copies": [],
+    "remainder": False,
+}
+
+
+def _recorded(probes: Probes) -> dict[str, Any]:
+    """What the manifest says of what was recorded."""
+    context, box = probes.context, probes.keeping.box
+    return {
+        "steps": probes.complete_steps,
+        **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
+        **({"left_out": True} if probes.keeping.left_out else {}),
+        **({"kept_around": box.written} if box is not None else {}),
+        "pipeline": context.pipelines.manifest,
+        "data_parallel": context.data_parallel.ranks,
+        "copies": context.copies(),
         # What comes after the last optimizer step is in the store as one more step, and is none.
-        "remainder": probes is not None and probes.recorder.steps_written > steps,
+        "remainder": probes.recorder.steps_written > probes.complete_steps,
     }
 
 
@@ -97,26 +108,26 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
     return None
 
 
-def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> list[str]:
+def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     """What the script does in a way that leaves nothing to see."""
-    if probes is None or not steps:
+    if not probes.complete_steps:
         return []
-    found = []
+    sentences = []
     if probes.context.clock.left_out:
-        found.append(
+        sentences.append(
             "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
         )
     if probes.context.clock.passed_over:
-        found.append("evaluation ran and is not recorded (--eval records it)")
+        sentences.append("evaluation ran and is not recorded (--eval records it)")
     if saved := list(probes.context.saved_unseen):
-        found.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
+        sentences.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
     if not probes.names.any_module and options.level != "op":
-        found.append(
+        sentences.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
         )
     if probes.perturbed is not None and not probes.perturbed.elements:
-        found.append(
+        sentences.append(
             "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
             "ordinary one"
         )
@@ -124,11 +135,25 @@ def never_seen(options: CaptureOptions, probes: Probes | None, steps: int) -> li
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
 
         if private_api.compiled_entries():
-            found.append(
+            sentences.append(
                 "torch.compile compiled some of what ran: collectives inside that, if any, are not recorded "
                 "(--compile eager runs it as python)"
             )
-    return found
+    return sentences
+
+
+def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
+    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
+    place = unlaunched()
+    if place is None:
+        return {}
+    guard.note(
+        f"this process is rank {place[0]} of {place[1]}, and the others are not in this run: no launcher said so at "
+        f"its start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
+    )
+    if Kind.COLLECTIVE in options.record:
+        guard.note("collectives are not recorded: this was no process of several when the capture began")
+    return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 
 def _repeats(launch: Launch | None) -> bool:
@@ -151,15 +176,6 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
-        """Ask what has to be asked before the script starts.
-
-        Args:
-            target: what will run; None where the caller runs it.
-            options: which documents are wanted.
-            store: where to write them.
-            guard: is told of a document that cannot be had.
-            launch: this process's part in a distributed run.
-        """
         self._target = target
         self._options = options
         self._store = store
@@ -169,10 +185,13 @@ class Documents:
         self._sources = SourceFiles(
             store.save_source if options.sources and not _repeats(launch) else None, options.redact, time.time()
         )
-        self.files: ReadFiles | None = None
-        self._keeps_texts = options.sources and not _repeats(launch)
+        self.files = (
+            ReadFiles(guard, store.path, options.redact, texts=options.sources and not _repeats(launch))
+            if options.source
+            else None
+        )
         self._directory = str(Path.cwd())  # the script may go elsewhere
-        self._found: dict[str, object] = {}
+        self._asked: dict[str, object] = {}
         self._wrote_sources = False
         if options.source:
             self._ask("git", lambda: sources.git(sources.Project.root))
@@ -188,8 +207,8 @@ class Documents:
         changed = list(probes.new_settings())
         for name, document in changed:
             # Under `nested` are names of values and of classes, and no values.
-            own = document if name == "nested" else redact.nested(document, self._options.redact)
-            self._put(name, own)
+            redacted = document if name == "nested" else redact.nested(document, self._options.redact)
+            self._put(name, redacted)
         if changed and self._options.source:
             self._write_sources()
         self._write_files()
@@ -207,14 +226,14 @@ class Documents:
             self._write_sources()
         self._write_files()
         if target is not None:
-            self._one("command", lambda: settings.command(target, self._directory, options.redact))
-        self._one("runtime", settings.runtime)
-        self._one("hardware", settings.hardware)
-        self._one("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
+            self._ask("command", lambda: settings.command(target, self._directory, options.redact))
+        self._ask("runtime", settings.runtime)
+        self._ask("hardware", settings.hardware)
+        self._ask("seeds", lambda: {"seed": options.seed, "deterministic": options.deterministic})
         if options.env:
-            self._one("environment", lambda: redact.environment(os.environ, options.redact))
-        self._give("git")
-        self._give("packages")
+            self._ask("environment", lambda: redact.environment(os.environ, options.redact))
+        for name in list(self._asked):
+            self._put(name, self._asked.pop(name))
 
     def begin(self) -> None:
         """Take the script's text as it was compiled, just before its first line."""
@@ -232,13 +251,6 @@ class Documents:
             self._wrote_sources = True
             self._put("sources", dict(sorted(self._sources.digests.items())))
 
-    def watch_files(self) -> ReadFiles | None:
-        """Begin to watch which files the script opens; None where sources are not recorded."""
-        if self._options.source:
-            self.files = ReadFiles(self._guard, self._store.path, self._options.redact, texts=self._keeps_texts)
-            self.files.install()
-        return self.files
-
     def _write_files(self) -> None:
         files = self.files
         if files is not None and files.changed:
@@ -247,18 +259,10 @@ class Documents:
                 self._store.save_source(digest, text)
             self._put("files", files.found)
 
-    def _one(self, name: str, ask: Callable[[], object]) -> None:
-        """Write one document; one that cannot be had costs no other."""
-        self._ask(name, ask)
-        self._give(name)
-
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
+        """Ask for one document; one that cannot be had costs no other."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
-            self._found[name] = ask()
-
-    def _give(self, name: str) -> None:
-        if name in self._found:
-            self._put(name, self._found.pop(name))
+            self._asked[name] = ask()
 
     def _put(self, name: str, value: Any) -> None:
         """Write one document, or what of it a store has room for; the run goes on without the rest."""
@@ -266,7 +270,10 @@ class Documents:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:
             if name == "optimizers":  # names of parameters grow with the depth of a model, and are in the store anyway
-                nameless = [{**own, "groups": [{**group, "params": []} for group in own["groups"]]} for own in value]
+                nameless = [
+                    {**optimizer, "groups": [{**group, "params": []} for group in optimizer["groups"]]}
+                    for optimizer in value
+                ]
                 with contextlib.suppress(DocumentTooLargeError):
                     self._store.write_settings(name, nameless)
                     self._guard.note(

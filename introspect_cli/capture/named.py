@@ -41,7 +41,6 @@ class CallSites:
     __slots__ = ("inputs", "output")
 
     def __init__(self) -> None:
-        """Start with neither."""
         self.inputs: list[tuple[int, int]] = []
         self.output: tuple[int, int] | None = None
 
@@ -56,16 +55,15 @@ class ModuleState(Named):
         "forward",
         "gives",
         "inner",
-        "own",
         "plain",
         "reference",
         "step",
         "styles",
         "tagged",
+        "tensors",
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without calls."""
         super().__init__(fqn, module_class, watched=watched)
         self.reference = reference
         self.plain: type[nn.Module] | None = None
@@ -82,7 +80,7 @@ class ModuleState(Named):
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
-        self.own: dict[int, ParameterName] = {}
+        self.tensors: dict[int, ParameterName] = {}
 
     def sites_of_call(self, call: int) -> CallSites:
         """The sites of a call in an ordinary forward pass."""
@@ -127,7 +125,6 @@ class ParameterName(Named):
     __slots__ = ("_holders", "makeshift")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
-        """Start with nobody who holds the tensor."""
         super().__init__(fqn, module_class, watched=watched)
         self.makeshift = makeshift
         """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
@@ -135,7 +132,7 @@ class ParameterName(Named):
 
     def held_by(self, holder: Holder) -> None:
         """Hear who holds the tensor."""
-        self._holders = [known for known in self._holders if known.is_alive and not known.same_owner(holder)]
+        self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
         self._holders.append(holder)
 
     def is_of(self, tensor: torch.Tensor) -> bool:

@@ -68,16 +68,18 @@ class NameFilter:
     def unmatched(self) -> list[str]:
         """A sentence for each glob that selected nothing of all that was asked about."""
         names = sorted(self._asked)
-        idle = [glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)]
-        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in idle] if names else []
+        unmatched = [
+            glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
+        ]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched] if names else []
 
 
 class Names:
     """Gives every module and parameter its name, once."""
 
     def __init__(self, wanted: NameFilter) -> None:
-        """Start with nothing named."""
-        self._wanted = wanted
+        self.wanted = wanted
+        """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}
         """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
@@ -90,7 +92,8 @@ class Names:
         self._variables: dict[str, str] = {}
         self._lock = threading.RLock()
         self.settled = False
-        self._any_module = False
+        self.any_module = False
+        """Whether any module was ever named, or called."""
         self._walked = 0  # `id` of the root in which everything has just been named
         self._module_gone = self._forgetting()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
@@ -101,14 +104,6 @@ class Names:
         with self._lock:
             self.states.clear()
             self.parameters.clear()
-
-    def wanted(self, fqn: str) -> bool:
-        """Whether what has that name is to be recorded."""
-        return self._wanted(fqn)
-
-    def unmatched(self) -> list[str]:
-        """What to say of globs that selected nothing."""
-        return self._wanted.unmatched()
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Hear of a module put into another (torch's registration hook)."""
@@ -144,7 +139,7 @@ class Names:
         if state is not None:
             return state
         with self._lock:
-            self._any_module = True
+            self.any_module = True
             top = self._topmost(module)
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
@@ -154,14 +149,14 @@ class Names:
                 self._adopt(top, class_name(unwrap(top)) + suffix)
                 if self.find(module) is None:
                     self._adopt(module, class_name(unwrap(module)))
-            found = self.find(module)
-            assert found is not None
-            return found
+            named = self.find(module)
+            assert named is not None
+            return named
 
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""
         with self._lock:
-            self._any_module = True
+            self.any_module = True
             self._adopt(module, name)
 
     def renumber(self, kept: int | None) -> None:
@@ -169,33 +164,25 @@ class Names:
         for state in self.states.values():
             state.step = 0 if state.step == kept else -1
 
-    @property
-    def any_module(self) -> bool:
-        """Whether any module was ever named."""
-        return self._any_module
-
     def roots(self) -> list[nn.Module]:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
     def seek(self, tensors: list[torch.Tensor]) -> None:
-        """Name the models that hold tensors, before they are first called, as far as one heard of them being built.
+        """Name the models that hold tensors and have given them no name, as far as one heard of them being built.
 
-        A script that resumes from a checkpoint may step its optimizer first, to make its state.
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
+        `functional_call` calls a model while it holds other tensors.
         """
         with self._lock:
             heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
-            tops = {id(top): top for top in map(self._topmost, heard) if self.find(top) is None}
+            tops = {id(top): top for top in map(self._topmost, heard)}
             for top in tops.values():
                 if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
                     continue
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
                     self._adopt(top, class_name(unwrap(top)))
-
-    def was_called(self) -> None:
-        """Hear that a module was called: one may have its name from before."""
-        self._any_module = True
 
     def new_modules(self) -> list[ModuleInfo]:
         """The modules named since this was last asked."""
@@ -234,9 +221,9 @@ class Names:
         return module
 
     def _adopt(self, root: nn.Module, base: str) -> None:
-        known = self.find(root) or self.find(unwrap(root))
-        if known is not None:
-            fqn = known.fqn
+        state = self.find(root) or self.find(unwrap(root))
+        if state is not None:
+            fqn = state.fqn
         else:
             trains = next(parameters_in(root), None) is not None
             fqn = self._free.name(root, base, rests=trains)
@@ -279,7 +266,7 @@ class Names:
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
         forget = self._module_gone
         reference = keyed(module, forget)
-        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self._wanted(name))
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
         self.states[id(module)] = state
         return state
 
@@ -291,7 +278,7 @@ class Names:
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]
-                for tensor in [tensor for tensor, name in state.own.items() if names.get(tensor) is name]:
+                for tensor in [tensor for tensor, name in state.tensors.items() if names.get(tensor) is name]:
                     if not names[tensor].is_alive:
                         del names[tensor]
 
@@ -332,4 +319,4 @@ def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module
             waiting.append((inner, name))
             continue
         held = module._modules.items()  # noqa: SLF001 - `named_children` hides repeated ones
-        waiting += reversed([(child, f"{name}.{own}") for own, child in held if child is not None])
+        waiting += reversed([(child, f"{name}.{attribute}") for attribute, child in held if child is not None])

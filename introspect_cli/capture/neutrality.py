@@ -112,26 +112,14 @@ def differing(a: Outcome, b: Outcome) -> list[str]:
 
 
 def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> Finding:
-    """Run the script watched and bare, and compare.
-
-    Args:
-        given: options of `capture` as they were given.
-        words: the script and its arguments.
-        output: directory of the watched run.
-    """
+    """Run the script watched, into a run's directory, and bare, and compare."""
     watched = run_child(given, words, mode="watched", output=output, show=True)
     bare = run_child(given, words, mode="bare")
     return judge(watched, bare, lambda: run_child(given, words, mode="bare"))
 
 
 def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
-    """Say what a watched and a bare run show.
-
-    Args:
-        watched: the captured run.
-        bare: the bare one.
-        run_again: runs the script bare once more; called only where the two differ.
-    """
+    """Say what a watched and a bare run show; where the two differ, the script is run bare once more."""
     different = differing(watched, bare)
     if not different:
         if not bare.tensors:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
 """Kinds that can be asked for; values that a script records itself always are."""
@@ -56,13 +59,13 @@ class Option:
 
     Attributes:
         heading: of the help.
-        flags: names on the command line, synonyms included; `--a/--no-a` for a switch that can be turned off.
+        flags: names on the command line beside that of the field, or `--a/--no-a` in its place.
         help: one sentence, with the default.
         narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
-            in it do not diverge because of that.
-        in_manifest: whether it says anything about what is in the run.
+            in it do not diverge because of that; None where its section says it.
+        in_manifest: whether it says anything about what is in the run; None as above.
         metavar: what stands for the value in the help.
-        repeated: whether it may be given several times.
+        repeated: whether it may be given several times, as where its default is a collection.
         commas: whether commas part several values in one.
         choices: all values there are, None for any.
         least: smallest number allowed.
@@ -72,14 +75,30 @@ class Option:
     heading: str
     flags: tuple[str, ...]
     help: str
-    narrows: bool = False
-    in_manifest: bool = True
+    narrows: bool | None = None
+    in_manifest: bool | None = None
     metavar: str | None = None
     repeated: bool = False
     commas: bool = True
     choices: tuple[str, ...] | None = None
     least: int | None = None
     most: int | None = None
+
+    def completed(self, name: str, default: object, section: Mapping[str, Any]) -> Option:
+        """The option with what its field and its section say: its flag, its heading, what it means for most of them."""
+        flags = self.flags
+        if not any("/" in flag for flag in flags):
+            flag = f"--{name.replace('_', '-')}"
+            flag += f"/--no-{flag[2:]}" if default is True else ""
+            short = [word for word in flags if not word.startswith("--")]
+            flags = (*short, flag, *(word for word in flags if word not in short))
+        general = {
+            key: section.get(key, usual)
+            for key, usual in (("narrows", False), ("in_manifest", True))
+            if getattr(self, key) is None
+        }
+        repeated = isinstance(default, (tuple, frozenset))
+        return replace(self, heading=section.get("heading", self.heading), flags=flags, repeated=repeated, **general)
 
 
 def option(default: object, text: str, *flags: str, **details: Any) -> Any:

@@ -6,7 +6,7 @@ Each is one field here: its flags, its help, its default, and whether it narrows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from introspect_cli.capture.option import (
@@ -40,34 +40,27 @@ class RunOptions:
     """The run: where it is written, and what is shown of it."""
 
     heading: ClassVar[str] = RUN
+    in_manifest: ClassVar[bool] = False
 
     output: Path | None = option(
         None,
         "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
         "-o",
-        "--output",
         metavar="DIR",
-        in_manifest=False,
     )
-    force: bool = option(False, "Replace an existing run.", "--force", in_manifest=False)
+    force: bool = option(False, "Replace an existing run.")
     durable: bool = option(
-        False,
-        "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none].",
-        "--durable",
-        in_manifest=False,
+        False, "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none]."
     )
-    progress: bool = option(False, "Show on the terminal how far the run is.", "--progress", in_manifest=False)
+    progress: bool = option(False, "Show on the terminal how far the run is.")
     publish: tuple[str, ...] = option(
         (),
         "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
         "directory or a URL; may be repeated.",
-        "--publish",
         metavar="PLACE",
-        repeated=True,
         commas=False,
-        in_manifest=False,
     )
-    quiet: bool = option(False, "Print errors only.", "-q", "--quiet", in_manifest=False)
+    quiet: bool = option(False, "Print errors only.", "-q")
 
 
 @dataclass(frozen=True)
@@ -75,46 +68,34 @@ class ComparedOptions:
     """Another run that this one is compared with while it goes on."""
 
     heading: ClassVar[str] = AGAINST
+    in_manifest: ClassVar[bool] = False
 
     against: str | None = option(
         None,
         "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
-        "--against",
         metavar="RUN",
-        in_manifest=False,
     )
-    rtol: float = option(
-        0.0, "Let relative RMS differences up to X pass, as in diff.", "--rtol", metavar="X", in_manifest=False
-    )
+    rtol: float = option(0.0, "Let relative RMS differences up to X pass, as in diff.", metavar="X")
     noise: tuple[str, ...] = option(
         (),
         "A repeated run of the one to compare with: differences as small as between these two pass.",
-        "--noise",
         metavar="RUN",
-        repeated=True,
         commas=False,
-        in_manifest=False,
     )
     diff: str | None = option(
         None,
         "More options of diff for that, as one argument: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
-        "--diff",
         metavar="OPTIONS",
-        in_manifest=False,
     )
     stop: bool = option(
         False,
         "End the script, on all ranks, when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not "
         "tell).",
-        "--stop",
-        in_manifest=False,
     )
     on_divergence: str | None = option(
         None,
         "Shell command to run at the first divergence, with INTROSPECT_RUN and INTROSPECT_STEP in its environment.",
-        "--on-divergence",
         metavar="COMMAND",
-        in_manifest=False,
     )
 
 
@@ -123,132 +104,84 @@ class RecordedOptions:
     """What is recorded."""
 
     heading: ClassVar[str] = WHAT
+    narrows: ClassVar[bool] = True
 
     record: frozenset[Kind] = option(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
         f"Kinds of values, separated by commas: {', '.join(KINDS)}; or default (all but collective), all, none.",
-        "--record",
         "--kinds",
         metavar="KINDS",
-        repeated=True,
-        narrows=True,
     )
     stats: tuple[str, ...] = option(
         DEFAULT_STATS,
         f"Statistics of each tensor, separated by commas: {', '.join(STATS)}; or default "
         f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
-        "--stats",
         metavar="NAMES",
-        repeated=True,
-        narrows=True,
     )
-    sketch: bool = option(
-        True,
-        "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].",
-        "--sketch/--no-sketch",
-        narrows=True,
-    )
+    sketch: bool = option(True, "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].")
     modules: tuple[str, ...] = option(
-        (),
-        "Record only modules whose name matches, such as '*.attn'; may be repeated.",
-        "--modules",
-        metavar="GLOB",
-        repeated=True,
-        narrows=True,
+        (), "Record only modules whose name matches, such as '*.attn'; may be repeated.", metavar="GLOB"
     )
     level: str = option(
         "module",
         "What is looked at: each module, or also the result of each operator in it, forward and backward "
         "[default: module].",
-        "--level",
         choices=LEVELS,
-        narrows=True,
     )
     ops: tuple[str, ...] = option(
         (),
         "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
-        "--ops",
         metavar="GLOB",
-        repeated=True,
         commas=False,
-        narrows=True,
     )
     views: bool = option(
         False,
         "With --level op, also record results that are views of what went in [default: no].",
         "--views/--no-views",
-        narrows=True,
     )
     all_dtypes: bool = option(
         False,
         "With --level op, also record results that are not floating point [default: no].",
         "--all-dtypes/--float-dtypes",
-        narrows=True,
     )
     vjp: tuple[str, ...] = option(
         (),
         "Record how one value depends on another: the vector-Jacobian product with ones, such as "
         "lm_head:blocks.0/input[0]; may be repeated.",
-        "--vjp",
         metavar="OUTPUT:INPUT",
-        repeated=True,
         commas=False,
-        narrows=True,
     )
     jacobian_norm: tuple[str, ...] = option(
         (),
         "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
-        "--jacobian-norm",
         metavar="OUTPUT:INPUT",
-        repeated=True,
         commas=False,
-        narrows=True,
     )
-    probes: int = option(
-        8, "Random vectors for an estimated norm [default: 8].", "--probes", metavar="K", least=2, narrows=True
-    )
-    exclude: tuple[str, ...] = option(
-        (),
-        "Leave out modules whose name matches; may be repeated.",
-        "--exclude",
-        metavar="GLOB",
-        repeated=True,
-        narrows=True,
-    )
-    max_depth: int | None = option(
-        None,
-        "Record no module more than N levels below its root.",
-        "--max-depth",
-        metavar="N",
-        least=0,
-        narrows=True,
-    )
+    probes: int = option(8, "Random vectors for an estimated norm [default: 8].", metavar="K", least=2)
+    exclude: tuple[str, ...] = option((), "Leave out modules whose name matches; may be repeated.", metavar="GLOB")
+    max_depth: int | None = option(None, "Record no module more than N levels below its root.", metavar="N", least=0)
     save_tensors: tuple[str, ...] = option(
-        (),
-        "Keep whole tensors of what matches by name; may be repeated.",
-        "--save-tensors",
-        metavar="GLOB",
-        repeated=True,
+        (), "Keep whole tensors of what matches by name; may be repeated.", metavar="GLOB", narrows=False
     )
     keep_around: int | None = option(
         None,
         "Hold the whole tensors of the last N steps in memory, and write them when the run diverges (--against) or has "
         "a NaN.",
-        "--keep-around",
         metavar="N",
         least=1,
+        narrows=False,
     )
     keep_size: int | None = option(
         None,
         "Memory that --keep-around may take, such as 2GB; a rank's share of it [default: a quarter of what is free].",
-        "--keep-size",
         metavar="SIZE",
         in_manifest=False,
+        narrows=False,
     )
     per_sample: bool = option(
         False,
         "Also summarise each sample of a batch, so that diff names the one that differs; best with --steps.",
-        "--per-sample",
+        narrows=False,
     )
 
 
@@ -257,82 +190,48 @@ class WhenOptions:
     """When it is recorded."""
 
     heading: ClassVar[str] = WHEN
+    narrows: ClassVar[bool] = True
 
-    steps: Schedule = option(
-        Schedule(),
-        "Steps and python slices, such as 0,5,10:20,100::50.",
-        "--steps",
-        metavar="STEPS",
-        narrows=True,
-    )
-    every_seconds: int | None = option(
-        None, "Only one step every N seconds.", "--every-seconds", metavar="N", least=1, narrows=True
-    )
+    steps: Schedule = option(Schedule(), "Steps and python slices, such as 0,5,10:20,100::50.", metavar="STEPS")
+    every_seconds: int | None = option(None, "Only one step every N seconds.", metavar="N", least=1)
     epochs: str | None = option(
         None,
         "Only these epochs, such as 0,10:12, as Lightning, transformers and accelerate count them.",
-        "--epochs",
         metavar="EPOCHS",
-        narrows=True,
     )
     ranks: str | None = option(
-        None,
-        "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).",
-        "--ranks",
-        metavar="RANKS",
-        narrows=True,
+        None, "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).", metavar="RANKS"
     )
     first: int | None = option(
-        None,
-        "Also the first N steps; only these where no other steps are asked for.",
-        "--first",
-        metavar="N",
-        least=1,
-        narrows=True,
+        None, "Also the first N steps; only these where no other steps are asked for.", metavar="N", least=1
     )
     last: int | None = option(
         None,
         "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
-        "--last",
         metavar="N",
         least=1,
-        narrows=True,
     )
     when: str | None = option(
         None,
         f"Also each step that meets a condition, such as 'loss > 3 * median'; it may use {', '.join(NAMES)}.",
-        "--when",
         metavar="CONDITION",
-        narrows=True,
     )
     schedule: str | None = option(
         None,
         "The steps as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
-        "--schedule",
         metavar="RULES",
-        narrows=True,
     )
     max_size: int | None = option(
         None,
         "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
-        "--max-size",
         metavar="SIZE",
-        narrows=True,
     )
     until_nan: bool = option(
-        False,
-        "End the script after the first step with a NaN in a loss, an output or a parameter.",
-        "--until-nan",
-        narrows=True,
+        False, "End the script after the first step with a NaN in a loss, an output or a parameter."
     )
-    until_step: int | None = option(
-        None, "End the script when step N is complete.", "--until-step", metavar="N", least=0, narrows=True
-    )
+    until_step: int | None = option(None, "End the script when step N is complete.", metavar="N", least=0)
     eval: bool | None = option(
-        None,
-        "Record forward passes outside training [default: if the script has no optimizer].",
-        "--eval/--no-eval",
-        narrows=True,
+        None, "Record forward passes outside training [default: if the script has no optimizer].", "--eval/--no-eval"
     )
 
 
@@ -346,7 +245,6 @@ class ScriptOptions:
         "boundary",
         "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
         "fusion; or run as python [default: boundary].",
-        "--compile",
         choices=COMPILE_MODES,
         narrows=True,
     )
@@ -354,24 +252,17 @@ class ScriptOptions:
         "script",
         "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
         "script, or all python processes that train, below a script too [default: script].",
-        "--children",
         choices=CHILDREN,
         in_manifest=False,
     )
     seed: int | None = option(
-        None,
-        "Seed python, numpy and torch before the script starts.",
-        "--seed",
-        metavar="N",
-        least=0,
-        most=2**32 - 1,
+        None, "Seed python, numpy and torch before the script starts.", metavar="N", least=0, most=2**32 - 1
     )
-    deterministic: bool = option(False, "Ask torch and its libraries for deterministic algorithms.", "--deterministic")
+    deterministic: bool = option(False, "Ask torch and its libraries for deterministic algorithms.")
     perturb: int | None = option(
         None,
         "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
         "run.",
-        "--perturb",
         metavar="[SEED]",
         least=0,
         most=2**32 - 1,
@@ -384,22 +275,16 @@ class SettingsOptions:
 
     heading: ClassVar[str] = SETTINGS
 
-    env: bool = option(True, "Environment variables, secrets redacted [default: yes].", "--env/--no-env", narrows=True)
-    packages: bool = option(True, "Installed packages [default: yes].", "--packages/--no-packages", narrows=True)
-    source: bool = option(
-        True, "Hashes of the script's own source files [default: yes].", "--source/--no-source", narrows=True
-    )
+    env: bool = option(True, "Environment variables, secrets redacted [default: yes].", narrows=True)
+    packages: bool = option(True, "Installed packages [default: yes].", narrows=True)
+    source: bool = option(True, "Hashes of the script's own source files [default: yes].", narrows=True)
     sources: bool = option(
-        True,
-        "Also their text, secrets redacted, so that diff shows the changed line [default: yes].",
-        "--sources/--no-sources",
+        True, "Also their text, secrets redacted, so that diff shows the changed line [default: yes]."
     )
     redact: tuple[str, ...] = option(
         (),
         "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
-        "--redact",
         metavar="PATTERN",
-        repeated=True,
         in_manifest=False,
     )
 
@@ -436,10 +321,16 @@ class CaptureOptions(SettingsOptions, ScriptOptions, WhenOptions, RecordedOption
 
 def described(options: type[CaptureOptions] = CaptureOptions) -> list[tuple[str, Option]]:
     """Every option with the name of its field, in the order of the help."""
-    sections = [section for section in options.__mro__ if "heading" in vars(section)]
-    headings = {name: vars(section)["heading"] for section in sections for name in vars(section)["__annotations__"]}
-    every = [(item.name, item.metadata["option"]) for item in fields(options)]
-    return [(name, replace(option, heading=headings.get(name, option.heading))) for name, option in every]
+    section_of = {
+        name: vars(section)
+        for section in options.__mro__
+        if "heading" in vars(section)
+        for name in vars(section)["__annotations__"]
+    }
+    return [
+        (item.name, item.metadata["option"].completed(item.name, item.default, section_of.get(item.name, {})))
+        for item in fields(options)
+    ]
 
 
 def _plain(value: object) -> Any:

@@ -70,32 +70,32 @@ class ParameterNames(dict[int, ParameterName]):
                 self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
-        known = self.of(tensor)
-        return known is None or known.makeshift
+        name = self.of(tensor)
+        return name is None or name.makeshift
 
     def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
         self.replaced += self.of(tensor) is not None
         name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         for holder in holders:
             name.held_by(holder)
-        self[id(tensor)] = state.own[id(tensor)] = name
+        self[id(tensor)] = state.tensors[id(tensor)] = name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
         """Take back the names that a module of that name has given."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
             for attribute, tensor in group.items():
-                known = None if tensor is None else self.of(tensor)
-                if known is not None and known.fqn == f"{fqn}.{attribute}":
+                name = None if tensor is None else self.of(tensor)
+                if name is not None and name.fqn == f"{fqn}.{attribute}":
                     del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
         """Of the parameters that a module shares with others, the names they have there."""
-        found = []
+        aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
-            known = None if tensor is None else self.of(tensor)
-            if known is not None and not known.makeshift and known.fqn != f"{fqn}.{attribute}":
-                found.append(f"{attribute}={known.fqn}")
-        return found
+            name = None if tensor is None else self.of(tensor)
+            if name is not None and not name.makeshift and name.fqn != f"{fqn}.{attribute}":
+                aliases.append(f"{attribute}={name.fqn}")
+        return aliases
 
     def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
         """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""

@@ -6,12 +6,13 @@ Names of kinds and statistics, sizes and pairs of values are checked here: nothi
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import located
 from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.errors import UsageError, did_you_mean
@@ -21,7 +22,7 @@ from introspect_cli.schedule.rules import Epochs, EverySeconds, First, Last, One
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
@@ -34,11 +35,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
-    known = [*(name for name, _ in described()), "every"]
+    names = [*(name for name, _ in described()), "every"]
     for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known) or ":"
-            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(known)}")
+        if name not in names:
+            hint = did_you_mean(name, names) or ":"
+            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(names)}")
     values = dict(given)
     record, stats = values.pop("record", ()), values.pop("stats", ())
     for name, option in described():
@@ -71,10 +72,43 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
-    check_pairs((*options.vjp, *options.jacobian_norm))
+    parse_pairs(options.vjp, options.jacobian_norm)
     if options.level != "op" and (options.ops or options.views or options.all_dtypes):
         raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
+
+
+def located(options: CaptureOptions) -> dict[str, Any]:
+    """The runs that a capture is compared with, by paths that hold wherever the script goes.
+
+    Raises:
+        UsageError: there is none at such a path, or it would be written over.
+    """
+    against = None if options.against is None else _located(options.against)
+    if (
+        against is not None
+        and options.output is not None
+        and os.path.realpath(options.output) == os.path.realpath(against)
+    ):
+        raise UsageError(f"{options.against} is the run to compare with: name another directory with -o")
+    return {
+        "against": against,
+        "noise": tuple(map(_located, options.noise)),
+    }
+
+
+def _located(run: str) -> str:
+    from introspect_cli.store.objects import is_remote
+    from introspect_cli.store.pack import from_anywhere
+
+    if not is_remote(run) and not Path(run).exists():
+        raise UsageError(f"there is no run at {run} to compare with")
+    return from_anywhere(run)
+
+
+_NARROWING: dict[str, Callable[[Any], Rule]] = {"every_seconds": EverySeconds, "epochs": Epochs}
+_ADDING: dict[str, Callable[[Any], Rule]] = {"first": First, "last": Last, "when": When}
+"""Options about steps that are a rule each; those of the first sort narrow `steps`, the others add to it."""
 
 
 def rule_of(options: CaptureOptions) -> Rule:
@@ -88,12 +122,12 @@ def rule_of(options: CaptureOptions) -> Rule:
     """
     if options.schedule is not None:
         return parse_rule(options.schedule)
-    base: list[Rule] = [options.steps] if options.steps != Schedule() else []
-    base += [EverySeconds(options.every_seconds)] if options.every_seconds is not None else []
-    base += [Epochs(options.epochs)] if options.epochs is not None else []
-    more: list[Rule] = [First(options.first)] if options.first is not None else []
-    more += [Last(options.last)] if options.last is not None else []
-    more += [When(options.when)] if options.when is not None else []
+    base, more = (
+        [made(value) for name, made in rules.items() if (value := getattr(options, name)) is not None]
+        for rules in (_NARROWING, _ADDING)
+    )
+    if options.steps != Schedule():
+        base.insert(0, options.steps)
     if base:
         more.insert(0, functools.reduce(Rule.__and__, base))
     rule = functools.reduce(Rule.__or__, more) if more else None
@@ -109,22 +143,25 @@ def _check_rule(options: CaptureOptions) -> None:
     Raises:
         UsageError: it cannot, or two options contradict each other.
     """
-    narrow = ("every_seconds", "epochs", "ranks", "first", "last", "when")
-    given = [name for name in narrow if getattr(options, name) is not None]
+    names = (*_NARROWING, "ranks", *_ADDING)
+    given = [name for name in names if getattr(options, name) is not None]
     given += ["steps"] if options.steps != Schedule() else []
     if options.schedule is not None and given:
         raise UsageError(
             f"--schedule says all of it: put --{given[0].replace('_', '-')} into it, or leave one of them out"
         )
     asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
-    needed = {"loss": Kind.LOSS, "median": Kind.LOSS, "mean": Kind.LOSS, "previous": Kind.LOSS, "grad_norm": Kind.GRAD}
-    for name in sorted(asked):
-        if name in needed and needed[name] not in options.record:
+    for name in sorted(asked & _NEEDED.keys()):
+        if _NEEDED[name] not in options.record:
             raise UsageError(
-                f"a condition asks for {name}, and no {needed[name].value} is recorded: add it to --record"
+                f"a condition asks for {name}, and no {_NEEDED[name].value} is recorded: add it to --record"
             )
     if (asked - {"step"} or options.until_nan or options.keep_around) and not options.measures:
         raise UsageError("--when, --until-nan and --keep-around look at statistics: leave out --stats none")
+
+
+_NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}
+"""What a condition asks for, and the kind that has to be recorded for it."""
 
 
 def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
@@ -148,27 +185,81 @@ def parse_size(text: object, option: str = "--max-size") -> int:
     Raises:
         UsageError: it is no size, or none that holds a step.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
-    if found is None or found[2] not in _SIZES:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if match is None or match[2] not in _SIZES:
         raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
-    size = int(float(found[1]) * _SIZES[found[2]])
+    size = int(float(match[1]) * _SIZES[match[2]])
     if size < 10**5:
         raise UsageError(f"{option} {text} holds no run: give 100kB at least")
     return size
 
 
-def check_pairs(texts: Iterable[str]) -> None:
-    """Make sure that each text names two values.
+@dataclass(frozen=True)
+class ValueName:
+    """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
+
+    Attributes:
+        fqn: the module's name, with or without its root.
+        kind: input or output.
+        path: where in the nested value; "" for the value.
+    """
+
+    fqn: str
+    kind: Kind
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ValueName:
+        """A name as it is written.
+
+        Raises:
+            UsageError: it names no module.
+        """
+        name, bracket, rest = text.strip().partition("[")
+        fqn, _, side = name.partition("/")
+        if not fqn or side not in ("", "input", "output"):
+            raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
+        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
+        path = bracket + rest
+        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
+
+    def fits(self, fqn: str, kind: Kind, path: str) -> bool:
+        """Whether a value that passes by is the one named."""
+        return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two values: how the first depends on the second.
+
+    Attributes:
+        text: as it was written.
+        later: the value whose Jacobian it is.
+        earlier: the value it is with respect to.
+        norm: whether the Jacobian's norm is wanted, else the product with ones.
+    """
+
+    text: str
+    later: ValueName
+    earlier: ValueName
+    norm: bool
+
+
+def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
+    """The pairs of `--vjp` and of `--jacobian-norm`.
 
     Raises:
-        UsageError: one does not.
+        UsageError: a text does not name two values.
     """
-    for text in texts:
-        later, colon, earlier = (part.strip() for part in text.partition(":"))
-        if not (colon and later and earlier):
+    pairs = []
+    for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
+        later, _, earlier = (part.strip() for part in text.partition(":"))
+        if not (later and earlier):
             raise UsageError(
                 f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
             )
+        pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
+    return tuple(pairs)
 
 
 def parse_stats(names: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ torch's.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 from types import CodeType
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
 _C: Any = torch._C  # noqa: SLF001 - this file is where torch's private names are gathered
 
 
-def _absent_state() -> None:
-    return None
+def _there(module: str, name: str) -> Any:
+    """A class that this torch has; what nothing is an instance of where it has none."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):  # pragma: no cover - no torch in the tested range lacks it
+        return ()
 
 
-def _no_graph_task() -> int:
-    return -1
-
-
-tracing_state: Callable[[], object] = getattr(_C, "_get_tracing_state", _absent_state)
+tracing_state: Callable[[], object] = getattr(_C, "_get_tracing_state", lambda: None)
 """Not None inside `torch.jit.trace`. Without it, tracing would record our kernels' reads as constants."""
 
-graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", _no_graph_task)
+graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", lambda: -1)
 """-1 outside a backward pass of this thread. Without it, recomputed forwards are taken for new ones."""
 
 no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcontext)
@@ -43,18 +44,8 @@ no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcont
 functions_watched: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: 1)
 """How many torch-function modes the script has switched on. Without it, every call of a module takes the long way."""
 
-try:
-    from torch._subclasses.fake_tensor import FakeTensor
-except ImportError:  # pragma: no cover - no torch in the tested range lacks it
-    FakeTensor = ()  # type: ignore[assignment,misc]
-
-FAKE_TENSOR: Any = FakeTensor
+FAKE_TENSOR: Any = _there("torch._subclasses.fake_tensor", "FakeTensor")
 """Class of shape-only tensors. Without it, tracing by export is counted as module calls."""
-
-try:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-except ImportError:  # pragma: no cover - no torch in the tested range lacks it
-    _BaseDataLoaderIter = None  # type: ignore[assignment,misc]
 
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
@@ -81,18 +72,13 @@ def writes_to(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else int(getattr(tensor, "_version", -1))
 
 
-LOADER_ITERATOR: Any = _BaseDataLoaderIter
+LOADER_ITERATOR: Any = _there("torch.utils.data.dataloader", "_BaseDataLoaderIter") or None
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 
 MODULE_WRAPPED_CALL = "_compiled_call_impl"
 """Set on a module by `Module.compile()`. Without it, what such a region hides is not marked as unseen."""
 
-try:
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-except ImportError:  # pragma: no cover - no torch in the tested range lacks it
-    _LazyGraphModule = ()  # type: ignore[assignment,misc]
-
-COMPILERS_GRAPH: Any = _LazyGraphModule
+COMPILERS_GRAPH: Any = _there("torch.fx._lazy_graph_module", "_LazyGraphModule")
 """Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
 
 COMPILERS: tuple[Any, ...] = tuple(
@@ -134,10 +120,6 @@ DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
 """Attribute of graph modules that Dynamo runs. Without it, eager backends show an extra `GraphModule`."""
 
 
-def _absent_node() -> None:
-    return None
-
-
 _CompileContext: Any = getattr(getattr(torch, "_guards", None), "CompileContext", None)
 
 
@@ -146,11 +128,11 @@ def compiling() -> bool:
     return _CompileContext is not None and _CompileContext.try_get() is not None
 
 
-running_node: Callable[[], Any] = getattr(_C, "_current_autograd_node", _absent_node)
+running_node: Callable[[], Any] = getattr(_C, "_current_autograd_node", lambda: None)
 """The autograd node that this thread is running, None outside a backward pass. Without it, operators of the backward
 pass are recorded outside every module."""
 
-next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", _no_graph_task)
+next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: -1)
 """The number that the next autograd node of this thread gets. Without it, as above."""
 
 
@@ -189,10 +171,10 @@ break."""
 
 def _by_exchange() -> Any:
     """The callback, asked for as older versions have it: by taking it off and putting it back."""
-    found = set_compiler_callback(None)
-    if found is not None:
-        set_compiler_callback(found)
-    return found
+    callback = set_compiler_callback(None)
+    if callback is not None:
+        set_compiler_callback(callback)
+    return callback
 
 
 compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchange if set_compiler_callback else None)

@@ -52,8 +52,8 @@ class Publishing:
         if not ended:
             return [f"still publishing to {', '.join(self.places)}, in the background"]
         lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
-        told = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
-        return told or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
+        results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
+        return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
 
     def abandon(self) -> None:
         """Forget it, in a forked child."""
@@ -64,14 +64,7 @@ class Publishers:
     """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
-        """Start to publish to places that are known before the script runs.
-
-        Args:
-            path: the run.
-            places: where to. Of the ranks of a launch the first publishes, and each sends its own to object storage.
-            guard: the session's.
-            rank: of a launch.
-        """
+        """Start to publish to places that are known before the script runs; each rank sends its part to storage."""
         self._path = path
         self._rank = rank
         if rank:
@@ -116,16 +109,16 @@ def logger_places() -> list[str]:
     directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run
     beside, in the same project and grouped with the other.
     """
-    found: list[str] = []
+    places: list[str] = []
     for modules, function, _ in TRAINERS:
         trainer = running(modules, function)
         if trainer is not None:
             handler = getattr(trainer, "callback_handler", None)
             for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():
                 place = _place(logger)
-                if place and place not in found:
-                    found.append(place)
-    return found
+                if place and place not in places:
+                    places.append(place)
+    return places
 
 
 def _place(logger: Any) -> str:

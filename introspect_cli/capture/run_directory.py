@@ -16,16 +16,10 @@ if TYPE_CHECKING:
 
 
 def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
-    """The directory of the run that this process writes, or writes a part of.
-
-    Args:
-        target: what runs; None where the caller runs it.
-        asked: the directory that the user asked for; None for a fresh one.
-        launch: this process's part in a launch; None where it is alone.
-    """
+    """The directory of the run that this process writes, or writes a part of; a fresh one where none was asked for."""
     if asked is not None:
         return asked
-    return own_run(target) if launch is None else _common_run(target, launch)
+    return new_run(target) if launch is None else _common_run(target, launch)
 
 
 def _common_run(target: Target | None, launch: Launch) -> Path:
@@ -66,7 +60,7 @@ def fresh_run(target: Target | None) -> Path:
     return path
 
 
-def own_run(target: Target | None) -> Path:
+def new_run(target: Target | None) -> Path:
     """A fresh run's directory, made, so that captures that start in the same second have one each."""
     while True:
         path = fresh_run(target)

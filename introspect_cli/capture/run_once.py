@@ -62,7 +62,7 @@ def run_once(
         if isinstance(model, nn.Module):
             probes.names.name_root(model, name)
             probes.tap_compiled(model)
-        with _as_found(model):
+        with _unchanged(model):
             given = model(*_copied(args), **_copied(kwargs))
             if backward:
                 total = (loss or _total)(given)
@@ -109,7 +109,7 @@ def _gradients(probes: Any, model: Any) -> None:
 
 
 @contextmanager
-def _as_found(model: Any) -> Iterator[None]:
+def _unchanged(model: Any) -> Iterator[None]:
     """Leave gradients, buffers and random states as they were."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     buffers = list(model.buffers()) if isinstance(model, nn.Module) else []

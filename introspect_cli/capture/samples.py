@@ -116,12 +116,6 @@ class SampleKeeper:
     """
 
     def __init__(self, summarizer: Summarizer, *, each: bool) -> None:
-        """Begin with the first step.
-
-        Args:
-            summarizer: knows the samples' tensors.
-            each: whether samples are summarised one by one, too.
-        """
         self._summarizer = summarizer
         self._each = each
         self.step = StepSamples()
@@ -162,9 +156,9 @@ class SampleKeeper:
             if total is not None:
                 self.step.sums[slot] = total
         if self._each:
-            found = sampled(self._summarizer, slot, value.local if isinstance(value, Placed) else value)
-            if found is not None:
-                self.step.each.append(found)
+            samples = sampled(self._summarizer, slot, value.local if isinstance(value, Placed) else value)
+            if samples is not None:
+                self.step.each.append(samples)
 
     def _is_short(self, kind: Kind, value: torch.Tensor) -> bool:
         """Whether it costs nothing to read a tensor once more: a model's input that is as large as images is not."""

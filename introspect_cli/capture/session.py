@@ -14,20 +14,18 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.against import Reference
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
-from introspect_cli.capture.manifest import Documents, closing, opening
+from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
-from introspect_cli.capture.ranks.launchers import find_launch, unlaunched
-from introspect_cli.capture.reference import Reference
+from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.capture.run_directory import run_directory
 from introspect_cli.capture.signals import Signals
-from introspect_cli.capture.terminal import Terminal, summary
+from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.machine import DISABLE_VARIABLE
-from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.probes.base import Guarded
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
 
@@ -69,7 +68,13 @@ def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path],
 
 
 class Session:
-    """Opens the store, installs the probes, and closes both."""
+    """Opens the store, installs the probes, and closes both.
+
+    Attributes:
+        path: the run's directory.
+        probes: what watches; None before torch is there.
+        words: what there is to say at the end.
+    """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
         """Make the run's directory and take hold of it.
@@ -83,58 +88,43 @@ class Session:
             StoreError: the directory exists, or cannot be made.
         """
         self.options = options
-        self.target = target
-        self.launch = launch or find_launch()
-        self.rank = self.launch.rank if self.launch is not None else 0
-        self.path = run_directory(target, options.output, self.launch)
-        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=self.launch)
-        self._terminal = Terminal(self.launch, quiet=options.quiet, progress=options.progress)
-        self._guard = Guard(self._terminal.say)
-        self._settings = self._guard.around("settings", "settings are")
+        self.launch = launch = launch or find_launch()
+        self.rank = launch.rank if launch is not None else 0
+        self.path = run_directory(target, options.output, launch)
         self.probes: Probes | None = None
-        """What watches; None before torch is there."""
-        self._closed = False
-        self._store_lost = ""
-        self._tracebacks = TracebackFilter()
-        self._signals = Signals(self._guard.sections)
-        self._unsent: list[str] = []
         self.words: list[str] = []
-        """What there is to say at the end."""
-        self._documents = Documents(target, options, self._store, self._guard, self.launch)
+        self._unsent: list[str] = []
+        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=launch)
+        self._terminal = Terminal(launch, quiet=options.quiet, progress=options.progress)
+        self._guard = guard = Guard(self._terminal.say)
+        self._settings = guard.around("settings", "settings are")
+        self._end = guard.around("session", "the end of the run is")
+        self._installed = contextlib.ExitStack()
+        self._closed = self._followed = False
+        self._store_lost = ""
+        self._documents = Documents(target, options, self._store, guard, launch)
         self._start = Start(
             self._torch_imported,
             seed=options.seed,
             deterministic=options.deterministic,
-            guarded=self._guard.around("session", "the state of numpy's generator is"),
+            guarded=guard.around("session", "the state of numpy's generator is"),
         )
         self._began = self._start.states
-        self._files: ReadFiles | None = None
-        self._manifest = opening(target, options, self.launch)
-        with self._store_errors():
+        self._manifest = opening(target, options, launch)
+        with self._writing(self._end):
             self._store.write_manifest(self._manifest)
-        launched = self.rank if self.launch is not None else None
-        self._publishers = Publishers(self.path, options.publish, self._guard, launched)
-        self._followed = False
-        comparing = self._guard.around("comparing", "the comparison is")
-        self._reference = Reference(self.path, self._store.path, options, self.launch, comparing)
-
-    @property
-    def rows(self) -> int:
-        """Records written so far."""
-        return self.probes.rank.rows_written if self.probes is not None else 0
+        self._publishers = Publishers(self.path, options.publish, guard, self.rank if launch is not None else None)
+        comparing = guard.around("comparing", "the comparison is")
+        self._reference = Reference(self.path, self._store.path, options, launch, comparing)
 
     def start(self) -> None:
         """Be ready for the script's first line."""
         self._documents.begin()
         self._begin()
-        self._start.install()
+        self._install(self._start)
 
     def join(self, began: dict[str, bytes | None]) -> None:
-        """Begin in a process of somebody else's, whose script has just imported torch.
-
-        Args:
-            began: states of random generators as the process found them, by library; more may be put in later.
-        """
+        """Begin in a process that is followed and has just imported torch; its generators began in these states."""
         self._followed = True
         self._began = began
         self._begin()
@@ -142,10 +132,16 @@ class Session:
 
     def _begin(self) -> None:
         _forget_in_forks(self)
-        self._tracebacks.install()
-        self._signals.install()
-        with self._guard.around("files", "files that the script reads are"):
-            self._files = self._documents.watch_files()
+        self._install(TracebackFilter())
+        self._install(Signals(self._guard.sections))
+        if self._documents.files is not None:
+            with self._guard.around("files", "files that the script reads are"):
+                self._install(self._documents.files)
+
+    def _install(self, thing: TracebackFilter | Signals | ReadFiles | Start) -> None:
+        """Install something until the end: what was installed last is removed first."""
+        self._installed.callback(thing.remove)
+        thing.install()
 
     def attach(self) -> None:
         """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""
@@ -154,8 +150,7 @@ class Session:
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, and hear of optimizers that were built before this capture."""
-        probes = self.probes
-        if probes is None:
+        if (probes := self.probes) is None:
             return
         import gc
 
@@ -172,25 +167,20 @@ class Session:
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.probes.installed import Probes
 
-            _warn_if_slow(self._terminal)
-            ranks = self.launch.world_size if self.launch is not None else 1
-            box = self._black_box(ranks)
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.rank, ranks, box)
+            self._terminal.warn_if_slow()
+            box = self._black_box()
+            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box)
             probes.context.clock.on_tick.append(self._ticked)
             probes.install()
             self.probes = probes
 
-    def _black_box(self, ranks: int) -> BlackBox | None:
+    def _black_box(self) -> BlackBox | None:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.black_box import BlackBox, planned
+        from introspect_cli.capture.black_box import made
 
-        room, words = planned(self.options, ranks)
-        digests = self._reference.digests()
-        if not self.rank:
-            self._terminal.say(words)
-        return BlackBox(self.options.keep_around, room, self._store, digests, self._tell, self._guard.note)
+        return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
         """Say something now; with the last words, once the script is over."""
@@ -200,20 +190,17 @@ class Session:
             self._terminal.say(sentence)
 
     def _ticked(self) -> None:
-        probes = self.probes
-        if probes is None:
+        if (probes := self.probes) is None:
             return
-        with self._settings:
-            try:
-                self._documents.write(probes)
-                if probes.context.clock.ticks == 1:
-                    self._documents.write_all()
-                    if self.launch is None:
-                        self._manifest |= _alone(self._guard, self.options)
-                self._terminal.progress(probes.recorder.step, probes.rank.rows_written, probes.rank.bytes_written)
-            except (IntrospectError, OSError) as error:
-                self._store_failed(error)
-        if probes.context.clock.ticks == 1:
+        step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
+        with self._writing(self._settings):
+            self._documents.write(probes)
+            if is_first:
+                self._documents.write_all()
+                if self.launch is None:
+                    self._manifest |= without_others(self.options, self._guard)
+            self._terminal.progress(step, probes.rank.rows_written, probes.rank.bytes_written)
+        if is_first:
             self._publishers.first_step_over(self._terminal.say)
         if self._reference.look(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
@@ -223,8 +210,7 @@ class Session:
         if probes.keeping.nan_at is not None:
             self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
-        last = self.options.until_step
-        if last is not None and probes.recorder.step > last:
+        if self.options.until_step is not None and step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
@@ -251,29 +237,15 @@ class Session:
     def _finish(self, ending: Ending) -> None:
         self._closed = True
         self._guard.script_is_over = True
-        self._start.remove()
-        if self._files is not None:
-            self._files.remove()
-        self._signals.remove()
-        self._tracebacks.remove()
+        self._installed.close()
         self._terminal.clear()
-        probes = self.probes
-        steps = 0
-        if probes is not None:
+        if (probes := self.probes) is not None:
             probes.remove()
-            steps = probes.recorder.steps_written
-        with self._store_errors():
-            if probes is not None:
-                probes.context.clock.finish()
-                if not probes.context.clock.has_optimizer:
-                    steps = probes.recorder.steps_written
-                probes.keeping.finish(probes.recorder.step - 1)
-                for sentence in probes.keeping.unmatched(launched=self.launch is not None):
-                    self._guard.note(sentence)
-        if probes is not None:
-            for sentence in probes.names.unmatched():
+            with self._writing(self._end):
+                probes.finish(launched=self.launch is not None)
+            for sentence in probes.names.wanted.unmatched():
                 self._guard.note(sentence)
-        with self._store_errors():
+        with self._writing(self._end):
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
                 self._documents.write(probes)
@@ -281,17 +253,21 @@ class Session:
                 self._documents.write_all()
             for sentence in self._documents.notes():
                 self._guard.note(sentence)
-        with self._store_errors():
+        with self._writing(self._end):
             self._manifest["status"] = "interrupted" if self._store_lost else "complete"
-            self._manifest |= closing(self.options, self._guard, probes, ending, steps)
+            self._manifest |= closing(self.options, self._guard, probes, ending)
             self._store.write_manifest(self._manifest)
-        with self._store_errors():
+        with self._writing(self._end):
             if probes is not None:
                 probes.close()
-        with self._store_errors():
+        with self._writing(self._end):
             self._store.close()
+        self._conclude(probes)
+
+    def _conclude(self, probes: Probes | None) -> None:
+        """Hear what others made of the run, and have the words to say."""
         if probes is None:
-            self.words.append(_nothing(self.path, installed="session" not in self._guard.failed))
+            self.words.append(nothing(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
             self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
@@ -302,7 +278,7 @@ class Session:
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
-            with self._store_errors():
+            with self._writing(self._end):
                 self._store.write_manifest(self._manifest | {"kept_around": box.written})
                 self._store.close()
 
@@ -319,8 +295,8 @@ class Session:
         self.words = []
         self._publishers.abandon()
         self._reference.abandon()
-        if self._files is not None:
-            self._files.remove()
+        if self._documents.files is not None:
+            self._documents.files.remove()
         if self.probes is not None:
             self.probes.forked()
         self._store.abandon()
@@ -331,38 +307,15 @@ class Session:
             self._guard.note(f"{error}; the script goes on, the run ends here")
 
     @contextlib.contextmanager
-    def _store_errors(self) -> Iterator[None]:
+    def _writing(self, guarded: Guarded) -> Iterator[None]:
         """Go on without a store that can no longer be written; anything else is a failure of ours."""
-        with self._guard.around("session", "the end of the run is"):
+        with guarded:
             try:
                 yield
             except (IntrospectError, OSError) as error:
-                self._store_failed(error)
-
-    def _store_failed(self, error: Exception) -> None:
-        if self._guard.passes(error):
-            raise error
-        self._lost(StoreError(str(error)))
-
-
-def _alone(guard: Guard, options: CaptureOptions) -> dict[str, Any]:
-    """What the manifest says of ranks that this run is without, if any: a script started them, as Lightning does."""
-    found = unlaunched()
-    if found is None:
-        return {}
-    guard.note(
-        f"this process is rank {found[0]} of {found[1]}, and the others are not in this run: no launcher said so at "
-        f"its start; use `introspect capture torchrun --nproc-per-node {found[1]} ...`"
-    )
-    if Kind.COLLECTIVE in options.record:
-        guard.note("collectives are not recorded: this was no process of several when the capture began")
-    return {"alone": {"rank": found[0], "world_size": found[1]}}
-
-
-def _nothing(path: Path, *, installed: bool) -> str:
-    """What there is to say at the end where nothing was watched."""
-    why = "the script never imported torch" if installed else "the probes could not be installed"
-    return f"{why}, so nothing was recorded; {path} holds its settings only"
+                if self._guard.passes(error):
+                    raise
+                self._lost(StoreError(str(error)))
 
 
 def _forget_in_forks(session: Session) -> None:
@@ -370,19 +323,8 @@ def _forget_in_forks(session: Session) -> None:
     reference = weakref.ref(session)
 
     def in_child() -> None:
-        found = reference()
-        if found is not None:
-            found.forked()
+        alive = reference()
+        if alive is not None:
+            alive.forked()
 
     os.register_at_fork(after_in_child=in_child)
-
-
-def _warn_if_slow(terminal: Terminal) -> None:
-    """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
-    from introspect_cli.tensors import kernels
-
-    if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
-        terminal.say(
-            f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
-            "with a C++ compiler on this machine, install introspect-cli again"
-        )

@@ -20,7 +20,7 @@ import time
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.frames import is_ours
+from introspect_cli.capture.frames import is_ours, outward
 from introspect_cli.capture.probes.base import Patches, Sections
 from introspect_cli.script.ending import Later
 
@@ -59,18 +59,12 @@ class _Waiting:
 
     def _run(self, number: int) -> None:
         self._waiting = None
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-        while frame is not None and is_ours(frame):
-            frame = frame.f_back
-        self.handler(number, frame)
+        frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
+        self.handler(number, next((frame for frame in frames if not is_ours(frame)), None))
 
 
 def _is_unheard(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in _UNHEARD and is_ours(frame):
-            return True
-        frame = frame.f_back
-    return False
+    return any(below.f_code.co_name in _UNHEARD and is_ours(below) for below in outward(frame))
 
 
 def _again(number: int) -> None:
@@ -85,7 +79,6 @@ class Signals:
     """Has the script's handlers wait for our sections."""
 
     def __init__(self, sections: Sections) -> None:
-        """Nothing is replaced before `install`."""
         self._sections = sections
         self._patches = Patches()
         self._set = signal.signal
@@ -96,11 +89,11 @@ class Signals:
 
         @functools.wraps(self._set)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _own(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
+            return _handler_of(self._set(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
 
         @functools.wraps(asked)
         def get_handler(signalnum: int) -> Any:
-            return _own(asked(signalnum))
+            return _handler_of(asked(signalnum))
 
         self._each(lambda handler: _Waiting(handler, sections) if _raises(handler) else None)
         self._patches.replace(signal, "signal", set_handler)
@@ -127,9 +120,9 @@ def _raises(handler: Any) -> bool:
 
 def _given_back(handler: Any) -> Any:
     if isinstance(handler, Later):  # it waits while we finish
-        handler.handler = _own(handler.handler)
+        handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 
 
-def _own(handler: Any) -> Any:
+def _handler_of(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _Waiting) else handler

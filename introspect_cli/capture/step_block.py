@@ -84,7 +84,6 @@ class StepBlock:
     rows: EndedRows
 
     def __init__(self, message: Message) -> None:
-        """Take over a message."""
         self.message = message
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))

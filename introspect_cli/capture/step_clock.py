@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.capture.evaluation import Evaluation
+    from introspect_cli.capture.evaluation import Evaluation, Trained
     from introspect_cli.capture.labels import StepLabels
     from introspect_cli.capture.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recorder import Recorder
-    from introspect_cli.capture.trained import Trained
 
 _MARK = "introspect: made before anything was trained"
 
@@ -79,7 +78,6 @@ class StepClock:
         labels: StepLabels,
         parts: FlatParts,
     ) -> None:
-        """Start at step 0; probes register for moments with `on_*`."""
         self._recorder = recorder
         self._names = names
         self._evaluation = evaluation
@@ -141,8 +139,8 @@ class StepClock:
             self._step_without_optimizer(module)
         else:
             self.look_for_unseen_step()
-        for told in self.on_forward:
-            told(module)
+        for tell in self.on_forward:
+            tell(module)
         self.begin()
         if self._recorder.wanted:
             self._labels.see()

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind, count, human_size
 from introspect_cli.store.files import CHILDREN
 
@@ -48,6 +49,16 @@ class Terminal:
                 sys.stderr.write(f"{self._who}: {sentence}\n")
                 sys.stderr.flush()
 
+    def warn_if_slow(self) -> None:
+        """Tell who has no compiled kernels what that costs, and the remedy; who switched them off knows."""
+        from introspect_cli.tensors import kernels  # it imports torch, as the script has by now
+
+        if kernels.REASON and not kernels.REASON.startswith(DISABLE_VARIABLE):
+            self.say(
+                f"no compiled kernels ({kernels.REASON}): torch operations compute the same, some 50 times slower; "
+                "with a C++ compiler on this machine, install introspect-cli again"
+            )
+
     def progress(self, step: int, records: int, size: int) -> None:
         """Redraw, at most twice a second, and not at all in captures that are over at once."""
         if not self._shown:
@@ -74,19 +85,16 @@ class Terminal:
             self._shown = False
 
 
+def nothing(path: Path, *, installed: bool) -> str:
+    """What there is to say at the end where nothing was watched."""
+    why = "the script never imported torch" if installed else "the probes could not be installed"
+    return f"{why}, so nothing was recorded; {path} holds its settings only"
+
+
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
-    """What was recorded, where.
-
-    Args:
-        path: the run.
-        options: what was asked for.
-        launch: this process's part in a launch; None where it is alone.
-        probes: what watched.
-        manifest: the run's.
-        lost: whether the store could no longer be written.
-    """
+    """What was recorded, where; `lost` says whether the store could no longer be written."""
     if lost:
         written, last = probes.recorder.steps_written, probes.rank.last_step
         if last is None or not path.exists():
@@ -101,8 +109,8 @@ def summary(
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.keeping.dropped:
-        rest += f" and dropped {probes.keeping.dropped:,} of them again"
+    if probes.keeping.thinning is not None and (dropped := probes.keeping.thinning.dropped):
+        rest += f" and dropped {dropped:,} of them again"
     if probes.perturbed is not None:
         rest += _moved(**probes.perturbed.document)
     recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"

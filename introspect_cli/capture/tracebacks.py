@@ -29,7 +29,6 @@ class TracebackFilter:
     """Replaces the functions that walk tracebacks and stacks."""
 
     def __init__(self) -> None:
-        """Nothing is replaced before `install`."""
         self._patches = Patches()
 
     def install(self) -> None:

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment.sources import file_of, is_users
+from introspect_cli.capture.frames import outward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,26 +36,29 @@ def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_f
     names: dict[int, str] = {}
     for frame in frames:
         for variables in (_locals(frame), frame.f_globals):
-            found = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
+            matches = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
             if plain_first:
-                found.sort(key=lambda pair: not pair[0].isidentifier())
-            for name, value in found:
+                matches.sort(key=lambda pair: not pair[0].isidentifier())
+            for name, value in matches:
                 names.setdefault(id(value), name)
         if len(names) == len(wanted):
             break
     return names
 
 
+def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+    """All objects of a class that frames have in variables, with what the script calls them."""
+    for frame in frames:
+        for variables in (_locals(frame), frame.f_globals):
+            yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
+
+
 def script_frames() -> Iterator[FrameType]:
     """The frames that run code of the script's, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    while frame is not None:
-        if _is_script(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    return (frame for frame in outward(sys._getframe(1)) if is_users(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
 
 
-def _named(variables: dict[str, Any], kind: type) -> Iterator[tuple[str, object]]:
+def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
     for name, value in list(variables.items()):
         if name.startswith("__"):
             continue
@@ -77,15 +81,10 @@ def _of_script(module: str) -> bool:
 def _attributes(value: object) -> dict[str, Any]:
     """What an object holds, read past any method of its class."""
     try:
-        found = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return found if type(found) is dict else {}
-
-
-@functools.cache
-def _is_script(file: str) -> bool:
-    return is_users(file)
+    return attributes if type(attributes) is dict else {}
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     if below and not _HAND_OUT_LOCALS.isdisjoint(code.co_names):
         return {}
     kept = frame.f_locals
-    found = dict(kept)
+    variables = dict(kept)
     if below:
         kept.clear()
-    return found
+    return variables

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
     """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
     from introspect_cli.capture import neutrality
-    from introspect_cli.capture.run_directory import own_run
+    from introspect_cli.capture.run_directory import new_run
 
-    output = options.output or own_run(target)
+    output = options.output or new_run(target)
     _refuse_existing([output], options)
     finding = neutrality.verify_neutral(before_script, words, output)
     say(f"introspect: {finding.sentence}", err=True)

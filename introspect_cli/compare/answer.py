@@ -101,7 +101,7 @@ def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         reason_named(reason), tuned, scene.rounding, scene.blamed, scene.fed, rates=bool(tuned) or scene.no_rates
     )
     code = code_changes(a, b, scene)
-    scene.settings = settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding)
+    scene.settings = settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
     training, evaluation = separately(a, b, options, outcomes)
     sentence = separate_sentence(scene, training, evaluation)
     reach = furthest_of(outcome.reach for outcome in outcomes)

@@ -7,9 +7,8 @@ diverges first more is needed, steps and names, so that one is compared once mor
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
@@ -22,10 +21,8 @@ from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.verdict import first_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import perturbed_by
-from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.rank_reader import expect
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import MANY, shares
+from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.spread import Task, Work
     from introspect_cli.store.whole import Reader
 
 _LEAST = 4_000
@@ -107,28 +104,6 @@ class Pair:
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
 
 
-class Group(NamedTuple):
-    """Some ranks to compare.
-
-    Attributes:
-        paths: a, b, and the runs of noise.
-        manifests: what the ranks of each say together.
-        ranks: their numbers.
-        options: what counts.
-        ends: as `Pair` has it, like what follows.
-        same_size: see there.
-        files: see there.
-    """
-
-    paths: tuple[str, ...]
-    manifests: tuple[dict[str, Any], ...]
-    ranks: tuple[int, ...]
-    options: DiffOptions
-    ends: tuple[int | None, int | None]
-    same_size: bool
-    files: tuple[Mapping[str, str], Mapping[str, str]]
-
-
 class Brief(NamedTuple):
     """What came out of comparing a rank that does not diverge first, without readers and steps.
 
@@ -145,15 +120,15 @@ class Brief(NamedTuple):
     structural: bool
 
 
-def compare_group(group: Group) -> list[Brief]:
+def compare_group(task: Task) -> list[Brief]:
     """Compare some ranks."""
-    with ExitStack() as stack:
-        runs = [stack.enter_context(open_run(path, only=group.ranks)) for path in group.paths]
-        for run, manifest in zip(runs, group.manifests, strict=True):
+    manifests, options, *rest = task.given
+    with task.opened() as runs:
+        for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        expect((runs[0].rank(rank) for rank in group.ranks), 0, -1)
-        pair = Pair(runs[0], runs[1], runs[2:], group.ends, group.same_size, group.files)
-        return [_brief(*pair.compare_rank(rank, group.options)) for rank in group.ranks]
+        expect((runs[0].rank(rank) for rank in task.ranks), 0, -1)
+        pair = Pair(runs[0], runs[1], runs[2:], *rest)
+        return [_brief(*pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
 def compare_ranks(
@@ -182,11 +157,8 @@ def compare_ranks(
         briefs = [_brief(*pair.compare_rank(rank, less)) for rank in ranks]
     else:
         runs = (pair.a, pair.b, *pair.noise)
-        paths, manifests = tuple(from_anywhere(run.path) for run in runs), tuple(run.manifest for run in runs)
-        groups = [
-            Group(paths, manifests, group, less, pair.ends, pair.same_size, pair.files) for group in shares(ranks)
-        ]
-        briefs = [brief for done in work(compare_group, groups) for brief in done]
+        given = tuple(run.manifest for run in runs), less, pair.ends, pair.same_size, pair.files
+        briefs = [brief for done in work(compare_group, tasks_of(runs, ranks, given)) for brief in done]
     outcomes = [_with_readers(pair, brief) for brief in briefs]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import MODEL, Form
+from introspect_cli.compare.checkpoint_words import Form
 from introspect_cli.compare.match.flow import parameters, values_of
 from introspect_cli.compare.match.merged import Merge, same_numbers
+from introspect_cli.compare.moment import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.moment import MODEL
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import amount, listed, some
 from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-MODEL = (Kind.PARAM, Kind.BUFFER)
 _NAMED = 3
 _SETTINGS = 4
 

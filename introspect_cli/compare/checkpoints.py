@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.checkpoint_forms import Forms
-from introspect_cli.compare.checkpoint_words import MODEL, Cast, Found, sentence_of
+from introspect_cli.compare.checkpoint_words import Cast, Found, sentence_of
 from introspect_cli.compare.element.elements import rounded
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.compare.moment import changed, is_checkpoint, prefixes
+from introspect_cli.compare.moment import MODEL, changed, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
 from introspect_cli.records import Kind, Status, Summary
 
@@ -35,11 +35,6 @@ _OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 """Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
 _COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
 """Settings that say how far a training is."""
-
-
-def are_checkpoints(a: Run, b: Run) -> bool:
-    """Whether both were made of checkpoints."""
-    return is_checkpoint(a) and is_checkpoint(b)
 
 
 def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:

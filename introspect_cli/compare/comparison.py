@@ -1,6 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
-None of it changes from step to step, but for what is learned on the way by those that `floors` and `gathered` name.
+None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
+and by `rounded_before`.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Comparison:
     options: DiffOptions
     offset: int
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list)
+    _rounded: set[int] = field(default_factory=set)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -81,6 +83,19 @@ class Comparison:
             last = Layouts(one), Layouts(two)
             self._layouts[:] = [last]
         return last
+
+    def rounded_before(self, step: int, step_b: int, *, now: bool) -> bool:
+        """Whether what a step begins with may be rounded to bfloat16 or float16, though no step was opened that agrees.
+
+        Args:
+            step: of run a.
+            step_b: of run b.
+            now: whether both runs compute so in this step, which later ones rest on.
+        """
+        unseen = any(at and at - 1 not in run for at, run in ((step, self.sides.a), (step_b, self.sides.b)))
+        if now or unseen:
+            self._rounded.add(step)
+        return unseen or any(earlier < step for earlier in self._rounded)
 
     # --- what counts
 
@@ -152,7 +167,18 @@ class Comparison:
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+            alone |= self._saved(missing)
         return random, alone & ~random
+
+    def _saved(self, missing: frozenset[str] | set[str]) -> Mask:
+        """Which sites are tensors in files that bear such a name, as in what `state_dict` gives."""
+        alignment = self.alignment
+        mask = alignment.kind == kind_code(Kind.PRODUCT)
+        keys = {f"['{name.partition('.')[2]}']" for name in missing}
+        for site in np.flatnonzero(mask).tolist():
+            path = alignment.site(site).path
+            mask[site] = path[path.rfind("[") :] in keys
+        return np.asarray(mask)
 
     # --- a run that goes on
 

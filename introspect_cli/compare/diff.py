@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.by_rank import Pair, compare_ranks
-from introspect_cli.compare.checkpoints import are_checkpoints, of_checkpoints, strictly
 from introspect_cli.compare.element.closeup import samples_note
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
@@ -70,16 +69,19 @@ def _helpful(
 def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None) -> DiffResult:
     """The answer, with what it suggests not tried yet."""
     options = check_selection(options, (a, b), renamer(options.rename, {}))
-    asked, checkpoints = options, are_checkpoints(a, b)
+    asked, checkpoints = options, is_checkpoint(a) and is_checkpoint(b)
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
-    options = strictly(options, a, b) if checkpoints else options
+    if checkpoints:
+        from introspect_cli.compare.checkpoints import of_checkpoints, strictly
+
+        options = strictly(options, a, b)
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = Pair.of(a, b, noise)
     if a.ranks and b.ranks and not options.ranks:
-        alike = same_layout(a, b)
+        alike = same_layout(a, b, work)
         splits = splits_of(a, b, alike=alike)
         if not alike or (splits.differ and not options.strict):
             answer = _as_wholes(pair, options, splits, work)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import MODEL
 from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
@@ -31,6 +30,7 @@ Tensor = tuple[str, str, str]
 """Kind, FQN and path."""
 
 _PHASES = {Phase.START: "before", Phase.OPTIMIZER: "after"}
+MODEL = (Kind.PARAM, Kind.BUFFER)
 _KINDS = frozenset(kind.value for kind in (*MODEL, Kind.OPTIMIZER_STATE))
 
 

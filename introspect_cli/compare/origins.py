@@ -162,7 +162,8 @@ def head_of(resumed: Resumption) -> str:
     if not resumed.lost:
         return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
     lost = together(resumed.lost)
-    names = [f"the {name}" for name in lost[:_NAMED]]
+    drawn = " (or drew from it before its first step)"
+    names = [f"the {name}{drawn if name.startswith('random state ') else ''}" for name in lost[:_NAMED]]
     if len(lost) > _NAMED:
         names.append(count(len(lost) - _NAMED, "more part"))
     return f"{run} did not restore {listed(names)}."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from introspect_cli.compare.changes.ranking import CodeChanges
+from introspect_cli.compare.changes.clues import CodeChanges
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:

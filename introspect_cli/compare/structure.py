@@ -102,8 +102,13 @@ def changes_of(structure: Structure, match: Correspondence, *, same: bool) -> tu
             more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
             changes.append(_only(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls"))
     note = "and nothing recorded depends on it" if same else ""
+    layers: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name, step in structure.random.items():
-        text = f"the random state of {name} differs from step {step} on"
+        layers[star(name.split(".")), step].append(name)
+    for (pattern, step), members in layers.items():
+        name = pattern if len(members) > 1 else members[0]
+        states = "random states" if len(members) > 1 else "random state"
+        text = f"the {states} of {name} {'differ' if len(members) > 1 else 'differs'} from step {step} on"
         changes.append(StructureChange("random", name, name, text, note))
     return tuple(changes)
 

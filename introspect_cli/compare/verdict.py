@@ -7,6 +7,7 @@ cannot be told.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from introspect_cli.compare.outcome import names_of, within
 from introspect_cli.compare.reach import furthest_of, within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
@@ -202,6 +204,10 @@ def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
     )
 
 
+_ROOM = 240
+"""Characters that the likely causes may take in the first sentence."""
+
+
 def sentence(scene: Scene, head: str = "First divergence at") -> str:
     """The answer; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
@@ -222,7 +228,9 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        text += f"{lead} {'; '.join(describe(change) for change in blamed[:3])}."
+        causes = [describe(change) for change in blamed[:3]]
+        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
+        text += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
     return text
 
 
@@ -258,4 +266,7 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
         clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        own = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
     return tuple(clauses + reason_named(scene.tells).evidence(scene))

@@ -9,7 +9,6 @@ for them alone: most paths are runs.
 from __future__ import annotations
 
 import math
-import shutil
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +126,7 @@ def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
     """A run of one step, opened, which is gone when it is closed."""
+    import shutil
     import tempfile
 
     from introspect_cli.exchange.incoming import Incoming, write_run

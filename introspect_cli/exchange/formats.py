@@ -17,7 +17,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
 from introspect_cli.store.pack import from_anywhere
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.spread import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,28 +119,25 @@ class _Piece(NamedTuple):
     """Some steps of some ranks, to be written.
 
     Attributes:
-        path: the run.
-        beside: ranks that are opened with those that are written: what is said of all is said by the first of them.
         name: the format.
         directory: where to write.
         selection: what.
         given: options of the format.
     """
 
-    path: str
-    beside: tuple[int, ...]
     name: str
     directory: str
     selection: Selection
     given: dict[str, Any]
 
 
-def _write_piece(piece: _Piece) -> int:
-    directory = Path(piece.directory)
+def _write_piece(task: Task) -> int:
+    name, where, selection, given = task.given
+    directory = Path(where)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with open_run(piece.path, only={*piece.selection.ranks, *piece.beside}) as run:
-            return _written(FORMATS[piece.name], run, directory, piece.selection, piece.given)
+        with task.opened() as [run]:
+            return _written(FORMATS[name], run, directory, selection, given)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from None
 
@@ -160,7 +157,9 @@ def _in_pieces(
     for number, (steps, ranks) in enumerate(_pieces(list(wanted_steps(run, selection)), by_rank=form.by_rank)):
         narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
         where = (parts / str(number) if form.one else directory).absolute()
-        tasks.append(_Piece(from_anywhere(run.path), run.ranks[:2], name, str(where), narrowed, given))
+        # what is said of all ranks is said by the first of them
+        opened = tuple({*ranks, *run.ranks[:2]})
+        tasks.append(Task((from_anywhere(run.path),), opened, _Piece(name, str(where), narrowed, given)))
     written = sum(work(_write_piece, tasks))
     pieces = [parts / str(number) / form.one for number in range(len(tasks))] if form.one else []
     there = [path for path in directory.rglob("*") if path.is_file()]

@@ -28,16 +28,14 @@ from introspect_cli.health.outputs import Outputs, rank_draws, rank_outputs
 from introspect_cli.health.reading import TableBuilder, read_table
 from introspect_cli.health.reduction import Reductions, reduction
 from introspect_cli.health.scaling import Scaling, local_clip, summed_gradients
-from introspect_cli.store.pack import from_anywhere
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import MANY, shares
+from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.spread import Task, Work
 
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
@@ -100,7 +98,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
     begun: Iterable[Iterable[_OfRank]] | None = None
     if work is not None and several:
         ids = tuple(rule.id for rule in rules)
-        begun = work(_check_group, [_Group(from_anywhere(run.path), group, ids) for group in shares(run.ranks)])
+        begun = work(_check_group, tasks_of([run], run.ranks, ids))
     # Of many ranks, one after the other is read: the tables of all would not fit into memory.
     once = together and begun is None and len(run.ranks) <= MANY
     builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks} if once else {}
@@ -114,14 +112,6 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
     unseen = map(str, run.manifest.get("not_observed", ()))
     notes = (*run.endings, *unseen, *result.notes)
     return replace(result, notes=notes, only=run.alone, checkpoint="checkpoint" in run.manifest)
-
-
-class _Group(NamedTuple):
-    """Ranks of a run to put rules to, by the ids of these."""
-
-    path: str
-    ranks: tuple[int, ...]
-    rules: tuple[str, ...]
 
 
 class _OfRank(NamedTuple):
@@ -140,9 +130,9 @@ class _OfRank(NamedTuple):
     answers: dict[str, tuple[list[Hit], list[str]]]
 
 
-def _check_group(group: _Group) -> list[_OfRank]:
-    rules = [rule for rule in RULES if rule.id in group.rules]
-    with open_run(group.path, only=group.ranks) as run:
+def _check_group(task: Task) -> list[_OfRank]:
+    rules = [rule for rule in RULES if rule.id in task.given]
+    with task.opened() as [run]:
         return [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
 
 

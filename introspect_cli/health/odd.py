@@ -17,8 +17,7 @@ from introspect_cli.health.check import folded
 from introspect_cli.health.copies import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind, count
-from introspect_cli.store.pack import from_anywhere
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.spread import tasks_of
 from introspect_cli.store.totals import SHARE, place_of
 from introspect_cli.sums import MASK, mix
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Task
 
     Array = NDArray[Any]
 
@@ -44,24 +44,10 @@ _CAUSE = "a device that computes wrongly, or memory that changed: train without 
 _LACKING = "totals of each step, which a launch keeps since this version"
 
 
-class Group(NamedTuple):
-    """Ranks to look at.
-
-    Attributes:
-        path: the run.
-        ranks: the numbers.
-        last: the last step that counts.
-    """
-
-    path: str
-    ranks: tuple[int, ...]
-    last: int
-
-
-def shares_of(group: Group) -> Array:
-    """The shares of some ranks, as `_HELD`; of a rank that keeps no totals, none."""
-    with open_run(group.path, only=group.ranks) as run:
-        return np.concatenate([np.zeros(0, _HELD), *(_of_rank(run.rank(rank), group.last) for rank in run.ranks)])
+def shares_of(task: Task) -> Array:
+    """The shares of some ranks up to the last step that counts, as `_HELD`; of a rank that keeps no totals, none."""
+    with task.opened() as [run]:
+        return np.concatenate([np.zeros(0, _HELD), *(_of_rank(run.rank(rank), task.given) for rank in run.ranks)])
 
 
 def _of_rank(reader: RankReader, last: int) -> Array:
@@ -98,8 +84,7 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
         StoreError: the run is damaged.
     """
     path, ranks, last = str(run.path), run.recorded, run.last_step
-    place = from_anywhere(path)
-    groups = [Group(place, ranks[at : at + _GROUP], last or 0) for at in range(0, len(ranks), _GROUP)]
+    groups = tasks_of([run], ranks, last or 0, _GROUP)
     steps = 0 if last is None else int((run.rank(ranks[0]).entries["step"] <= last).sum())
     held = total(shares_of, groups, together) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
     if len(np.unique(held["rank"])) < max(len(ranks), 2):

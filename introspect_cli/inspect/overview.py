@@ -12,6 +12,7 @@ import numpy as np
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
+from introspect_cli.store.documents import gpu_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,7 +148,7 @@ def _machine(settings: Any) -> str:
     parts += [text for name in ("cpu", "system") if (text := _text(settings, "hardware", name))]
     hardware = settings.get("hardware")
     gpus = hardware.get("gpus") if isinstance(hardware, dict) else None
-    return ", ".join([*parts, *(map(str, gpus) if isinstance(gpus, list) else ())])
+    return ", ".join([*parts, *([gpu_names(gpus)] if gpus else ())])
 
 
 def size_on_disk(path: str) -> int:

@@ -23,12 +23,7 @@ class TensorBoard:
     """An event file that grows; beside those of a logger it joins that logger's run."""
 
     def __init__(self, directory: str, name: str) -> None:
-        """Begin a file.
-
-        Args:
-            directory: where; `runs/NAME` where it is empty.
-            name: of the run.
-        """
+        """Begin a file in a directory; in `runs/NAME` where it is empty."""
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"
@@ -70,8 +65,8 @@ class MLflow:
         self._begun = not self._run
         if self._begun:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "introspect"
-            found = self._client.get_experiment_by_name(experiment)
-            number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+            existing = self._client.get_experiment_by_name(experiment)
+            number = existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
             self._run = self._client.create_run(number, run_name=name).info.run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

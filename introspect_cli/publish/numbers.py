@@ -32,7 +32,7 @@ def numbers_of(
         selection: of which values statistics are published; None for none.
         stats: which statistics.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     squares: dict[str, float] = {}
     last: dict[tuple[str, str], Record] = {}
     nans = infs = 0
@@ -41,28 +41,30 @@ def numbers_of(
         nans += max(int(summary.stats.get("nans", 0)), 0)
         infs += max(int(summary.stats.get("infs", 0)), 0)
         if site.kind is Kind.LOSS and "mean" in summary.stats:
-            found["loss" if site.call == 0 and "loss" not in found else f"loss/{site.call}{site.path}"] = _value(record)
+            numbers["loss" if site.call == 0 and "loss" not in numbers else f"loss/{site.call}{site.path}"] = _value(
+                record
+            )
         if site.kind is Kind.HYPERPARAMETER and site.path.endswith("['lr']") and summary.status is Status.VALUE:
             with contextlib.suppress(ValueError):  # a store of somebody else's may hold any text
-                found.setdefault("learning_rate", float(summary.text))
+                numbers.setdefault("learning_rate", float(summary.text))
         if site.kind in TOTALS:
             last[site.kind.value, f"{site.fqn}{site.path}"] = record
         if selection is not None and selection.wants(site.kind, site.fqn):
             name = f"{site.kind.value}/{site.fqn}{site.path}{f'/call{site.call}' if site.call else ''}"
-            found |= {f"{name}/{stat}": float(summary.stats[stat]) for stat in stats if stat in summary.stats}
+            numbers |= {f"{name}/{stat}": float(summary.stats[stat]) for stat in stats if stat in summary.stats}
     for record in last.values():
         stats_of, numel = record.summary.stats, record.summary.layout.numel
         if "mean" in stats_of and "var" in stats_of:
             norm = float(l2_norm(np.float64(stats_of["mean"]), np.float64(stats_of["var"]), np.float64(numel)))
             name = TOTALS[record.site.kind]
             squares[name] = squares.get(name, 0.0) + norm * norm
-    found |= {name: math.sqrt(total) for name, total in squares.items()}
-    found |= {"nans": float(nans), "infs": float(infs)}
+    numbers |= {name: math.sqrt(total) for name, total in squares.items()}
+    numbers |= {"nans": float(nans), "infs": float(infs)}
     for name in ("epoch", "global_step"):
         label = labels.get(name)
         if isinstance(label, (int, float)):
-            found[name] = float(label)
-    return found
+            numbers[name] = float(label)
+    return numbers
 
 
 def _value(record: Record) -> float:

@@ -46,12 +46,7 @@ class Directory:
     """A directory below which each run has one of its own."""
 
     def __init__(self, path: str, name: str) -> None:
-        """Begin a run's directory.
-
-        Args:
-            path: the directory.
-            name: of the run.
-        """
+        """Begin a directory of the run's name below another."""
         self.path = Path(path) / name
         self.path.mkdir(parents=True, exist_ok=True)
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.share import ANOTHER, Share
 from introspect_cli.store import documents
+from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, Folder, reason
 from introspect_cli.store.launch import ATTEMPT_NAME, launch_of
 from introspect_cli.store.objects import NothingThereError, Storage
@@ -92,7 +93,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _begin(self, place: str) -> Share:
-        with Folder.at(str(self._run / place)) as folder:
+        with RankFolder.at(str(self._run / place)) as folder:
             run_id = str(read_manifest(folder).get("id"))
         self._shares[place] = share = Share(self._run, place, self.storage, run_id, sources=self._sources)
         return share
@@ -113,7 +114,7 @@ class Sender:
             if self._rank is not None:
                 names = [match for match in names if int(match[1]) == self._rank and base == bases[-1]]
             places += [f"{base}{match[0]}" for match in names]
-        return [place for place in places if (self._run / place / MANIFEST).exists()]
+        return [place for place in places if any((self._run / place / name).exists() for name in (MANIFEST, CLOSED))]
 
     def _announce(self, folder: Folder, base: str) -> None:
         """Have the manifest of a launch there, which its ranks all write alike."""

@@ -10,11 +10,13 @@ import os
 import re
 import secrets
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
+from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.files import (
     INDEX,
     LIMIT_DOCUMENT,
@@ -23,6 +25,7 @@ from introspect_cli.store.files import (
     STREAMS,
     DamageError,
     Folder,
+    Handle,
     is_locked,
 )
 from introspect_cli.store.format import ENTRY, HEADER, LIMIT_INDEX
@@ -153,7 +156,7 @@ class Share:
     # --- what there is
 
     def _look(self) -> _Look:
-        with Folder.at(str(self._path)) as folder:
+        with RankFolder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline = {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
             lengths: dict[str, int] = {}
@@ -161,7 +164,7 @@ class Share:
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
-                with folder.folder(name or ".") as rank:
+                with folder.folder(name) if name else nullcontext(folder) as rank:
                     steps.append(self._look_at(rank, f"{name}/" if name else "", number, inline, lengths))
         return _Look(over, inline, lengths, min(steps, default=0))
 
@@ -186,14 +189,14 @@ class Share:
         with_records = records_name(index.generation)
         for file, length in _counted(index).items():
             path = f"{prefix}{with_records if file == RECORDS else file}"
-            lengths[path] = _size(self._path / path) if index.ended else length
+            lengths[path] = self._size(path) if index.ended else length
         for file in (LABELS, TOTALS):
             if file in rank:
-                lengths[f"{prefix}{file}"] = _size(self._path / f"{prefix}{file}")
+                lengths[f"{prefix}{file}"] = self._size(f"{prefix}{file}")
                 self._check_last(f"{prefix}{file}")
         if len(index.entries):
             head = int(index.entries["offset"][0])
-            inline[f"{prefix}{with_records}"] = _read(self._path / f"{prefix}{with_records}", 0, head)
+            inline[f"{prefix}{with_records}"] = self._read(f"{prefix}{with_records}", 0, head)
         return len(index.entries)
 
     def _forget(self, prefix: str) -> None:
@@ -207,7 +210,7 @@ class Share:
         while self._extents.get(name):
             at = sum(extent.length for _, extent in self._extents[name][:-1])
             _, last = self._extents[name][-1]
-            if digest_of(_read(self._path / name, at, at + last.length)) == last.digest:
+            if digest_of(self._read(name, at, at + last.length)) == last.digest:
                 return
             self._extents[name].pop()
 
@@ -215,7 +218,9 @@ class Share:
 
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
         """What is not there yet: small files first, which are read together."""
-        there = [name for name, _ in files_of(self._path, sources=self._sources)]
+        with RankFolder.at(str(self._path)) as folder:
+            closed = folder.closed()
+        there = {*closed, *(name for name, _ in files_of(self._path, sources=self._sources) if name != CLOSED)}
         whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
         for name in sorted(
             (*look.lengths, *whole), key=lambda name: (name in look.inline) + 2 * name.endswith(_TENSOR)
@@ -233,20 +238,36 @@ class Share:
 
     def _whole(self, name: str) -> int:
         """The length of a file that is replaced as a whole, after forgetting what was sent of another one."""
-        path = self._path / name
-        about = path.stat()
-        stamp = about.st_size, about.st_mtime_ns
+        with self._open(name) as file:
+            size = file.size()
+            stamp = size, os.fstat(file.fd).st_mtime_ns
         if self._stamps.get(name) != stamp:
             at = 0
             for number, (_, extent) in enumerate(self._extents.get(name, [])):
-                if digest_of(_read(path, at, at + extent.length)) != extent.digest:
+                if digest_of(self._read(name, at, at + extent.length)) != extent.digest:
                     del self._extents[name][number:]
                     break
                 at += extent.length
-            if self._sent(name) > about.st_size:
+            if self._sent(name) > size:
                 del self._extents[name]
             self._stamps[name] = stamp
-        return about.st_size
+        return size
+
+    def _open(self, name: str) -> Handle:
+        folders, _, last = name.rpartition("/")
+        with RankFolder.at(str(self._path)) as place:
+            if not folders:
+                return place.file(last)
+            with place.folder(folders) as folder:
+                return folder.file(last)
+
+    def _size(self, name: str) -> int:
+        with self._open(name) as file:
+            return file.size()
+
+    def _read(self, name: str, begin: int, end: int) -> bytes:
+        with self._open(name) as file:
+            return file.read(begin, end - begin)
 
     # --- sending
 
@@ -254,7 +275,7 @@ class Share:
         """Send some stretches as one piece."""
         parts, extents, at = [], [], 0
         for name, begin, end in group:
-            data = _read(self._path / name, begin, end)
+            data = self._read(name, begin, end)
             if len(data) != end - begin:
                 raise OSError(f"{self._path / name} became shorter")
             digest = "" if Path(name).name.startswith("records") else digest_of(data)
@@ -315,12 +336,3 @@ def _counted(index: Index) -> dict[str, int]:
         name: int(last["offset"] + last["length"] if name == RECORDS else last[f"{name.removesuffix('.arrow')}_length"])
         for name in STREAMS
     }
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _read(path: Path, begin: int, end: int) -> bytes:
-    with path.open("rb") as file:
-        return os.pread(file.fileno(), end - begin, begin)

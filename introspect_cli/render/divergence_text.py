@@ -27,7 +27,7 @@ from introspect_cli.render.blocks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.element.elements import Elements
 

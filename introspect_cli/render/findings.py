@@ -20,7 +20,7 @@ from introspect_cli.render.plain import divergence_document, finite, plain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.changes.ranking import Ranked
+    from introspect_cli.compare.changes.clues import Ranked
     from introspect_cli.compare.changes.statements import Side
 
 _SHOWN_SETTINGS = 3

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness
-from introspect_cli.compare.changes.ranking import Ranked
+from introspect_cli.compare.changes.clues import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.result import Verdict
 from introspect_cli.render.blocks import Block, Column, clean, line, table_of

@@ -17,6 +17,7 @@ import ast
 import math
 import operator
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from introspect_cli.errors import UsageError
@@ -138,25 +139,39 @@ _COMPARISONS: dict[type[ast.AST], Callable[[float, float], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_SIGNS: dict[type[ast.AST], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., float]] = {"abs": abs, "min": min, "max": max}
 
 
 @dataclass(frozen=True)
 class When(Rule):
-    """Steps of which a condition holds when they are over, such as `When("loss > 3 * median")`."""
+    """Steps of which a condition holds when they are over, such as `When("loss > 3 * median")`.
+
+    Attributes:
+        text: the condition.
+        names: what it asks for, of `NAMES`.
+    """
 
     word = "when"
 
     text: str
+    names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_condition", _parsed_condition(self.text))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What it asks for, of `NAMES`."""
-        nodes = ast.walk(vars(self)["_condition"])
-        return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and node.id in NAMES)
+        """Take the condition apart, once."""
+        try:
+            tree = ast.parse(self.text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise _no_condition(self.text) from None
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        object.__setattr__(self, "names", frozenset(node.id for node in nodes if node.id in NAMES))
+        try:
+            object.__setattr__(self, "_condition", _computed(tree, self.text))
+            vars(self)["_condition"](dict.fromkeys(NAMES, 1.0))
+        except (TypeError, RecursionError):  # a function of too few numbers, or a thousand brackets
+            raise _no_condition(self.text) from None
+        except ArithmeticError:
+            pass  # other numbers may do
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether the condition holds; where a number in it is not known or has no value, it does not.
@@ -168,7 +183,7 @@ class When(Rule):
         if math.isnan(given.get("loss", 0.0)):
             given["loss"] = math.inf
         try:
-            return bool(_value(vars(self)["_condition"], given))
+            return bool(vars(self)["_condition"](given))
         except (KeyError, ArithmeticError, TypeError):
             return False
 
@@ -179,62 +194,43 @@ class When(Rule):
         return decided(self.holds(moment.values))
 
 
-def _parsed_condition(text: str) -> ast.expr:
-    """The syntax of a condition; an error where it is none, or asks for what nobody knows."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _no_condition(text) from None
-    for node in ast.walk(tree):
-        _check(node, text)
-    try:
-        _value(tree, dict.fromkeys(NAMES, 1.0))
-    except (KeyError, TypeError):  # a function that is not called, or of too few numbers
-        raise _no_condition(text) from None
-    except ArithmeticError:
-        pass  # other numbers may do
-    return tree
+def _computed(node: ast.expr, text: str) -> Callable[[Mapping[str, float]], Any]:
+    """What computes an expression from values by name; an error where it is none, or asks for what nobody knows."""
 
+    def inside(*nodes: ast.expr) -> list[Callable[[Mapping[str, float]], Any]]:
+        return [_computed(each, text) for each in nodes]
 
-def _check(node: ast.AST, text: str) -> None:
-    if isinstance(node, ast.Name) and node.id not in NAMES and node.id not in _FUNCTIONS:
-        raise UsageError(f"{text!r} asks for {node.id!r}: known are {', '.join((*NAMES, *_FUNCTIONS))}")
-    if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
-        raise _no_condition(text)
-    allowed = (
-        ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp, ast.Name, ast.Load,
-        ast.Constant, ast.Call, *_ARITHMETIC, *_COMPARISONS,
-    )  # fmt: skip
-    if not isinstance(node, allowed):
-        raise _no_condition(text)
-    if isinstance(node, ast.Call) and (
-        not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords
-    ):
-        raise _no_condition(text)
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        number = float(node.value)  # type: ignore[arg-type] # its type is one of these
+        return lambda _: number
+    if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
+        name = node.id
+        if name not in NAMES:
+            raise UsageError(f"{text!r} asks for {name!r}: known are {', '.join((*NAMES, *_FUNCTIONS))}")
+        return lambda values: float(values[name])
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        apply, (left, right) = _ARITHMETIC[type(node.op)], inside(node.left, node.right)
+        return lambda values: apply(left(values), right(values))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        change, [operand] = _SIGNS[type(node.op)], inside(node.operand)
+        return lambda values: change(operand(values))
+    if isinstance(node, ast.BoolOp):
+        join, parts = all if isinstance(node.op, ast.And) else any, inside(*node.values)
+        return lambda values: join(part(values) for part in parts)
+    if isinstance(node, ast.Compare) and _COMPARISONS.keys() >= set(map(type, node.ops)):
+        signs, sides = [_COMPARISONS[type(sign)] for sign in node.ops], inside(node.left, *node.comparators)
+
+        def compared(values: Mapping[str, float]) -> bool:
+            numbers = [side(values) for side in sides]
+            return all(sign(*pair) for sign, pair in zip(signs, pairwise(numbers), strict=True))
+
+        return compared
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        function, given = _FUNCTIONS.get(node.func.id), inside(*node.args)
+        if function is not None:
+            return lambda values: function(*(argument(values) for argument in given))
+    raise _no_condition(text)
 
 
 def _no_condition(text: str) -> UsageError:
     return UsageError(f"{text!r} is no condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
-
-
-def _value(node: ast.expr, values: Mapping[str, float]) -> Any:
-    if isinstance(node, ast.Constant):
-        return float(node.value)  # type: ignore[arg-type] # numbers alone were let pass
-    if isinstance(node, ast.Name):
-        return float(values[node.id])
-    if isinstance(node, ast.BinOp):
-        return _ARITHMETIC[type(node.op)](_value(node.left, values), _value(node.right, values))
-    if isinstance(node, ast.UnaryOp):
-        operand = _value(node.operand, values)
-        return not operand if isinstance(node.op, ast.Not) else -operand
-    if isinstance(node, ast.BoolOp):
-        join = all if isinstance(node.op, ast.And) else any
-        return join(_value(part, values) for part in node.values)
-    if isinstance(node, ast.Compare):
-        sides = [_value(side, values) for side in (node.left, *node.comparators)]
-        return all(
-            _COMPARISONS[type(sign)](one, two) for sign, one, two in zip(node.ops, sides[:-1], sides[1:], strict=True)
-        )
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Name)
-    return _FUNCTIONS[node.func.id](*(_value(argument, values) for argument in node.args))

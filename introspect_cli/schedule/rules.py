@@ -177,14 +177,14 @@ class EverySeconds(Rule):
 
     def bounds(self, moment: Moment) -> tuple[int, int]:
         """Known when the step begins; asked again, the same."""
-        known = moment.memory.get((self, moment.step))
-        if known is None:
+        chosen = moment.memory.get((self, moment.step))
+        if chosen is None:
             now = int(moment.seconds // self.seconds)
-            known = int(moment.memory.get(self) != now)
+            chosen = int(moment.memory.get(self) != now)
             moment.memory[self] = now
-            moment.memory[self, moment.step] = known
+            moment.memory[self, moment.step] = chosen
             moment.memory.pop((self, moment.step - 4), None)  # a step is asked about until it is written
-        return decided(bool(known))
+        return decided(bool(chosen))
 
     @property
     def expression(self) -> str:

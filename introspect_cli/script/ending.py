@@ -47,16 +47,16 @@ _MOST_FRAMES = 500
 
 def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     """Where an exception came from: path, line and function of each frame; of a syntax error, also its own line."""
-    found: list[tuple[str, int, str]] = []
+    frames: list[tuple[str, int, str]] = []
     entry = error.__traceback__
-    while entry is not None and len(found) < _MOST_FRAMES:
+    while entry is not None and len(frames) < _MOST_FRAMES:
         code = entry.tb_frame.f_code
         if not code.co_filename.startswith(_PACKAGE):
-            found.append((code.co_filename, entry.tb_lineno, code.co_name))
+            frames.append((code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        found.append((error.filename, error.lineno, ""))
-    return tuple(found)
+        frames.append((error.filename, error.lineno, ""))
+    return tuple(frames)
 
 
 def raised_ending(error: BaseException) -> Ending:

@@ -328,11 +328,15 @@ class Batch(NamedTuple):
 
 
 class Decoder:
-    """Decodes batches of one schema; what the last header said is kept, since most steps are like the one before."""
+    """Decodes batches of one schema; what the last header said is kept, since most steps are like the one before.
+
+    Attributes:
+        schema: of the stream.
+    """
 
     def __init__(self, schema: Schema) -> None:
         """Take the schema of a stream."""
-        self._schema = schema
+        self.schema = schema
         self._frame = _frame(schema)
         self._header: bytes | None = None
         self._rows = self._length = 0
@@ -365,7 +369,7 @@ class Decoder:
         if header != frame.filled(rows, nodes, lengths):
             raise Malformed("a batch's header is not in the canonical form")
         rest = deque(nodes), deque((len(header) + at, length) for at, length in zip(offsets, lengths, strict=True))
-        self._places = tuple(_place(column, rows, *rest) for column in self._schema)
+        self._places = tuple(_place(column, rows, *rest) for column in self.schema)
         self._rows, self._length = rows, len(header) + sum(map(_padded, lengths))
         self._header = header
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import numbers
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -179,3 +180,9 @@ class _Builder:
             return event.value
         value = self._loader.construct_object(yaml.ScalarNode(tag, event.value))
         return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`."""
+    counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
+    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())

@@ -47,6 +47,8 @@ GOLDEN_RUN = "run.zip"
 TENSORS = "tensors"
 SOURCES = "sources"
 CHILDREN = "children"
+SHARED = "shared"
+"""What ranks of a launch have alike, once; see `closed`."""
 DIVERGENCE = "divergence.jsonl"
 """What the first of several ranks says to the others while they are compared with a reference; see the capture."""
 LOCK = ".lock"
@@ -61,7 +63,7 @@ STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
 NAMES = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
     r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
-    r"|sources/[0-9a-f]{16}\.gz)"
+    r"|sources/[0-9a-f]{16}\.gz|shared/[a-z0-9_]{1,64}\.(yaml|arrow)-[0-9a-f]{32})"
 )
 """Files of a run, by their paths in it."""
 
@@ -269,7 +271,7 @@ class Folder(Handle):
         return 0
 
     @classmethod
-    def at(cls, path: str) -> Folder:
+    def at(cls, path: str) -> Self:
         """The directory at `path`, which may be a link: a person named it."""
         return cls(os.open(path, _DIRECTORY), path)
 
@@ -286,13 +288,20 @@ class Folder(Handle):
             FileNotFoundError: there is none.
             StoreError: it is a link, or not a directory.
         """
-        path = f"{self.path}/{name}"
+        return Folder(self.open_folder(name), f"{self.path}/{name}")
+
+    def open_folder(self, name: str) -> int:
+        """The descriptor of the directory `name` inside this one, see above."""
         try:
-            return Folder(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), path)
+            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable(f"{self.path}/{name}", error) from None
+
+    def content(self, name: str) -> str:  # noqa: ARG002 - who knows more says it
+        """What tells the content of a file from any other without reading it; "" where nothing does."""
+        return ""
 
     def expect(self, names: Iterable[str]) -> None:
         """Hear which directories are looked into next: one that is far away fetches what it can at once."""

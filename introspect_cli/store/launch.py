@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,6 +84,8 @@ def joined(path: Path, launch: Launch, set_aside: Callable[[Path], Path | None])
     if rank.is_dir() and any(name != LOCK for name in os.listdir(rank)):  # noqa: PTH208 -- names alone
         old = set_aside(rank)
         if old is not None:
+            import shutil
+
             shutil.rmtree(old, ignore_errors=True)
     return rank
 
@@ -100,6 +101,8 @@ def _join(path: Path, launch: Launch, set_aside: Callable[[Path], Path | None], 
             continue
         old = set_aside(path)
         if old is not None:
+            import shutil
+
             shutil.rmtree(old, ignore_errors=True)
     raise StoreError(f"{path} is being written by another launch; choose another directory")
 

@@ -200,13 +200,14 @@ def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
 # --- reading
 
 
-def decode_names(data: bytes, schema: Schema, count: int, path: str) -> dict[str, ColumnData]:
+def decode_names(data: bytes, decoder: Decoder, count: int, path: str) -> dict[str, ColumnData]:
     """The columns of a whole stream of `count` rows."""
+    schema = decoder.schema
     first = schema_message(schema)
     if data[: len(first)] != first:
         raise DamageError(path, "its columns are not those that its index names")
     batches: list[Batch] = []
-    decoder, rest = Decoder(schema), memoryview(data)[len(first) :]
+    rest = memoryview(data)[len(first) :]
     try:
         while rest:
             batches.append(decoder.decode(rest))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import sys
 import zlib
 from contextlib import contextmanager
@@ -90,6 +89,7 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
     """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
         raise StoreError(f"{out} is no name of a file: name one that is not there yet")
+    import shutil
     import zipfile  # most runs are directories, and this brings three ways of compressing
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
@@ -185,6 +185,7 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    import shutil
     import tempfile
     import zipfile
 
@@ -212,6 +213,8 @@ def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Pat
 
 def _forget_old(used: Path) -> None:
     """Keep the packs that were used last."""
+    import shutil
+
     packs = sorted(
         (place for place in cache().iterdir() if _KEY.fullmatch(place.name)), key=lambda place: place.stat().st_mtime
     )

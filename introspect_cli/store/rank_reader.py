@@ -11,19 +11,17 @@ import zlib
 from collections import deque
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from introspect_cli.records import Layout, ModuleInfo, Status
 from introspect_cli.store.arrow import END_OF_STREAM, Decoder, Malformed, schema_message
 from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.closed import rank_folder
 from introspect_cli.store.files import (
     INDEX,
-    LAYOUTS,
-    MODULES,
     RECORDS,
-    SITES,
     DamageError,
     Folder,
     Handle,
@@ -46,8 +44,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
+    from introspect_cli.store.arrow import Schema
     from introspect_cli.store.columns import ColumnData
     from introspect_cli.store.pieces import Range
+
+Names = TypeVar("Names")
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
@@ -59,14 +60,12 @@ class Shared:
 
     Attributes:
         opened: the readers that have their records open, the latest last.
-        sites: tables of sites by the bytes that they were read from.
-        modules: rows of modules, likewise.
+        names: sites, layouts and modules, by what tells the bytes that they were read from; and what decodes them.
     """
 
     def __init__(self) -> None:
         self.opened = deque[RankReader]()
-        self.sites: dict[tuple[int, bytes], SiteTable] = {}
-        self.modules: dict[tuple[int, bytes], list[ModuleInfo]] = {}
+        self.names: dict[tuple[str, Schema], tuple[dict[tuple[str, int, int, int], Any], Decoder]] = {}
 
 
 class RankReader(StepReader):
@@ -148,12 +147,12 @@ class RankReader(StepReader):
         Raises:
             FileNotFoundError: there is none.
         """
-        with self._run.folder(f"rank{self.rank}") as folder:
+        with rank_folder(self._run, self.rank) as folder:
             return folder.read_file(name, limit)
 
     def _open(self, name: str) -> Handle:
         try:
-            with self._run.folder(f"rank{self.rank}") as folder:
+            with rank_folder(self._run, self.rank) as folder:
                 return folder.file(name)
         except FileNotFoundError:
             raise DamageError(f"{self.path}/{name}", "it is missing") from None
@@ -213,16 +212,12 @@ class RankReader(StepReader):
     @cached_property
     def sites(self) -> SiteTable:
         """All sites, by number."""
-        key, read = self._names("sites")
-        if key not in self._shared.sites:
-            self._shared.sites[key] = SiteTable(read(), f"{self.path}/{SITES}")
-        return self._shared.sites[key]
+        return self._names("sites", SiteTable)
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
-        _, read = self._names("layouts")
-        return layouts_of(read(), f"{self.path}/{LAYOUTS}")
+        return self._names("layouts", layouts_of)
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -235,29 +230,27 @@ class RankReader(StepReader):
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
-        key, read = self._names("modules")
-        if key not in self._shared.modules:
-            self._shared.modules[key] = modules_of(read(), f"{self.path}/{MODULES}")
-        return self._shared.modules[key]
+        return self._names("modules", modules_of)
 
-    def _names(self, stream: str) -> tuple[tuple[int, bytes], Callable[[], dict[str, ColumnData]]]:
-        """What tells the content of `sites`, `layouts` or `modules` that the index vouches for, and how it is read."""
-        last, schema = self._index.last, getattr(self._index.columns, stream)
+    def _names(self, stream: str, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
+        """What is made of the content of `sites`, `layouts` or `modules` that the index vouches for."""
+        last, schema, path = self._index.last, getattr(self._index.columns, stream), f"{self.path}/{stream}.arrow"
         if last is None:
-            return (0, b""), lambda: no_rows(schema)
+            return made(no_rows(schema), path)
         length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
-        with self._open(f"{stream}.arrow") as handle:
-            try:
-                data = handle.read(0, length)
-            except OSError as error:
-                raise unreadable(handle.path, error) from None
-        if len(data) < length:
-            raise DamageError(handle.path, "it ends before the names that the index counts")
-        if zlib.crc32(data) != crc:
-            raise DamageError(handle.path, "its bytes are not those that were indexed")
-        about = repr((schema, count)).encode()
-        mark = blake2b(data, key=blake2b(about, digest_size=32).digest()).digest()
-        return (len(data), mark), lambda: decode_names(data, schema, count, handle.path)
+        if (stream, schema) not in self._shared.names:
+            self._shared.names[stream, schema] = {}, Decoder(schema)
+        kept, decoder = self._shared.names[stream, schema]
+        with rank_folder(self._run, self.rank) as folder:
+            key = folder.content(f"{stream}.arrow"), length, crc, count
+            if not key[0] or key not in kept:
+                data = _read_names(folder, f"{stream}.arrow", length)
+                if zlib.crc32(data) != crc:
+                    raise DamageError(path, "its bytes are not those that were indexed")
+                key = key[0] or blake2b(data).hexdigest(), *key[1:]
+        if key not in kept:
+            kept[key] = made(decode_names(data, decoder, count, path), path)
+        return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
 
     # --- records
 
@@ -346,10 +339,24 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool)
         yield reader.read_row(row, over=over)
 
 
+def _read_names(folder: Folder, name: str, length: int) -> bytes:
+    """The bytes of a stream of names that its index vouches for."""
+    try:
+        with folder.file(name) as handle:
+            data = handle.read(0, length)
+    except FileNotFoundError:
+        raise DamageError(f"{folder.path}/{name}", "it is missing") from None
+    except OSError as error:
+        raise unreadable(f"{folder.path}/{name}", error) from None
+    if len(data) < length:
+        raise DamageError(f"{folder.path}/{name}", "it ends before the names that the index counts")
+    return data
+
+
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
     """The index of a rank, whether a process is writing it, and when what is there was sent, if more was to follow."""
     try:
-        with run.folder(f"rank{rank}") as folder, folder.file(INDEX) as handle:
+        with rank_folder(run, rank) as folder, folder.file(INDEX) as handle:
             try:
                 running, unfinished = handle.held(), handle.unfinished
                 if handle.size() > LIMIT_INDEX:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.records import clean
 from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.closed import rank_folder
 from introspect_cli.store.files import (
     CHILDREN,
     FORMAT,
@@ -235,7 +236,7 @@ class Run:
         """The settings documents of one rank; the run's, where one process wrote it."""
         if rank not in self.manifests:
             return self.settings
-        with self._folder.folder(f"rank{rank}") as folder:
+        with rank_folder(self._folder, rank) as folder:
             return self._settings(folder)
 
     def _settings(self, folder: Folder) -> Settings:
@@ -285,7 +286,7 @@ class Run:
             yield self._folder
             return
         for rank in self._every if ranks is None else ranks:
-            place = self._folder.folder(f"rank{rank}")
+            place = rank_folder(self._folder, rank)
             try:
                 yield place
             finally:
@@ -333,7 +334,7 @@ def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tu
     """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
     manifests, locked = {}, False
     for rank in ranks:
-        with run.folder(f"rank{rank}") as folder:
+        with rank_folder(run, rank) as folder:
             locked |= is_locked(folder)
             if MANIFEST in folder:  # a rank that was killed at its very start has none
                 manifests[rank] = read_manifest(folder)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +115,8 @@ class RemoteFolder(Folder):
 
 def _copied(remote: RemoteFile) -> Handle:
     """A whole tensor as a file without a name, since it is mapped into memory."""
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         file.writelines(remote.blocks())
         file.flush()

@@ -8,6 +8,7 @@ gives back one record a site.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,10 +80,30 @@ MANY = 64
 """Ranks that are read at once; of more, each is read for itself, and they are shared out to so many tasks."""
 
 
-def shares(ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Ranks in the groups that tasks read."""
-    each = -(-len(ranks) // MANY) or 1
-    return [tuple(ranks[at : at + each]) for at in range(0, len(ranks), each)]
+class Task(NamedTuple):
+    """Work on some ranks of some runs.
+
+    Attributes:
+        paths: the runs.
+        ranks: the ranks of each that are opened.
+        given: what else the work needs.
+    """
+
+    paths: tuple[str, ...]
+    ranks: tuple[int, ...]
+    given: Any = None
+
+    @contextmanager
+    def opened(self) -> Iterator[list[Run]]:
+        """The runs with these ranks alone."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(open_run(path, only=self.ranks)) for path in self.paths]
+
+
+def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each: int = 0) -> list[Task]:
+    """Work on ranks of runs, so many at a time; `MANY` tasks where that is 0."""
+    paths, each = tuple(from_anywhere(run.path) for run in runs), each or -(-len(ranks) // MANY) or 1
+    return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
 
 _OPEN: list[tuple[Stretch, Run, Reader]] = []

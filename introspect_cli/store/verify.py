@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.closed import LARGEST, SHARED_NAME, rank_folder
 from introspect_cli.store.files import (
     CHILDREN,
     LABEL,
@@ -21,6 +23,7 @@ from introspect_cli.store.files import (
     MANIFEST,
     RECORDS,
     SETTINGS,
+    SHARED,
     SOURCES,
     STREAMS,
     TENSORS,
@@ -32,7 +35,6 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import step_digest
 from introspect_cli.store.launch import ATTEMPT_NAME, launch_of, merged
-from introspect_cli.store.once import EQUAL
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import (
@@ -128,7 +130,7 @@ class _Check:
             self._documents += len(manifests)
             locked |= some_locked
             manifest = merged(manifest, manifests)
-            places = [self._folder.folder(f"rank{number}") for number in numbers]
+            places = [rank_folder(self._folder, number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
@@ -136,6 +138,7 @@ class _Check:
             self._settings(place, manifest.get("id"))
             self._stored_tensors(place)
             self._sources(place)
+        self._shared()
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -188,7 +191,7 @@ class _Check:
             if match:
                 numbers.append(int(match[1]))
             elif (
-                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, EQUAL}
+                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED}
                 and not ATTEMPT_NAME.fullmatch(name)
                 and not _TEMPORARY.fullmatch(name)
             ):
@@ -241,6 +244,13 @@ class _Check:
             elif not _TEMPORARY.fullmatch(name):
                 self._note(f"{folder.path}: {name!a} is not part of a run")
 
+    def _shared(self) -> None:
+        for folder, name in self._inside(self._folder, SHARED):
+            if SHARED_NAME.fullmatch(name):
+                self._try(_checked_shared, folder, name)
+            elif not _TEMPORARY.fullmatch(name):
+                self._note(f"{folder.path}: {name!a} is not part of a run")
+
     def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
         folder = self._try(place.folder, name)
         if folder is not None:
@@ -274,6 +284,11 @@ def _checked_document(folder: Folder, name: str, run_id: object) -> int:
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
     return 1
+
+
+def _checked_shared(folder: Folder, name: str) -> None:
+    if blake2b(folder.read_file(name, LARGEST), digest_size=16).hexdigest() != name.rpartition("-")[2]:
+        raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
 
 
 def _checked_tensor(folder: Folder, name: str) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import DocumentTooLargeError, StoreError
 from introspect_cli.store import documents
+from introspect_cli.store.closed import CLOSED, close_rank
 from introspect_cli.store.files import (
     FORMAT,
     LIMIT_DOCUMENT,
@@ -32,7 +33,6 @@ from introspect_cli.store.files import (
     take_lock,
 )
 from introspect_cli.store.launch import joined
-from introspect_cli.store.once import keep_once
 from introspect_cli.store.source_files import encode
 from introspect_cli.version import __version__
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|\.equal|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|totals\.bin|records-\d+\.arrow|\.(index\.bin|[a-z]+\.arrow)\.\d+"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|shared|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
+    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|(totals|closed)\.bin|records-\d+\.arrow|\.((index|closed)\.bin|[a-z]+\.arrow)\.\d+"
 )
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -72,6 +72,7 @@ class StoreWriter:
         self._ranks: list[RankWriter] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
+        self._closed = False  # whether the lock is gone, as a rank's is
         self.tensor_bytes = 0
 
     @classmethod
@@ -169,10 +170,14 @@ class StoreWriter:
 
     def _here(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
+        folder = self._folder.secure()
+        if self._closed:
+            self._closed, self._lock = False, _lock_file(folder)
+            take_lock(self._lock.fd)
         if not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
             take_lock(self._lock.fd)
-        return self._folder.secure()
+        return folder
 
     def _write_document(self, name: str, value: object) -> None:
         """Write the document `name`, a path inside the run."""
@@ -267,7 +272,8 @@ class StoreWriter:
         try:
             self._close_ranks()
             if self._rank is not None:
-                keep_once(self._folder)
+                close_rank(self._folder)
+                self._closed = True
         finally:
             self._release()
 
@@ -329,7 +335,7 @@ def _set_aside(path: Path, *, force: bool) -> Path | None:
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
         strange = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
-        if strange is not None or not (MANIFEST in names or LOCK in names):
+        if strange is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         lock = _lock_file(folder)

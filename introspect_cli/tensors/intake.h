@@ -14,6 +14,8 @@ HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count,
 // The same of a small or large tensor that an operator gave: what it was given is noted by row, in `given` of `rows`.
 HIDDEN i64 record_given(PyObject *intake, PyObject *site, PyObject *tensor, PyObject *rows, PyObject *given);
 HIDDEN bool is_intake(PyObject *object);
+struct Functions;
+HIDDEN const Functions *functions_of(PyObject *intake);
 
 // Which table of summaries the slots are of that are given out now: another from one step to the next.
 HIDDEN i64 table_of(PyObject *intake);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,11 +13,14 @@ from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS
 from introspect_cli.tensors.gpu.devices import capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.special import has_memory
-from introspect_cli.tensors.views import address_of, in_memory, strides_kind
+from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from introspect_cli.tensors.gpu.engine import DeviceEngine
+    from introspect_cli.tensors.gpu.engine import DeviceEngine, Prepared
     from introspect_cli.tensors.row_notes import Slots
+
+LARGEST_COPY: Final = 1 << 28
+"""Bytes of the largest tensor on a GPU that is read by way of a copy where it is not contiguous."""
 
 HostItem = tuple[int, int, int, int, int]
 """Of a tensor in a batch: address of its row, its address, elements, type code, table address."""
@@ -121,14 +124,32 @@ class PlainTensors:
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        layout = prepared.interned
+        token = None if tensor.is_inference() else (address_of(tensor), storage._cdata, tensor._version)  # noqa: SLF001  # as in `reuse`
+        if prepared.plan.dims and batch is None:  # launches of a batch come later, when a copy would be gone
+            tensor, prepared = self._in_order(engine, tensor, prepared)
         self.slots.arena.address(slot)
-        self.slots.layout_of.append(prepared.interned)
+        self.slots.layout_of.append(layout)
         if not element.values:
             self.slots.bits_only(slot, tensor.dtype)
         address = address_of(tensor)
         if batch is None:
-            token = None if tensor.is_inference() else (storage._cdata, tensor._version)  # noqa: SLF001  # as in `reuse`
             engine.one(slot, prepared, address, token=token)
         else:
             batch.entries.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         return True
+
+    @staticmethod
+    def _in_order(engine: DeviceEngine, tensor: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Prepared]:
+        """A copy in logical order, which torch makes many times as fast as a kernel follows strides; or as it was.
+
+        The memory of the copy is the script's own again once the kernel that is launched next has read it.
+        """
+        if prepared.plan.count * tensor.element_size() > LARGEST_COPY:
+            return tensor, prepared
+        try:
+            with unobserved():
+                copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        except RuntimeError:  # no memory is left
+            return tensor, prepared
+        return copy, engine.prepare(copy) or prepared

@@ -149,7 +149,7 @@ class Summarizer:
         """Of each tensor something that is another when it has been written to or moved; None if it has no memory."""
         with self._lock:
             stands: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.stands(tensors)
-        if None not in stands:
+        if all(stands):
             return stands
         return [stand(tensor) if known is None else known for known, tensor in zip(stands, tensors, strict=True)]
 

@@ -53,7 +53,6 @@ class Readers:
     """Stands in for what opens files by itself."""
 
     def __init__(self, files: ReadFiles) -> None:
-        """Stand in for nothing yet."""
         self._files = files
         self._patches = Patches()
         modules = dict.fromkeys(module for module, *_ in _READERS)
@@ -135,7 +134,6 @@ class SystemOpen(_AsTheOriginal):
     """Stands in for `os.open`; in a set of functions, as `os.supports_dir_fd` is, it is the original."""
 
     def __init__(self, files: ReadFiles, original: Callable[..., int]) -> None:
-        """Stand in for a function."""
         self._files, self._original = files, original
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:

@@ -18,12 +18,13 @@ import stat
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_config, sources
 from introspect_cli.capture.environment.read_by import Readers
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.probes.base import Patches, uncounted
 from introspect_cli.sums import source_digest
 
@@ -84,25 +85,6 @@ _open = os.open
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
-@dataclass
-class _File:
-    """A file that was read.
-
-    Attributes:
-        size: bytes.
-        digest: of all of it, or of a sample; "" where enough has been read.
-        sampled: whether it is of a sample.
-        line: in the script.
-        text: what it holds, without secrets; None where that is not kept.
-    """
-
-    size: int
-    digest: str
-    sampled: bool
-    line: str
-    text: bytes | None = None
-
-
 class ReadFiles:
     """Watches what is opened.
 
@@ -130,7 +112,8 @@ class ReadFiles:
         self._patches = Patches()
         self._open: Callable[..., Any] = builtins.open
         self._seen: set[tuple[int, ...]] = set()
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, tuple[str, bytes]] = {}  # digests and texts of some, to be handed out
         self._of_line: dict[tuple[str, str], list[str]] = {}
         self._many: dict[tuple[str, str], str] = {}
         self._opened = self._bytes = self._text = 0
@@ -201,13 +184,15 @@ class ReadFiles:
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             if len(of_line) > _MOST_OF_A_LINE * (3 if ending in CONFIG else 1):
-                folders = [os.path.dirname(own) or "." for own in of_line]  # noqa: PTH120 - as above
+                folders = [os.path.dirname(file) or "." for file in of_line]  # noqa: PTH120 - as above
                 alike = len({folder.startswith(os.sep) for folder in folders}) == 1
                 self._many[line, ending] = (os.path.commonpath(folders) if alike else "") or "."
-                for own in of_line:
-                    self._files.pop(own, None)
+                for file in of_line:
+                    self._files.pop(file, None)
+                    self._waiting.pop(file, None)
                 return
-            self._files[name] = self._look(descriptor, status.st_size, ending, line)
+            about = self._look(name, descriptor, status.st_size, ending)
+            self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
         if real.startswith((*_SYSTEM, *_PYTHON, self._directory)) or not sources.is_users(real):
@@ -217,7 +202,8 @@ class ReadFiles:
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
         return not secret and ending not in {".pyc", ".so"} and not sources.generated(real)
 
-    def _look(self, descriptor: int, size: int, ending: str, line: str) -> _File:
+    def _look(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
+        """What is told of a file; the text of configuration, without secrets, is kept to be handed out."""
         small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
         if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < _MOST_TEXTS:
             data = os.pread(descriptor, size, 0)
@@ -227,14 +213,15 @@ class ReadFiles:
                 clean = redact_config.config(text, self._patterns)
                 digest = source_digest(data)
                 self._kept.add(digest)
-                kept = data if clean == text else clean.encode("utf-8", "backslashreplace")
-                return _File(size, digest, sampled=False, line=line, text=kept)
+                self._waiting[name] = digest, data if clean == text else clean.encode("utf-8", "backslashreplace")
+                return {"size": size, "digest": digest}
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size
         if self._bytes + needed > _MOST_BYTES:
-            return _File(size, "", sampled=False, line=line)
+            return {"size": size}
         self._bytes += needed
-        return _File(size, _digest(descriptor, size, sampled=sampled), sampled, line)
+        digest = _digest(descriptor, size, sampled=sampled)
+        return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
     def _named(self, shown: str, real: str) -> str:
         """A path as two runs have it alike: in the project, or where the script was started, or as it is."""
@@ -264,15 +251,7 @@ class ReadFiles:
     def found(self) -> dict[str, dict[str, Any]]:
         """What was read, by name: the document `settings/files`."""
         with self._lock:
-            files = {
-                name: {
-                    "size": file.size,
-                    **({"digest": file.digest} if file.digest else {}),
-                    **({"sampled": True} if file.sampled else {}),
-                    **({"line": file.line} if file.line else {}),
-                }
-                for name, file in sorted(self._files.items())
-            }
+            files = dict(sorted(self._files.items()))
             many = {
                 f"{place}/*{ending}": {"many": True, **({"line": line} if line else {})}
                 for (line, ending), place in self._many.items()
@@ -282,22 +261,16 @@ class ReadFiles:
     def texts(self) -> list[tuple[str, bytes]]:
         """Digest and text of the configuration files, each handed out once."""
         with self._lock:
-            kept = [file for file in self._files.values() if file.text is not None]
-            found = [(file.digest, file.text) for file in kept if file.text is not None]
-            for file in kept:
-                file.text = None
-        return found
+            texts = list(self._waiting.values())
+            self._waiting.clear()
+        return texts
 
 
 def _line(frame: FrameType | None) -> str:
     """`file:line` of the innermost frame of the user's."""
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return ""
-        name = _users(frame.f_code.co_filename)
-        if name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
+    for below in islice(outward(frame), _DEEPEST):
+        if name := _users(below.f_code.co_filename):
+            return f"{name}:{below.f_lineno}"
     return ""
 
 
@@ -318,9 +291,9 @@ def _decoded(data: bytes) -> str | None:
 
 def _digest(descriptor: int, size: int, *, sampled: bool) -> str:
     """Digest of a file, or of blocks of it from its beginning to its end."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
     places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
     for place in places:
-        found.update(os.pread(descriptor, _BLOCK, place))
-    return found.hexdigest()
+        digest.update(os.pread(descriptor, _BLOCK, place))
+    return digest.hexdigest()

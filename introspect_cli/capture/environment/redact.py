@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _SHORT = 200
 """Characters of a text up to which it is remembered how it looks."""
@@ -115,18 +115,18 @@ def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
     return REDACTED if is_secret_name(name, patterns) else looks(text)
 
 
-def plain(found: object, *, secret: bool) -> object:
+def plain(given: object, *, secret: bool) -> object:
     """A plain value that a script handed on, replaced where it is secret; numbers and flags are none by their looks."""
-    if found is None or isinstance(found, bool):
-        return found
+    if given is None or isinstance(given, bool):
+        return given
     if secret:
         return REDACTED
-    if isinstance(found, str):
-        return looks(found)
-    if type(found) in (bytes, set, frozenset):
-        text = repr(found)
-        return found if looks(text) == text else REDACTED
-    return found
+    if isinstance(given, str):
+        return looks(given)
+    if type(given) in (bytes, set, frozenset):
+        text = repr(given)
+        return given if looks(text) == text else REDACTED
+    return given
 
 
 def looks(text: str) -> str:
@@ -154,8 +154,8 @@ def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _:
     """
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
-    text = _URL_USER.sub(lambda found: f"{found[1]}{REDACTED}@" if again(found) else found[0], text)
-    return _HEADER.sub(lambda found: found[1] + REDACTED if again(found) else found[0], text)
+    text = _URL_USER.sub(lambda match: f"{match[1]}{REDACTED}@" if again(match) else match[0], text)
+    return _HEADER.sub(lambda match: match[1] + REDACTED if again(match) else match[0], text)
 
 
 def long_words(text: str) -> list[bytes]:
@@ -164,28 +164,11 @@ def long_words(text: str) -> list[bytes]:
     return [word for word in words if len(word) >= _SHORTEST_TOKEN]
 
 
-def formed_at(text: str, small: str, words: list[bytes]) -> list[int]:
-    """Where there is what `prose` may replace; to find nothing takes a fraction of what `prose` takes.
-
-    Args:
-        text: the text.
-        small: the text in small letters.
-        words: its long words.
-    """
-    tokens = {found[1] for found in _PREFIXED_TOKENS.finditer(b" ".join(words).decode("utf-8", "surrogatepass"))}
-    return sorted(
-        [at for word in _FORMS for at in places(word, small)]
-        + [at for token in tokens for at in places(token, text)]
-        + [at for at in places("://", text) if _URL_USER.match(text, at)]
-    )
-
-
-def places(word: str, text: str) -> Iterator[int]:
-    """Where a word stands in a text."""
-    at = text.find(word)
-    while at >= 0:
-        yield at
-        at = text.find(word, at + 1)
+def may_be_formed(text: str, small: str, words: list[bytes]) -> bool:
+    """Whether there may be what `prose` replaces, given a text, the same in small letters, its long words."""
+    tokens = _PREFIXED_TOKENS.search(b" ".join(words).decode("utf-8", "surrogatepass"))
+    in_url = "://" in text and _URL_USER.search(text)
+    return bool(tokens or in_url or any(word in small for word in _FORMS))
 
 
 def prose(text: str) -> str:
@@ -193,61 +176,56 @@ def prose(text: str) -> str:
     return _PREFIXED_TOKENS.sub(REDACTED, _without_forms(text, _is_value))
 
 
-def _is_value(found: re.Match[str]) -> bool:
-    value = found[0][len(found[1]) :]
+def _is_value(match: re.Match[str]) -> bool:
+    value = match[0][len(match[1]) :]
     return "{" not in value and not value.isalpha()
 
 
-def _begun(found: re.Match[str]) -> str:
+def _begun(match: re.Match[str]) -> str:
     """What stands of a name before the word that was found in it."""
-    before = found.string[max(found.start() - _LONGEST_NAME, 0) : found.start()]
+    before = match.string[max(match.start() - _LONGEST_NAME, 0) : match.start()]
     begun = _BEGUN.search(before)
     return begun[0] if begun else ""
 
 
-def _after_option(found: re.Match[str]) -> str:
+def _after_option(match: re.Match[str]) -> str:
     """As `_paired`, for what follows an option; other words have no value."""
-    return _paired(found) if "-" in _begun(found).rpartition(".")[2] else found[0]
+    return _paired(match) if "-" in _begun(match).rpartition(".")[2] else match[0]
 
 
-def _paired(found: re.Match[str]) -> str:
+def _paired(match: re.Match[str]) -> str:
     """A name and its value, the value replaced unless the name only sounds alike or the value is no text."""
-    name, shown = _begun(found) + found["name"], found["value"]
+    name, shown = _begun(match) + match["name"], match["value"]
     strict = _STRICT_NAME.search(name) is not None
     harmless = _FLAG.fullmatch(shown) or (_NUMBER.fullmatch(shown) and not strict)
     if REDACTED in shown or harmless or not is_secret_name(name.strip("'\"")):
-        return found[0]
-    return f"{found['name']}{found['sign']}{REDACTED}"
+        return match[0]
+    return f"{match['name']}{match['sign']}{REDACTED}"
 
 
-def nested(found: Any, patterns: tuple[str, ...] = ()) -> Any:
+def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     """Plain data with secrets replaced: what is under a key that says so, and texts by their looks."""
-    if isinstance(found, dict):
+    if isinstance(data, dict):
         return {
             key: _under(item) if isinstance(key, str) and is_secret_name(key, patterns) else nested(item, patterns)
-            for key, item in found.items()
+            for key, item in data.items()
         }
-    if isinstance(found, (list, tuple)):
-        return [nested(item, patterns) for item in found]
-    return looks(found) if isinstance(found, str) else found
+    if isinstance(data, (list, tuple)):
+        return [nested(item, patterns) for item in data]
+    return looks(data) if isinstance(data, str) else data
 
 
-def _under(found: Any) -> Any:
+def _under(data: Any) -> Any:
     """What is under a secret key: the same form without its values."""
-    if isinstance(found, dict):
-        return {key: _under(item) for key, item in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_under(item) for item in found]
-    return found if found is None or isinstance(found, bool) else REDACTED
+    if isinstance(data, dict):
+        return {key: _under(item) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_under(item) for item in data]
+    return data if data is None or isinstance(data, bool) else REDACTED
 
 
 def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
-    """Environment variables with secret values replaced.
-
-    Args:
-        variables: name to value.
-        patterns: further globs over names whose values are secret.
-    """
+    """Environment variables with secret values replaced; globs say which further names are secret."""
     globs = tuple(patterns)
     return {name: value(name, text, globs) for name, text in sorted(variables.items())}
 

@@ -32,24 +32,19 @@ _VALUE = re.compile(
 
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A configuration file without its secrets.
-
-    Args:
-        text: the file.
-        patterns: further globs over names whose values are secret.
-    """
-    text = _ASSIGNED.sub(lambda found: _assigned(found, patterns), text)
+    """A configuration file without its secrets; globs say which further names are secret."""
+    text = _ASSIGNED.sub(lambda match: _assigned(match, patterns), text)
     return prose(_under_names(_in_brackets(text, patterns), patterns))
 
 
 def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
     """What stands in the brackets behind a secret name: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
-    for found in _BRACKETED.finditer(text):
-        if found.start() < done or not is_secret_name(found["name"], patterns):
+    for match in _BRACKETED.finditer(text):
+        if match.start() < done or not is_secret_name(match["name"], patterns):
             continue
-        end = _closed(text, found.end())
-        pieces += [text[done : found.end()], _ITEM.sub(_hidden, text[found.end() : end])]
+        end = _closed(text, match.end())
+        pieces += [text[done : match.end()], _ITEM.sub(_hidden, text[match.end() : end])]
         done = end
     return "".join([*pieces, text[done:]])
 
@@ -57,27 +52,27 @@ def _in_brackets(text: str, patterns: tuple[str, ...]) -> str:
 def _closed(text: str, start: int) -> int:
     """Where the bracket that was opened before a place is closed; the end of the text where it never is."""
     depth = 1
-    for found in _BRACKET.finditer(text, start):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+    for match in _BRACKET.finditer(text, start):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
         if not depth:
-            return found.start()
+            return match.start()
     return len(text)
 
 
-def _hidden(found: re.Match[str]) -> str:
-    value = found[0]
-    if found["key"] or _is_no_text(value) or value in {REDACTED, f'"{REDACTED}"'}:
+def _hidden(match: re.Match[str]) -> str:
+    value = match[0]
+    if match["key"] or _is_no_text(value) or value in {REDACTED, f'"{REDACTED}"'}:
         return value
     quote = value[0] if value[0] in "\"'" else '"'
     return f"{quote}{REDACTED}{quote}"
 
 
-def _assigned(found: re.Match[str], patterns: tuple[str, ...]) -> str:
-    value = found["value"]
-    if not is_secret_name(found["name"].rpartition(".")[2], patterns) or _is_no_text(value):
-        return found[0]
+def _assigned(match: re.Match[str], patterns: tuple[str, ...]) -> str:
+    value = match["value"]
+    if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_no_text(value):
+        return match[0]
     quote = value[0] if value[0] in "\"'" else ""
-    return f"{found['before']}{quote}{REDACTED}{quote}"
+    return f"{match['before']}{quote}{REDACTED}{quote}"
 
 
 def _is_no_text(value: str) -> bool:
@@ -93,7 +88,7 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
         indent = len(line) - len(line.lstrip())
         heading = _SECTION.match(line)
         if heading is not None:
-            section = any(is_secret_name(own, patterns) for own in heading["name"].split("."))
+            section = any(is_secret_name(part, patterns) for part in heading["name"].split("."))
             inside = -1
             continue
         if inside >= 0 and indent <= inside and not (indent == inside and line[indent : indent + 2] == "- "):
@@ -107,9 +102,9 @@ def _under_names(text: str, patterns: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def _covered(found: re.Match[str]) -> str:
-    value = found["value"]
+def _covered(match: re.Match[str]) -> str:
+    value = match["value"]
     if _is_no_text(value) or REDACTED in value:
-        return found[0]
+        return match[0]
     quote = value[0] if value[0] in "\"'" else ""
-    return f"{found['before']}{quote}{REDACTED}{quote}{found['after']}"
+    return f"{match['before']}{quote}{REDACTED}{quote}{match['after']}"

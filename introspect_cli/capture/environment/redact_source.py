@@ -10,15 +10,13 @@ has the form of a credential goes, as in settings; so does a string that a name 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 
 from introspect_cli.capture.environment.redact import (
-    formed_at,
     is_secret_name,
     is_strict_name,
     long_words,
     looks,
-    places,
+    may_be_formed,
     prose,
 )
 from introspect_cli.store.files import REDACTED
@@ -51,65 +49,34 @@ _MAY_NAME = re.compile(
     + r"[rbfu]{0,2}['\"]{1,3}[^\s{}<>%/'\"]{16}"
 )
 """In small letters: a name that may say that the string behind it is secret."""
-_BEGINS = (
-    *(
-        "secret",
-        "passw",
-        "passp",
-        "pwd",
-        "api",
-        "access",
-        "private",
-        "account",
-        "credential",
-        "auth",
-        "token",
-        "cookie",
-    ),
-    *("session", "sig", "dsn", "key", "connection", "webhook"),
+_BEGINS = re.compile(
+    r"secret|passw|passp|pwd|api|access|private|account|credential|auth|token|cookie"
+    r"|session|sig|dsn|key|connection|webhook"
 )
-"""What each alternative of `_MAY_NAME` begins with: to find these is thirty times as quick as to search for all."""
+"""What each alternative of `_MAY_NAME` begins with: to find these is quicker than to search for all."""
 _DIGITS = 40
 _MAY_BE_DRAWN = re.compile(r"['\"][0-9a-fA-F]{40}['\"]")
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A source file without its secrets; the file as it is where it has none.
-
-    Args:
-        text: the file.
-        patterns: further globs over names whose values are secret.
-    """
+    """A source file without its secrets, the same text where it has none; globs say which further names are secret."""
     small, words = text.lower(), long_words(text)
-    forms = formed_at(text, small, words)
+    formed = may_be_formed(text, small, words)
     drawn = any(len(word) == _DIGITS for word in words) and _MAY_BE_DRAWN.search(text)
-    marks = _marks(small)
-    if not (forms or patterns or drawn or any(_MAY_NAME.match(small, at) for at in marks)):
+    if not (formed or patterns or drawn or any(_MAY_NAME.match(small, at.start()) for at in _BEGINS.finditer(small))):
         return text
-    # else a string can only be secret behind one of these words, or with one of them or a form in it
-    elsewhere = len(small) != len(text)  # a letter has become two
-    every = bool(patterns or drawn or elsewhere)
     pieces = []
     done = 0
-    for found in _TEXTS.finditer(text):
-        near = every or bisect_left(marks, found.start() - _FAR) != bisect_left(marks, found.end())
-        formed = bool(forms) and (elsewhere or bisect_left(forms, found.start()) != bisect_left(forms, found.end()))
-        if not near and not formed:
-            continue
-        group = next(name for name in _GROUPS if found[name] is not None)
-        start, end = found.span(group)
+    for match in _TEXTS.finditer(text):
+        group = next(name for name in _GROUPS if match[name] is not None)
+        start, end = match.span(group)
         body = text[start:end]
-        is_secret = near and group != "comment" and _is_secret(text, found.start(), body, patterns)
+        is_secret = group != "comment" and _is_secret(text, match.start(), body, patterns)
         clean = REDACTED if is_secret else _clean(body, group, formed=formed)
         if clean != body:
             pieces += [text[done:start], clean]
             done = end
     return "".join([*pieces, text[done:]]) if pieces else text
-
-
-def _marks(small: str) -> list[int]:
-    """Where, in a text in small letters, the words begin that make a name secret."""
-    return sorted(at for word in _BEGINS for at in places(word, small))
 
 
 def _clean(body: str, group: str, *, formed: bool) -> str:

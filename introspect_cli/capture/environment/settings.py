@@ -124,14 +124,14 @@ def devices() -> list[dict[str, Any]]:
     """The GPUs that an initialised process sees: name, compute capability, memory in MiB, identifier."""
     if not torch.cuda.is_initialized():
         return []
-    found = []
+    gpus = []
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         capability = f"{facts.major}.{facts.minor}"
         described = {"name": facts.name, "capability": capability, "memory_mib": facts.total_memory >> 20}
         uuid = str(getattr(facts, "uuid", ""))
-        found.append(described | ({"uuid": f"GPU-{uuid}"} if uuid else {}))
-    return found
+        gpus.append(described | ({"uuid": f"GPU-{uuid}"} if uuid else {}))
+    return gpus
 
 
 def driver(source: Path = _DRIVER) -> str | None:

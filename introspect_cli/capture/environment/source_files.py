@@ -50,7 +50,7 @@ class SourceFiles:
         self._keep = keep
         self._patterns = patterns
         self._began = began
-        self._known: set[str] = set()
+        self._seen: set[str] = set()
         self._bytes = 0
         self._kept: set[str] = set()
         self._left_out: list[str] = []
@@ -67,7 +67,7 @@ class SourceFiles:
     def look(self) -> bool:
         """Read what has been imported since; whether there was anything."""
         before = len(self.digests)
-        for name, path in _outside_last(_imported(self._known)):
+        for name, path in _outside_last(_imported(self._seen)):
             status, data = _content(path)
             if data is not None and status is not None:
                 if status.st_mtime > self._began and name not in self.digests and not _as_compiled(path, status):
@@ -81,22 +81,22 @@ class SourceFiles:
 
     def notes(self) -> list[str]:
         """Sentences on what is not as the digests and texts may make believe."""
-        found = []
+        sentences = []
         if self._left_out:
-            found.append(
+            sentences.append(
                 f"the text of {_listed(self._left_out)} is not in the run: it keeps {LIMIT_FILE >> 20} MB of a file "
                 f"and {LIMIT_RUN >> 20} MB of all"
             )
         if self._unread:
-            found.append(
+            sentences.append(
                 f"{_listed(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was "
                 "imported: whether it is the same in another run is not known"
             )
         if self._younger:
-            found.append(
+            sentences.append(
                 f"{_listed(self._younger)} changed after the script began: what is recorded may not be what ran"
             )
-        return found
+        return sentences
 
     def _text(self, name: str, digest: str, data: bytes) -> None:
         """Keep the text of a file, without its secrets; what is no text (a compiled extension) is passed over."""
@@ -175,15 +175,15 @@ def _as_compiled(path: str, status: os.stat_result) -> bool:
     return data is not None and struct.unpack("<III", data[4:16].ljust(12)) == expected
 
 
-def _imported(known: set[str]) -> Iterator[tuple[str, str]]:
+def _imported(seen: set[str]) -> Iterator[tuple[str, str]]:
     """Name and path of each source file of the user's that is imported and was not yet seen."""
     for module, thing in list(sys.modules.items()):
         path = sources.file_of(thing)
-        if path in known:
+        if path in seen:
             continue
         if sources.is_users(path) and not sources.generated(path):
             yield sources.named(path, module), path
-        known.add(path)
+        seen.add(path)
 
 
 def _outside_last(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -76,14 +76,14 @@ _NAME_OR_VERSION = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t\r]*$", re.MULTIL
 
 def packages() -> dict[str, str]:
     """Installed distributions: name to version."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         # python's own parser takes each file apart whole, most of which is the README: eight times as long
         fields = dict(reversed(_NAME_OR_VERSION.findall(text.partition("\n\n")[0])))
         if fields.get("Name"):
-            found.setdefault(fields["Name"], fields.get("Version", ""))
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+            versions.setdefault(fields["Name"], fields.get("Version", ""))
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 class Project:
@@ -116,8 +116,8 @@ def _real(path: str) -> str:
     directory, name = os.path.split(path)
     if not path.startswith(os.sep):
         return os.path.realpath(path)
-    found = os.path.join(_real_directory(directory), name)  # noqa: PTH118 - compared as text
-    return os.path.realpath(found) if name in {"", ".", ".."} or os.path.islink(found) else found  # noqa: PTH114 - as above
+    real = os.path.join(_real_directory(directory), name)  # noqa: PTH118 - compared as text
+    return os.path.realpath(real) if name in {"", ".", ".."} or os.path.islink(real) else real  # noqa: PTH114 - as above
 
 
 _real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
@@ -135,18 +135,18 @@ def relative(path: str) -> str:
 def file_of(module: object) -> str:
     """The file of what stands in `sys.modules`, "" without one: read past its methods, which may import or raise."""
     try:
-        found = object.__getattribute__(module, "__dict__").get("__file__")
+        file = object.__getattribute__(module, "__dict__").get("__file__")
     except (AttributeError, TypeError):
         return ""
-    return found if type(found) is str else ""
+    return file if type(file) is str else ""
 
 
 def generated(path: str) -> bool:
     """Whether a compiler wrote a file into its cache: it says what was compiled, under a name that is a hash."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
-        return True
-    return any(part.startswith("torchinductor_") for part in Path(path).parts)
+    for cache in filter(None, map(os.environ.get, ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))):
+        if os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
+            return True
+    return any(part == ".triton" or part.startswith("torchinductor_") for part in Path(path).parts)
 
 
 def named(path: str, module: str) -> str:
@@ -162,11 +162,11 @@ def class_source(cls: type) -> str:
     if not path:
         return ""
     code = getattr(cls.__dict__.get("forward"), "__code__", None)
-    return _told(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
+    return _defined_at(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
 
 
 @functools.lru_cache(maxsize=1024)
-def _told(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
+def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
     """Where the class of that name in a file is defined; asked once for each class, not for each of 20,000 modules."""
     line = (_class_lines(path).get(name) if is_users(path) else None) or line_of_forward
     return relative(path) + (f":{line}" if line else "")

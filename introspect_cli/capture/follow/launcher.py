@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.follow.messages import VARIABLE, Note, Order, notes_in
 from introspect_cli.capture.follow.processes import instead
-from introspect_cli.capture.run_directory import own_run
+from introspect_cli.capture.run_directory import new_run
 from introspect_cli.errors import UsageError
 from introspect_cli.store.writer import refuse_or_remove
 
@@ -53,7 +53,7 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         raise UsageError(
             f"{words[0]} starts other processes, and --children none follows none: nothing would be recorded"
         )
-    path = Path(os.path.abspath(options.output or own_run(target)))  # noqa: PTH100 - a link stays one
+    path = Path(os.path.abspath(options.output or new_run(target)))  # noqa: PTH100 - a link stays one
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)

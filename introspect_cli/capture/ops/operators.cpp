@@ -1,16 +1,18 @@
-// The results of an operator that did the same a step ago: run by the same module, or by a node that was made for a known operator,
-// and given what the same sites wrote. It is what `record_results` of probe.py does; whatever is different goes there.
+// Operators as a dispatch mode is called with them, and the results of one that did the same a step ago: run by the same module,
+// or by a node that was made for a known operator, and given what the same sites wrote. It is what `OpMode` and `record_results` of
+// probe.py do; whatever is different goes there.
 #include "probes.h"
+#include "tensor.h"
 
 namespace {
 
 enum Held {
-    LEFT, BY_HAND, OF_PARAMETER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
+    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, ORDER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
     BEGIN, TENSOR, PARAMETER, BACKWARD, OPTIMIZER, HELD
 };
 using Operators = Holder<HELD>;
 
-Name WANTED{"wanted"}, STEP{"step"}, CODE{"f_code"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
+Name LIVE{"live"}, RUN_BY{"_op"}, WANTED{"wanted"}, STEP{"step"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
     BETWEEN{"between"}, UNDER_WAY{"calls"}, PHASE{"phase"}, WATCHED{"watched"}, FQN{"fqn"}, NUMBER{"_sequence_nr"},
     OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
     NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
@@ -28,7 +30,8 @@ struct Ref {  // an owned reference, or null; no exception is left set
 };
 
 struct Operator {  // one that has run, and what was raised meanwhile by code of the script's
-    PyObject *func, *args, *kwargs, *result, *frame;
+    PyObject *func, *args, *kwargs, *result;
+    PyFrameObject *frame;  // of who called it; null in a thread of autograd's own
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
 };
 
@@ -40,9 +43,9 @@ PyObject *item(PyObject *dictionary, PyObject *key) {  // borrowed, or null with
 PyObject *kept(PyObject *found) { return found ? Py_NewRef(found) : nullptr; }
 
 // Whether code that is known to be none of this package's has called the operator, or autograd.
-bool is_others(Operators *self, PyObject *frame) {
-    if (frame == Py_None) return true;
-    Ref code(attribute(frame, CODE)), key(PyLong_FromVoidPtr(code));
+bool is_others(Operators *self, PyFrameObject *frame) {
+    if (!frame) return true;
+    Ref code((PyObject *)PyFrame_GetCode(frame)), key(PyLong_FromVoidPtr(code));
     PyObject *judged = item(self->held[OURS], key);
     return judged && PyTuple_GetItem(judged, 1) == Py_False;
 }
@@ -58,14 +61,21 @@ bool may_be_compiled(Operators *self) {
 }
 
 bool is_float(Operators *self, PyObject *tensor) {
+    if (const int floats = floats_by_handle(functions_of(self->held[INTAKE]), tensor); floats >= 0) return floats;
     Ref dtype(attribute(tensor, DTYPE));
     const bool is = dtype && PySet_Contains(self->held[FLOATS], dtype) == 1;
     return PyErr_Clear(), is;
 }
 
+// Where a tensor's memory begins, as a number of Python's: a new reference, or null with an exception.
+PyObject *memory_of(Operators *self, PyObject *tensor) {
+    const u64 begin = begin_by_handle(functions_of(self->held[INTAKE]), tensor);
+    return begin ? PyLong_FromUnsignedLongLong(begin) : PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr);
+}
+
 // The site that wrote a tensor's memory last, of a parameter its own, -1 where there is none: `Writers.of`. -2 if something was raised.
 i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
-    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr));
+    Ref memory(memory_of(self, tensor));
     PyObject *site = item(self->held[SITES], memory);
     if (site) return PyLong_AsLongLong(site);
     if ((PyObject *)Py_TYPE(tensor) != self->held[PARAMETER]) return -1;
@@ -76,10 +86,14 @@ i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
     return own;
 }
 
+// Whether an operator is given a plain tensor first, which is no parameter.
+bool is_of_tensor(Operators *self, const Operator &ran) {
+    return PyTuple_Size(ran.args) && (PyObject *)Py_TYPE(PyTuple_GetItem(ran.args, 0)) == self->held[TENSOR];
+}
+
 // Notes what a view is of: a view of a parameter is known by its memory from here on. False where Python has to.
 bool is_noted(Operators *self, Operator &ran) {
     PyObject *first = PyTuple_Size(ran.args) ? PyTuple_GetItem(ran.args, 0) : Py_None, *type = (PyObject *)Py_TYPE(first);
-    if (type == self->held[TENSOR]) return true;
     if (type == self->held[PARAMETER]) return writer_of(self, ran, first) != -2;
     return !PyType_IsSubtype((PyTypeObject *)type, (PyTypeObject *)self->held[TENSOR]);
 }
@@ -166,6 +180,40 @@ bool find_place(Operators *self, PyObject *node, Place &place) {
     return place.fqn && place.phase;
 }
 
+enum Met { FUNC, NAME, IN_PHASE, REPEATED, COUNTED, CALL, SITE, MET };  // what is kept of a call that was met
+struct Order {  // how far the operators of a step have come, by position
+    const Operators *of;
+    i64 step;
+    Py_ssize_t at;
+} order{};
+
+i64 count_in(PyObject *repeated, i64 step) { return integer(repeated, STEP) == step ? integer(repeated, COUNT) : 0; }
+
+// Which call of an operator this is in its module, where it was met before: a new reference to a tuple, or null without an
+// exception. Most steps run the same operators in the same order, so the one that came next a step ago is looked at first.
+PyObject *find_call(Operators *self, PyObject *func, PyObject *facts, const Place &place, PyObject *step) {
+    const i64 now = PyLong_AsLongLong(step);
+    if (order.of != self || order.step != now) order = {self, now, 0};
+    PyObject *all = self->held[ORDER];
+    const Py_ssize_t at = order.at++;
+    if (at < PyList_Size(all)) {
+        PyObject *met = PyList_GetItem(all, at);
+        if (PyTuple_GetItem(met, FUNC) == func && PyTuple_GetItem(met, NAME) == place.fqn && PyTuple_GetItem(met, IN_PHASE) == place.phase &&
+            PyLong_AsLongLong(PyTuple_GetItem(met, COUNTED)) == count_in(PyTuple_GetItem(met, REPEATED), now))
+            return Py_NewRef(met);
+    }
+    Ref pair(PyTuple_Pack(2, place.fqn, place.phase)), scope(kept(item(self->held[SCOPES], pair)));
+    Ref operators(scope ? attribute(scope, OPERATORS) : nullptr), repeated(kept(item(operators, facts)));
+    Ref calls(repeated ? attribute(repeated, BY_NUMBER) : nullptr), counted(repeated ? PyLong_FromLongLong(count_in(repeated, now)) : nullptr);
+    Ref call(kept(item(calls, counted))), sites(call ? attribute(call, OWN_SITES) : nullptr);
+    if (!sites) return nullptr;
+    PyObject *site = item(sites, NO_PATH.get());
+    PyObject *met = PyTuple_Pack(MET, func, place.fqn, place.phase, (PyObject *)repeated, (PyObject *)counted, (PyObject *)call,
+                                 site ? site : Py_None);
+    if (met && (at < PyList_Size(all) ? PyList_SetItem(all, at, Py_NewRef(met)) : PyList_Append(all, met))) PyErr_Clear();
+    return met ? met : (PyErr_Clear(), nullptr);
+}
+
 // Records a result, and notes that its memory has it. False with an exception, which is the script's.
 bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) {
     if (record_given(self->held[INTAKE], site, result, self->held[ROWS], given) < 0) {
@@ -174,7 +222,7 @@ bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) 
         if (!done) return false;
         Py_DecRef(done);
     }
-    Ref memory(PyObject_CallFunctionObjArgs(self->held[BEGIN], result, nullptr));
+    Ref memory(memory_of(self, result));
     if (memory && PyObject_IsTrue(memory) == 1) PyDict_SetItem(self->held[SITES], memory, site);
     return PyErr_Clear(), true;
 }
@@ -188,46 +236,75 @@ void count(Operators *self, PyObject *repeated, PyObject *step, i64 number, PyOb
 
 // 1 if the operator has been dealt with, 0 if Python has to, and nothing is done; -1 with an exception, which is the script's.
 int is_dealt_with(Operators *self, Operator &ran) {
-    if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || !is_others(self, ran.frame)) return 0;
-    Ref key(PyLong_FromVoidPtr(ran.func)), node(PyObject_CallNoArgs(self->held[NODE])), next(PyObject_CallNoArgs(self->held[NEXT]));
+    if (!attribute_is(self->held[RECORDER], WANTED, Py_True)) return 0;
+    Ref key(PyLong_FromVoidPtr(ran.func)), next(PyObject_CallNoArgs(self->held[NEXT]));
     PyObject *known = item(self->held[FACTS], key);
-    if (!known || !node || !next || !PyTuple_Check(ran.args)) return 0;
+    if (!known || !next) return 0;
     Ref facts(kept(PyTuple_GetItem(known, 1))), last(PyLong_FromLongLong(PyLong_AsLongLong(next) - 1));
-    if (!facts || (node != Py_None && !attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]))) return 0;
+    if (!facts) return 0;
     const bool recorded = attribute_is(facts, RECORDED, Py_True);
-    if (!recorded && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
-    if (!recorded && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
+    const bool is_after = attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]);  // as it is once autograd runs
+    const bool is_plain = !recorded && attribute_is(facts, UNWRITTEN, Py_False) && is_of_tensor(self, ran);
+    if (is_plain && is_after && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
+    Ref node(PyObject_CallNoArgs(self->held[NODE]));
+    if (!node || (node != Py_None && !is_after) || !is_others(self, ran.frame)) return 0;
+    if (!recorded && !is_plain && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
+    if (!recorded && item(self->held[BY_NODE], last)) return 1;
     Place place;
     if (!find_place(self, node, place) || may_be_compiled(self)) return 0;
-    Ref pair(PyTuple_Pack(2, place.fqn, place.phase)), scope(kept(item(self->held[SCOPES], pair)));
-    Ref operators(scope ? attribute(scope, OPERATORS) : nullptr), repeated(kept(item(operators, facts)));
-    Ref calls(repeated ? attribute(repeated, BY_NUMBER) : nullptr), step(attribute(self->held[RECORDER], STEP));
-    if (!calls || !step) return 0;
-    const i64 number = integer(repeated, STEP) == PyLong_AsLongLong(step) ? integer(repeated, COUNT) : 0;
-    Ref place_in_step(PyLong_FromLongLong(number)), call(kept(item(calls, place_in_step)));
-    if (!call) return 0;
-    if (!recorded) return count(self, repeated, step, number, last, call), 1;
-    Ref sites(attribute(call, OWN_SITES)), site(kept(item(sites, NO_PATH.get()))), given(attribute(call, GIVEN));
-    if (!site || !given || !is_one_result(self, facts, ran.result) || !is_given_the_same(self, call, place.origin, ran)) return 0;
-    count(self, repeated, step, number, last, call);
-    return record(self, site, given, ran.result) ? 1 : -1;
+    Ref step(attribute(self->held[RECORDER], STEP)), met(step ? find_call(self, ran.func, facts, place, step) : nullptr);
+    if (!met) return 0;
+    PyObject *call = PyTuple_GetItem(met, CALL), *site = PyTuple_GetItem(met, SITE);
+    if (recorded) {
+        if (site == Py_None || !is_one_result(self, facts, ran.result) || !is_given_the_same(self, call, place.origin, ran)) return 0;
+    }
+    count(self, PyTuple_GetItem(met, REPEATED), step, PyLong_AsLongLong(PyTuple_GetItem(met, COUNTED)), last, call);
+    Ref given(recorded ? attribute(call, GIVEN) : nullptr);
+    return !given || record(self, site, given, ran.result) ? 1 : -1;
 }
 
-PyObject *results(PyObject *object, PyObject *const *given, Py_ssize_t count) {
-    Operators *self = (Operators *)object;
-    if (count != 5 || !(given[2] == Py_None || PyDict_Check(given[2])))
-        return PyErr_Format(PyExc_TypeError, "an operator, its arguments, its result and a frame wanted");
-    Operator ran{given[0], given[1], given[2], given[3], given[4]};
+// Records what an operator gave; false with an exception, which is the script's.
+bool recorded(Operators *self, Operator &ran) {
     const int done = is_dealt_with(self, ran);
-    if (done < 0) return nullptr;
+    if (done < 0) return false;
     PyErr_Clear();
-    if (ran.type) return PyErr_Restore(ran.type, ran.value, ran.traceback), nullptr;
-    if (done) return Py_NewRef(Py_None);
-    return PyObject_CallFunctionObjArgs(self->held[LEFT], given[0], given[1], given[2], given[3], given[4], nullptr);
+    if (ran.type) return PyErr_Restore(ran.type, ran.value, ran.traceback), false;
+    if (done) return true;
+    PyObject *frame = ran.frame ? (PyObject *)ran.frame : Py_None;
+    PyObject *left = PyObject_CallFunctionObjArgs(self->held[LEFT], ran.func, ran.args, ran.kwargs, ran.result, frame, nullptr);
+    if (left) Py_DecRef(left);
+    return left;
+}
+
+// Runs an operator, without the frame of Python that torch has around it.
+PyObject *run(Operators *self, PyObject *func, PyObject *args, PyObject *kwargs) {
+    PyObject *by = (PyObject *)Py_TYPE(func) == self->held[OVERLOAD] ? attribute(func, RUN_BY) : nullptr;
+    PyObject *result = PyObject_Call(by ? by : func, args, kwargs == Py_None ? nullptr : kwargs);
+    if (by) Py_DecRef(by);
+    if (result) return result;
+    PyObject *type, *value, *traceback;  // whose frames are not there when nobody watches
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_Restore(type, value, nullptr);
+    if (traceback) Py_DecRef(traceback);
+    return nullptr;
+}
+
+// `__torch_dispatch__` of a mode: given the mode, an operator, types, positional and keyword arguments.
+PyObject *dispatch(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    Operators *self = (Operators *)object;
+    PyObject *kwargs = count == 5 ? given[4] : Py_None;
+    if (count < 4 || count > 5 || !PyTuple_Check(given[3]) || !(kwargs == Py_None || PyDict_Check(kwargs)))
+        return PyErr_Format(PyExc_TypeError, "a mode, an operator, types, a tuple and a dictionary wanted");
+    PyObject *result = run(self, given[1], given[3], kwargs);
+    if (!result || !attribute_is(self->held[PROBE], LIVE, Py_True)) return result;
+    Operator ran{given[1], given[3], kwargs, result, PyEval_GetFrame()};
+    if (recorded(self, ran)) return result;
+    Py_DecRef(result);
+    return nullptr;
 }
 
 PyMethodDef METHODS[] = {
-    {"results", (PyCFunction)(void (*)())results, METH_FASTCALL, nullptr},
+    {"dispatch", (PyCFunction)(void (*)())dispatch, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyObject *TYPE = nullptr;
@@ -237,7 +314,7 @@ PyObject *TYPE = nullptr;
 PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (!Operators::define(TYPE, "introspect_cli.tensors._kernels.Operators", METHODS)) return nullptr;
     if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[BY_NODE]) && PyDict_Check(arguments[SITES]) &&
-                           PyList_Check(arguments[COMPILER]) && PyType_Check(arguments[TENSOR])))
-        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries, a list and a class wanted");
+                           PyList_Check(arguments[COMPILER]) && PyList_Check(arguments[ORDER])))
+        return PyErr_Format(PyExc_TypeError, "an intake, dictionaries and lists wanted");
     return Operators::make(TYPE, arguments, given);
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
 
 
+OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
+
+
 class OpMode(TorchDispatchMode):
-    """Tells the probe of every operator, and changes nothing."""
+    """Tells the probe of every operator, and changes nothing; `operators.cpp` takes the place of its method."""
 
     supports_higher_order_operators = True
 
@@ -70,7 +74,7 @@ class OpMode(TorchDispatchMode):
             raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
         probe = self.probe
         if probe.live:
-            probe.results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
         return result
 
 
@@ -114,17 +118,19 @@ class OpProbe:
         self._pushed = threading.local()
         self._handles: list[Any] = []
         self._guarded = context.guard.around(self.name, "operators are", self._stop)
-        self.results: Callable[..., None] = self.record_results
-        """Records what an operator gave: `record_results`, or what is compiled for those that did the same before."""
         if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
-            self.results = self._compiled(KERNELS, modules)
+            self._mode.__torch_dispatch__ = self._compiled(KERNELS, modules)  # type: ignore[method-assign]
 
-    def _compiled(self, kernels: Any, modules: ModuleProbe) -> Callable[..., None]:
+    def _compiled(self, kernels: Any, modules: ModuleProbe) -> Callable[..., Any]:
+        """What is called in place of the mode's method: torch asks that it be bound to the mode."""
         recorder, calls = self._recorder, self._calls
         made: Any = kernels.operators(
+            self,
             self.record_results,
             self.by_hand,
             self.of_parameter,
+            OVERLOAD,
+            [],
             recorder,
             recorder.step_rows,
             recorder.intake,
@@ -146,8 +152,7 @@ class OpProbe:
             Phase.BACKWARD,
             Phase.OPTIMIZER,
         )
-        results: Callable[..., None] = made.results
-        return results
+        return MethodType(made.dispatch, self._mode)
 
     def install(self) -> None:
         """Listen for the steps that are captured."""

@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.rank_writer import RankWriter
@@ -57,6 +56,27 @@ CHANGES_OFTEN = "(changes often)"
 
 
 @dataclass
+class _Places:
+    """Values in the dictionaries of modules: of each, the position of its module, its name, and how it stood."""
+
+    of: Callable[[Any], int]
+    modules: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    stands: list[int] = field(default_factory=list)
+
+    def add(self, module: int, values: dict[str, object]) -> None:
+        """Watch values of a module, by name."""
+        self.modules += [module] * len(values)
+        self.names += values
+        self.stands += map(self.of, values.values())
+
+    def are_current(self, held: list[dict[str, Any]]) -> bool:
+        """Whether they stand as they stood, in the dictionaries as they are."""
+        values = map(operator.getitem, map(held.__getitem__, self.modules), self.names)
+        return list(map(self.of, values)) == self.stands
+
+
+@dataclass
 class _Watched:
     """What was last seen of all modules of a root.
 
@@ -65,35 +85,23 @@ class _Watched:
     Attributes:
         modules: the modules, and
         lengths: of their dictionaries.
-        places: for each value that is watched, the position of its module, and
-        names: its name.
-        identities: of those values.
-        values: the values themselves, plain all of them; while they are held, no other object gets their identities.
-        sized_places: the same for dictionaries that grow or shrink when something is added or taken away, and
-        sized_names: their names.
-        sizes: of those.
+        plain: plain values that are watched, by identity, and
+        values: themselves; while they are held, no other object gets their identities.
+        sized: dictionaries that grow or shrink when something is added or taken away, by size.
     """
 
     modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    identities: list[int] = field(default_factory=list)
+    plain: _Places = field(default_factory=lambda: _Places(id))
     values: list[object] = field(default_factory=list)
-    sized_places: list[int] = field(default_factory=list)
-    sized_names: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sized: _Places = field(default_factory=lambda: _Places(len))
 
     def is_current(self) -> bool:
         """Whether everything is what it was."""
         try:
             held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
-            found = map(operator.getitem, map(held.__getitem__, self.places), self.names)
-            sized = map(operator.getitem, map(held.__getitem__, self.sized_places), self.sized_names)
             return (
-                list(map(id, found)) == self.identities
-                and list(map(len, sized)) == self.sizes
-                and list(map(len, held)) == self.lengths
+                self.plain.are_current(held) and self.sized.are_current(held) and list(map(len, held)) == self.lengths
             )
         except (KeyError, TypeError):
             return False
@@ -103,42 +111,36 @@ class _Watched:
         held, place = vars(module), len(self.modules)
         self.modules.append(weakref.ref(module))
         self.lengths.append(len(held))
-        self.places += [place] * len(plain)
-        self.names += plain
-        self.identities += map(id, plain.values())
+        self.plain.add(place, plain)
         self.values += plain.values()
-        self.sized_places += [place] * len(sized)
-        self.sized_names += sized
-        self.sizes += [len(held[name]) for name in sized]
+        self.sized.add(place, {name: held[name] for name in sized})
 
 
-class AttributeProbe:
+class AttributeProbe(GuardedProbe):
     """Looks at the modules of a root when the root is called."""
 
     name = "attributes"
+    lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._context = context
+        self._watched: dict[str, _Watched] = {}
+        super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
         self._secret = secret
-        self._watched: dict[str, _Watched] = {}
-        self._known: dict[str, ModuleInfo] = {}
+        self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
-        guard: Guard = context.guard
-        self._guarded = guard.around(self.name, "attributes of modules are", self._watched.clear)
 
     def install(self) -> None:
         """Listen for roots."""
-        self._guarded.on = True
-        self._context.on_root.append(self._root_called)
+        self.hear(self._context.on_root, self._root_called)
         self._context.names.made_on_the_fly = self._made_on_the_fly
+        super().install()
 
     def remove(self) -> None:
         """Stop, and let go of what was seen."""
-        self._guarded.on = False
+        super().remove()
         self._watched.clear()
-        drop(self._context.on_root, self._root_called)
         self._context.names.made_on_the_fly = lambda _module: None
 
     def _root_called(self, root: nn.Module) -> None:
@@ -172,18 +174,18 @@ class AttributeProbe:
             if state is None:
                 continue
             pairs = tuple(self._pairs(state.fqn, module))
-            known = new.get(state.fqn) or self._known.get(state.fqn) or names.describe(module, state)
-            if known.attributes == pairs:
+            last = new.get(state.fqn) or self._recorded.get(state.fqn) or names.describe(module, state)
+            if last.attributes == pairs:
                 continue
-            before, found = self._known.get(state.fqn), replace(known, attributes=pairs, step=step)
-            if before is not None and replace(found, step=before.step) == before:
+            before, updated = self._recorded.get(state.fqn), replace(last, attributes=pairs, step=step)
+            if before is not None and replace(updated, step=before.step) == before:
                 new.pop(state.fqn, None)  # made anew under the same name
                 continue
-            self._known[state.fqn] = found
+            self._recorded[state.fqn] = updated
             if state.fqn in new:
-                new[state.fqn] = found
+                new[state.fqn] = updated
             else:
-                changed.append(found)
+                changed.append(updated)
         self._watched[root_name] = watched
         rows = [*new.values(), *changed]
         if rows:
@@ -206,8 +208,8 @@ class AttributeProbe:
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""
-        known = self._known.get(fqn)
-        before = {} if known is None else dict(known.attributes)
+        info = self._recorded.get(fqn)
+        before = {} if info is None else dict(info.attributes)
         held = vars(module)
         for name, value in _attributes_of(module):
             text = _text(value)
@@ -244,10 +246,10 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
     """Names and values of what a module holds that is no bookkeeping of torch."""
-    found = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
+    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _TORCHS]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
-        return [item for item in found if not item[0].startswith("_")]
-    return found
+        return [item for item in attributes if not item[0].startswith("_")]
+    return attributes
 
 
 def _text(value: object) -> str:

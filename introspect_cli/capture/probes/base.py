@@ -9,6 +9,7 @@ is no longer seen, keeps the sentence for the manifest, and lets pass what did n
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
@@ -22,6 +23,8 @@ from introspect_cli.errors import belongs_to_script
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
+
+    Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
@@ -61,7 +64,6 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
         self._replaced: list[tuple[Any, str, object, object]] = []
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
@@ -70,6 +72,32 @@ class Patches:
             uncounted(replacement)
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
+
+    def watch(self, owner: Any, name: str, guarded: Guarded, entering: Entering) -> None:
+        """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
+
+        Args:
+            owner: the class or module that has it.
+            name: the attribute.
+            guarded: of the probe; where it is off, the original is called and that is all.
+            entering: is given the arguments, `sys._getframe(2)` being the caller; what it returns, if anything, is
+                given the result.
+        """
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            leaving: Callable[[Any], None] | None = None
+            if guarded.on:
+                with guarded:
+                    leaving = entering(args, kwargs)
+            result = original(*args, **kwargs)
+            if leaving is not None and guarded.on:
+                with guarded:
+                    leaving(result)
+            return result
+
+        self.replace(owner, name, watched)
 
     def remove(self) -> None:
         """Put the originals back, the last replaced first.
@@ -113,11 +141,6 @@ class Guard:
     """Remembers which probes have failed and what is no longer observed because of it."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """Start without failures.
-
-        Args:
-            warn: shows a sentence to the user.
-        """
         self._warn = warn
         self.sentences: list[str] = []
         self.failed: set[str] = set()
@@ -169,7 +192,6 @@ class Sections:
     __slots__ = ("depth", "main", "waiting")
 
     def __init__(self) -> None:
-        """Start outside."""
         self.depth = 0
         self.waiting: list[Callable[[], None]] = []
         self.main = threading.main_thread().ident
@@ -183,7 +205,6 @@ class Guarded:
     __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
-        """Off until the probe is installed."""
         self._guard = guard
         self._sections = guard.sections
         self._probe = probe

@@ -1,11 +1,11 @@
 """What seeds random generators and what draws from them before the first step: initialisation, mostly.
 
 A run whose initialisation was changed differs from the first number on, and the random state when the first step begins
-says no more than that. So until then each seeding is noted with its value and line; each of torch's initialisers that
-draws, with its arguments, the parameter it fills, its line, and the generator's state before it; each module that draws
-when it is called, as in an evaluation, with its mode and the line of the outermost call; and, at the moments between (a
-parameter is registered, a generator is seeded, a module is called, the first step begins), that something else has
-drawn since the last of them. Nothing is replaced any more when the first step begins.
+says no more than that. So until then each seeding is noted with its value and line; each of torch's initialisers and
+methods of tensors that draws, with its arguments, the parameter it fills, its line, and the generator's state before
+it; each module that draws when it is called, as in an evaluation, with its mode and the line of the outermost call;
+and, at the moments between (a parameter is registered, a generator is seeded, a module is called, the first step
+begins), that something else has drawn since the last of them. Nothing is replaced any more when the first step begins.
 
 The files that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
 """
@@ -26,8 +26,10 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop, uncounted
+from introspect_cli.capture.script_generators import script_generators, state_of
 from introspect_cli.records import Kind, clean
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.tensors.views import address_of, unobserved
@@ -51,6 +53,8 @@ _INITIALISERS = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
     "orthogonal_", "sparse_",
 )  # fmt: skip
+_BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+"""Methods of tensors that draw."""
 
 
 class _Tensor(NamedTuple):
@@ -105,7 +109,7 @@ class BeginningProbe:
         self._modules = modules
         self._calls = _EarlyCalls()
         self._guarded = context.guard.around(self.name, "draws before the first step are", self.remove)
-        self._patches = Patches()
+        self._patches, self._methods = Patches(), Patches()
         self._places = Places()
         self._handle: RemovableHandle | None = None
         self._generators: Generators | None = None
@@ -114,6 +118,7 @@ class BeginningProbe:
         self._last: deque[Event] = deque(maxlen=LAST)
         self._left_out = 0
         self._read: dict[str, None] = {}
+        self._held: list[str] = []
         self._inside = False
         self.changed = False
 
@@ -144,6 +149,11 @@ class BeginningProbe:
             original = getattr(nn.init, name, None)
             if original is not None:
                 self._patches.replace(nn.init, name, self._filling(original, name))
+        if numpy_random is not None:
+            self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
+        self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
+        for name in _BY_HAND:
+            self._methods.replace(torch.Tensor, name, self._filling(getattr(torch.Tensor, name), name))
         self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
         self._looks = True
         self._modules.around = self._around
@@ -159,6 +169,7 @@ class BeginningProbe:
         drop(clock.on_restart, self._restarted)
 
     def _put_back(self) -> None:
+        self._methods.remove()
         self._patches.remove()
         if self._handle is not None:
             self._handle.remove()
@@ -174,7 +185,8 @@ class BeginningProbe:
             return {"read": list(self._read)}
         names = _Names(self._context)
         first, last = ([_line(event, names) for event in kept] for kept in (self._first, self._last))
-        return {"events": first, "last": last, "left_out": self._left_out, "read": list(self._read)}
+        rest = {"left_out": self._left_out, "read": list(self._read), "generators": self._held}
+        return {"events": first, "last": last, **rest}
 
     def _begins(self) -> None:
         """A step begins: before the generators are looked at for what is drawn within it."""
@@ -182,6 +194,7 @@ class BeginningProbe:
             with self._guarded:
                 self._put_back()
                 self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+                self._held = script_generators() if self._generators is not None else []
                 self.changed = self._generators is not None or bool(self._read)
 
     def _over(self) -> None:
@@ -210,6 +223,7 @@ class BeginningProbe:
                 return original(module, args, kwargs)
             depth = len(calls.modules)
             with self._guarded:
+                self._methods.remove()  # a compiler that begins now finds torch's
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 calls.line = calls.line if depth else self._places.line(frame)
                 self._look(frame)
@@ -257,10 +271,28 @@ class BeginningProbe:
                 with self._guarded:
                     self._take()
                     value = next(iter((*args, *kwargs.values())), None)
-                    told = value if isinstance(value, int) else "none" if value is None else type(value).__name__
-                    self._note(Event("seed", label, told, 0, None, self._places.line(frame)))
+                    self._note(Event("seed", label, _told(value), 0, None, self._places.line(frame)))
 
         return seed
+
+    def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """What seeds a generator of the script's, with the place of the seed among its arguments."""
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            if self._guarded.on and not self._inside:
+                frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as python documents it
+                with self._guarded:
+                    if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
+                        frame = frame.f_back
+                    if frame is not None and is_users(frame.f_code.co_filename):
+                        label = "random.Random" if place else "numpy.random.default_rng"
+                        seed = next(iter((*args[place:], *kwargs.values())), None)
+                        self._note(Event("seed", label, _told(seed), 0, None, self._places.line(frame)))
+            return made
+
+        return make
 
     def _filling(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -268,15 +300,17 @@ class BeginningProbe:
             if not self._guarded.on or self._inside:
                 return original(*args, **kwargs)
             frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
+            before = 0
             with self._guarded:
                 self._look(frame)
+                before = state_of(kwargs.get("generator"))
             self._inside = True
             try:
                 return original(*args, **kwargs)
             finally:
                 self._inside = False
                 with self._guarded:
-                    drawn = self._take()
+                    drawn = self._take() + ([("own", before)] if before else [])
                     if drawn:
                         tensor = _tensor(next(iter((*args, *kwargs.values())), None))
                         line, by = self._places.line(frame), name + _arguments(args, kwargs)
@@ -319,6 +353,10 @@ class _EarlyCalls(threading.local):
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.line = ""
+
+
+def _told(seed: object) -> object:
+    return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

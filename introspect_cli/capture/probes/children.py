@@ -18,72 +18,54 @@ import uuid
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.context import Context
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
 _SPAWN = "torch.multiprocessing.spawn"
 
 
-class ChildrenProbe:
+class ChildrenProbe(GuardedProbe):
     """Watches `multiprocessing.Process.start`."""
 
     name = "children"
+    lost = "processes that the script starts are"
 
-    def __init__(self, guard: Guard, *, followed: bool = False) -> None:
-        """Start without processes.
-
-        Args:
-            guard: keeps the sentences.
-            followed: whether processes that are not forks are recorded.
-        """
+    def __init__(self, context: Context, *, followed: bool) -> None:
+        super().__init__(context)
         self._followed = followed
-        self._guard = guard
-        self._guarded = guard.around(self.name, "processes that the script starts are")
-        self._patches = Patches()
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
         self.started: list[str] = []
         """What the processes run, each function once."""
 
     def install(self) -> None:
-        """Replace the method."""
-        original, probe = BaseProcess.start, self
-
-        @functools.wraps(original)
-        def start(self: BaseProcess) -> Any:
-            work = ""
-            if probe._guarded.on:
-                with probe._guarded:
-                    work = work_of(self)  # starting a process forgets what it runs
-                    probe._number(self)
-            try:
-                result = original(self)
-            finally:
-                if probe._spawning is not None:
-                    forget_spawned()
-            if work:
-                with probe._guarded:
-                    if not (probe._followed and _method(self) != "fork"):
-                        probe._started(work, "" if _method(self) == "fork" else " (--children all records it)")
-            return result
-
-        self._patches.replace(BaseProcess, "start", start)
+        """Watch the method."""
+        self._patches.watch(BaseProcess, "start", self._guarded, self._starting)
         if self._followed:
             home = importlib.import_module(_SPAWN)
             together = self._together(home.start_processes)
             for owner in (home, importlib.import_module(_SPAWN.rpartition(".")[0])):
                 self._patches.replace(owner, "start_processes", together)
-        self._guarded.on = True
+        super().install()
 
-    def remove(self) -> None:
-        """Put the method back."""
-        self._guarded.on = False
-        self._patches.remove()
+    def _starting(self, args: tuple[BaseProcess, ...], _: object) -> Callable[[None], None]:
+        process = args[0]
+        work = work_of(process)  # starting a process forgets what it runs
+        self._number(process)
+
+        def started(_: None) -> None:
+            if self._spawning is not None:
+                forget_spawned()
+            is_fork = _method(process) == "fork"
+            if work and (is_fork or not self._followed):
+                self._started(work, "" if is_fork else " (--children all records it)")
+
+        return started
 
     def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`start_processes`, of which is known how many it starts."""
@@ -101,6 +83,8 @@ class ChildrenProbe:
             try:
                 return original(*args, **kwargs)
             finally:
+                if self._spawning is not None:
+                    forget_spawned()  # also of one that could not be started
                 self._spawning = before
 
         return start_processes
@@ -117,7 +101,7 @@ class ChildrenProbe:
     def _started(self, work: str, remedy: str) -> None:
         if self._guarded.on and work not in self.started:
             self.started.append(work)
-            self._guard.note(
+            self._context.guard.note(
                 f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
             )
 

@@ -31,7 +31,7 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -70,23 +70,16 @@ class _Asked(threading.local):
     reduction = ""
 
 
-class CollectiveProbe:
+class CollectiveProbe(GuardedProbe):
     """Watches what is sent to other ranks."""
 
     name = "collectives"
+    lost = "collectives are"
 
     def __init__(self, context: Context, folder: Path) -> None:
-        """Watch nothing yet.
-
-        Args:
-            context: the recorder and the step clock.
-            folder: the rank's own, for the note on what is under way.
-        """
-        self._context, self._recorder = context, context.recorder
+        super().__init__(context)
         self._folder = folder
-        self._guarded = context.guard.around(self.name, "collectives are")
         self._places = Places()
-        self._patches = Patches()
         self._library: Any = None
         self._counts: dict[str, int] = {}
         self._labels: dict[str, str] = {}
@@ -119,13 +112,12 @@ class CollectiveProbe:
                 continue
             if "group" in inspect.signature(original).parameters:
                 self._patches.replace(functions, name, self._functional(original, word))
-        self._context.clock.on_tick.append(self._ticked)
-        self._guarded.on = True
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Take the kernels out."""
-        self._guarded.on = False
-        self._patches.remove()
+        super().remove()
         if self._library is not None:
             private_api.take_out(self._library)
             self._library = None
@@ -243,16 +235,7 @@ class CollectiveProbe:
     def _write(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
-        """Record one; the sites of what will come out.
-
-        Args:
-            word: what people call it.
-            reduction: how values are put together, after a blank.
-            peer: the other rank, after a blank.
-            group: torch's process group.
-            tensors: those whose shapes tell what it is, what goes in, and what will come out.
-            frame: where it was called.
-        """
+        """Record one, its tensors being those shown, those given and those to come; the sites of what will come out."""
         shown, given, results = tensors
         label = self._label(group)
         what = f"{word}{reduction}{peer}"
@@ -290,12 +273,12 @@ class CollectiveProbe:
     def _label(self, group: Any) -> str:
         """What a group is called in records: its ranks, and which of several with the same ones it is."""
         name = str(group.group_name)
-        known = self._labels.get(name)
-        if known is None:
+        existing = self._labels.get(name)
+        if existing is None:
             label = group_label(torch_distributed.ranks_of_group(group))
-            taken = sum(known_label.partition(" #")[0] == label for known_label in self._labels.values())
-            known = self._labels[name] = f"{label} #{taken + 1}" if taken else label
-        return known
+            taken = sum(other.partition(" #")[0] == label for other in self._labels.values())
+            existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
+        return existing
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:

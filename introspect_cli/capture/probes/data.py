@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,14 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.capture.context import Context
 
 
@@ -32,16 +33,14 @@ class _Source:
         self.settings = settings
 
 
-class DataProbe:
+class DataProbe(GuardedProbe):
     """Watches iterators of `DataLoader`s."""
 
     name = "data"
+    lost = "batches are"
 
     def __init__(self, context: Context) -> None:
-        """Start without loaders."""
-        self._context = context
-        self._guarded = context.guard.around(self.name, "batches are")
-        self._recorder = context.recorder
+        super().__init__(context)
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
@@ -50,56 +49,38 @@ class DataProbe:
         self._count = 0
         self._drawn: list[weakref.ref[_Source]] = []
         self._last: weakref.ref[_Source] | None = None
-        self._patches = Patches()
 
     def install(self) -> None:
-        """Replace the two methods through which every batch passes."""
-        probe, started, iterator = self, DataLoader.__iter__, private_api.LOADER_ITERATOR
-
-        @functools.wraps(started)
-        def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807 - stands in for DataLoader.__iter__
-            result = started(self)
-            if probe._guarded.on:
-                with probe._guarded:
-                    probe._begun(self, result)
-            return result
-
-        self._patches.replace(DataLoader, "__iter__", __iter__)
-        self._guarded.on = True
-        if Kind.BATCH not in self._context.kinds:
-            return
-        if iterator is None:
+        """Watch the two methods through which every batch passes."""
+        iterator, clock = private_api.LOADER_ITERATOR, self._context.clock
+        self._patches.watch(DataLoader, "__iter__", self._guarded, self._iterates)
+        if Kind.BATCH in self._context.kinds and iterator is None:
             self._context.guard.note("batches are not observed: this torch has no known loader iterator")
-            return
-        following = iterator.__next__
+        elif Kind.BATCH in self._context.kinds:
+            self._patches.watch(iterator, "__next__", self._guarded, self._asked)
+            self.hear(clock.on_tick, self._ticked)
+            self.hear(clock.on_restart, self._restarted)
+            self.hear(clock.on_evaluation, self._evaluated)
+        super().install()
 
-        @functools.wraps(following)
-        def __next__(self: Any) -> Any:  # noqa: N807 - stands in for the iterator's __next__
-            if not probe._guarded.on:
-                return following(self)
-            began = False
-            with probe._guarded, unobserved():
-                probe._context.clock.batch_asked()
-            start = probe._recorder.rows
-            with probe._guarded, unobserved():
-                if torch.is_grad_enabled():
-                    began = not probe._context.clock.begun
-                    probe._context.clock.begin()
-            batch = following(self)
-            if probe._guarded.on:
-                with probe._guarded, unobserved():
-                    probe._drew(self, batch, start, began=began)
-            return batch
+    def _iterates(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
+        return lambda iterator: self._begun(args[0], iterator)
 
-        self._patches.replace(iterator, "__next__", __next__)
-        self._context.clock.on_tick.append(self._ticked)
-        self._context.clock.on_restart.append(self._restarted)
-        self._context.clock.on_evaluation.append(self._evaluated)
+    def _asked(self, args: tuple[Any, ...], _: object) -> Callable[[Any], None]:
+        """An iterator is about to give a batch."""
+        with unobserved():
+            clock, began = self._context.clock, False
+            clock.batch_asked()
+            start = self._recorder.rows
+            if torch.is_grad_enabled():
+                began = not clock.begun
+                clock.begin()
 
-    def remove(self) -> None:
-        """Put the methods back."""
-        self._guarded.on = False
-        self._patches.remove()
+        def drew(batch: object) -> None:
+            with unobserved():
+                self._drew(args[0], batch, start, began=began)
+
+        return drew
 
     def _ticked(self) -> None:
         self._counts.clear()

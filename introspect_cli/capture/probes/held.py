@@ -1,6 +1,7 @@
-"""What an optimizer holds: its parameters with their names, their gradients, and what it keeps for each.
+"""What an optimizer steps with and holds: hyper-parameters, parameters with gradients, and what it keeps for each.
 
-That is asked for twice a step of every parameter, so the sites of it all are looked up once.
+Learning rates are recorded in each step, other hyper-parameters where they are new or have changed. What is held is
+asked for twice a step of every parameter, so the sites of it all are looked up once.
 """
 
 from __future__ import annotations
@@ -8,25 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from introspect_cli.capture.probes.hyperparameters import PLAIN
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
+    from introspect_cli.capture.recorder import Recorder
 
+PLAIN = (bool, int, float, str)
+_KEPT = frozenset({*PLAIN, type(None)})
+_OTHER = object()
 _gradient_of = attrgetter("grad")
-_NOTHING_KNOWN: tuple[tuple[str, ...], list[int]] = ((), [])
 
 
 class Held:
@@ -37,7 +42,6 @@ class Held:
         self.names = names
         self.replaced = replaced
         self._gradients: dict[int, list[int]] = {}
-        self._state: dict[Phase, dict[int, tuple[tuple[str, ...], list[int]]]] = {}
         self._large: list[int] | None = None
         self.all_watched = all(name.watched for name in names)
         self.plans: dict[Phase, Plan] = {}
@@ -62,23 +66,18 @@ class Held:
             ]
         return sites
 
-    def all_states(self, optimizer: Optimizer) -> list[Any]:
-        """What the optimizer keeps for each of its parameters, None where that is nothing."""
+    def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
+        """Positions of the parameters that are watched and have some state, and what the optimizer keeps for each."""
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
         by_id: dict[int, Any] = {}
         for holder in [optimizer] if optimizer.state else [optimizer, *_made_of(optimizer)]:
             by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
-        return list(map(by_id.get, map(id, parameters_of(optimizer))))
-
-    def states(self, optimizer: Optimizer) -> list[tuple[int, dict[str, Any]]]:
-        """What the optimizer keeps for parameters that are watched, by the parameter's position."""
-        kept = zip(self.names, self.all_states(optimizer), strict=True)
-        return [(position, state) for position, (name, state) in enumerate(kept) if state and name.watched]
-
-    def known_state(self, phase: Phase) -> dict[int, tuple[tuple[str, ...], list[int]]]:
-        """By position the keys of a parameter's state, where all are of tensors, and their sites."""
-        return self._state.setdefault(phase, {})
+        states = list(map(by_id.get, map(id, parameters_of(optimizer))))
+        if self.all_watched and all(states):
+            return range(len(states)), states
+        at = [at for at, (name, state) in enumerate(zip(self.names, states, strict=True)) if state and name.watched]
+        return at, [states[position] for position in at]
 
 
 @dataclass(slots=True)
@@ -101,17 +100,18 @@ class Stepping:
 
 
 class Plan:
-    """The sites of all that an optimizer keeps for its parameters, while it keeps the same things for each."""
+    """The sites of all that an optimizer keeps for its parameters, while it keeps the same things for the same ones."""
 
-    def __init__(self, sites: list[int], states: list[dict[str, Any]]) -> None:
+    def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
         """Remember the keys, not what is kept under them."""
         self.sites = sites
+        self._positions = positions
         self._keys = list(chain.from_iterable(states))
         self._lengths = list(map(len, states))
 
-    def values(self, states: list[Any]) -> list[torch.Tensor] | None:
+    def values(self, positions: Sequence[int], states: list[Any]) -> list[torch.Tensor] | None:
         """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
-        if set(map(type, states)) != {dict} or list(map(len, states)) != self._lengths:
+        if set(map(type, states)) != {dict} or positions != self._positions or list(map(len, states)) != self._lengths:
             return None
         if list(chain.from_iterable(states)) != self._keys:
             return None
@@ -123,7 +123,6 @@ class OptimizerRecords:
     """Records gradients and state."""
 
     def __init__(self, context: Context) -> None:
-        """Start with nothing recorded."""
         self._context = context
         self._recorder = context.recorder
 
@@ -143,65 +142,36 @@ class OptimizerRecords:
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
         """Record what an optimizer keeps for each of its parameters."""
-        optimizer, held = stepping.optimizer, stepping.held
-        if held is None:
+        if (held := stepping.held) is None:
             return
-        if not self._context.parts.active and (plan := held.plans.get(phase)) is not None:
-            values = plan.values(held.all_states(optimizer))
-            if values is not None:
-                self._recorder.tensors(plan.sites, values)
-                return
-        states = held.states(optimizer)
+        positions, states = held.states(stepping.optimizer)
         if self._context.parts.active:
-            states, inside = self._placed(optimizer, states)
-            for name, state in inside:
-                self._recorder.tensors(*self._state_of(name, state, phase))
-        known = held.known_state(phase)
-        sites: list[int] = []
-        tensors: list[torch.Tensor] = []
-        for position, state in states:
-            keys, known_sites = known.get(position, _NOTHING_KNOWN)
-            if keys != tuple(state):
-                break
-            sites.extend(known_sites)
-            tensors.extend(state.values())
-        else:
-            if all(issubclass(cls, torch.Tensor) for cls in set(map(type, tensors))):
-                self._recorder.tensors(sites, tensors)
-                if len(states) == len(held.names):
-                    held.plans[phase] = Plan(sites, [state for _, state in states])
-                return
-        self._new_state(held, states, phase)
+            positions, states = self._placed(stepping, positions, states, phase)
+        plan = held.plans.get(phase)
+        values = None if plan is None else plan.values(positions, states)
+        if plan is not None and values is not None:
+            self._recorder.tensors(plan.sites, values)
+            return
+        kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
+        sites = [site for of, _ in kept for site in of]
+        tensors = [tensor for _, inside in kept for tensor in inside]
+        self._recorder.tensors(sites, tensors)
+        if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
+            held.plans[phase] = Plan(sites, positions, states)
 
     def _placed(
-        self, optimizer: Optimizer, states: list[tuple[int, dict[str, Any]]]
-    ) -> tuple[list[tuple[int, dict[str, Any]]], list[tuple[ParameterName, dict[str, Any]]]]:
-        """The states with what is a piece of a whole told to be one; and those of parameters inside a flat one."""
-        parameters, parts = parameters_of(optimizer), self._context.parts
-        placed, inside = [], []
-        for at, state in states:
-            pieces = parts.states(parameters[at], state)
+        self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """The states with what is a piece of a whole told to be one; of parameters inside a flat one, record it."""
+        parts, kept = self._context.parts, {}
+        for at, state in zip(positions, states, strict=True):
+            parameter = stepping.parameters[at]
+            pieces = parts.states(parameter, state)
             if pieces is None:
-                kept = {key: parts.of(parameters[at], value) for key, value in state.items()}
-                placed.append((at, kept))
-            else:
-                inside += pieces
-        return placed, inside
-
-    def _new_state(self, held: Held, states: list[tuple[int, dict[str, Any]]], phase: Phase) -> None:
-        """Record state of which something is new, or is no tensor."""
-        known = held.known_state(phase)
-        sites: list[int] = []
-        tensors: list[Any] = []
-        for position, state in states:
-            kept_sites, kept = self._state_of(held.names[position], state, phase)
-            sites += kept_sites
-            tensors += kept
-            if all(isinstance(value, torch.Tensor) for value in state.values()):
-                known[position] = tuple(state), kept_sites
-            else:
-                known.pop(position, None)
-        self._recorder.tensors(sites, tensors)
+                kept[at] = {key: parts.of(parameter, value) for key, value in state.items()}
+            for name, inside in pieces or ():
+                self._recorder.tensors(*self._state_of(name, inside, phase))
+        return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
         """Sites and tensors of what is kept for a parameter; what is no tensor is recorded at once."""
@@ -245,8 +215,105 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:
     """Optimizers that one keeps, in an attribute (ZeroRedundancyOptimizer) or in a list (torchtitan)."""
-    found: list[Optimizer] = []
+    optimizers: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
-        found += [item for item in kept if issubclass(type(item), Optimizer)]
-    return found
+        optimizers += [item for item in kept if issubclass(type(item), Optimizer)]
+    return optimizers
+
+
+class _Recorded(NamedTuple):
+    """A value as it was recorded the last time: itself, where it is plain and equal to itself; as plain data; where."""
+
+    value: object
+    plain: Any
+    site: int
+
+
+class Hyperparameters:
+    """Records what is in an optimizer's groups beside parameters."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
+
+    def record(self, optimizer: Optimizer, name: str, first: int) -> None:
+        """Record the rate of each group, from number `first` on, and all else where it is new or has changed."""
+        resumed = self._recorder.resumed
+        for number, group in enumerate(optimizer.param_groups, first):
+            recorded = self._recorded.setdefault((name, number), {})
+            for key, value in group.items():
+                before = recorded.get(key)
+                is_rate = key == "lr"
+                if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
+                    continue
+                plain = setting(value)
+                if is_rate or resumed or before is None or before.plain != plain:
+                    if before is None:
+                        path = f"[{number}][{key!r}]"
+                        place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
+                        site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
+                    else:
+                        site = before.site
+                    recorded[key] = _Recorded(value if _is_fixed(value) else _OTHER, plain, site)
+                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                        self._recorder.tensor(site, value)
+                    else:
+                        self._recorder.value(site, plain)
+
+
+class OptimizerSettings:
+    """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`.
+
+    Attributes:
+        found: one entry for each optimizer.
+        changed: whether that is another than when it was last written.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.changed = False
+
+    def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
+        """Put an optimizer in, in the place of what it was.
+
+        Args:
+            name: its name.
+            optimizer: it.
+            fqns: of each of its parameters, the name, or those of what lies in a flat one.
+            first: the number of its first group.
+            in_turn: whether another optimizer may have it step its groups one after the other.
+        """
+        remaining = iter(fqns)
+        groups = [
+            {
+                **{key: setting(value) for key, value in group.items() if key != "params"},
+                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
+            }
+            for group in optimizer.param_groups
+        ]
+        before = [group for entry in self.found if entry["name"] == name for group in entry["groups"]]
+        groups = [*before[:first], *groups]
+        if in_turn:  # those that are not stepped now may have no parameters
+            groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
+        self.found = [entry for entry in self.found if entry["name"] != name]
+        self.found.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
+        self.changed = True
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether what is this very object stays equal to what it was: plain, and no number that equals nothing."""
+    if type(value) is tuple:
+        return all(type(item) in _KEPT for item in value)
+    return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
+
+
+def setting(value: object) -> Any:
+    """A hyper-parameter as plain data."""
+    if value is None or isinstance(value, PLAIN):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" and value.numel() <= 16 else f"tensor on {value.device}"
+    if isinstance(value, (tuple, list)):
+        return [setting(item) for item in value]
+    return type(value).__name__

@@ -12,7 +12,7 @@ from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
 from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names
-from introspect_cli.capture.parse_options import rule_of
+from introspect_cli.capture.parse_options import parse_pairs, rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
 from introspect_cli.capture.probes.built import BuiltProbe
@@ -30,7 +30,9 @@ from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.samples import KINDS as SAMPLED
+from introspect_cli.capture.thinning import Thinning
 from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Last
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
+    from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
 
 
@@ -67,9 +70,8 @@ class Probes:
         guard: Guard,
         store_lost: Callable[[StoreError], None],
         began: dict[str, bytes | None],
-        rank: int = 0,
-        ranks: int = 1,
-        box: BlackBox | None = None,
+        launch: Launch | None,
+        box: BlackBox | None,
     ) -> None:
         """Wire everything up; nothing is installed yet.
 
@@ -79,10 +81,10 @@ class Probes:
             guard: what catches failures of probes.
             store_lost: told when the store can no longer be written.
             began: states of the random generators when the process began.
-            rank: of this process in a distributed run.
-            ranks: how many processes write the run.
+            launch: this process's part in a distributed run.
             box: holds whole tensors of the last steps; None where that was not asked for.
         """
+        rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
         self.rank = store.rank(
             rank,
@@ -94,17 +96,12 @@ class Probes:
         )
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
-        self.keeping = Keeping(
-            rule_of(options),
-            self.rank,
-            store,
-            max_size=None if options.max_size is None else options.max_size // ranks,
-            until_nan=options.until_nan,
-            number=rank,
-            why="last" if options.schedule is None else "rule",
-            note=guard.note,
-        )
-        self.keeping.box = box
+        rule, thinning = rule_of(options), None
+        if options.max_size is not None or any(isinstance(part, Last) for part in rule.parts):
+            share = None if options.max_size is None else options.max_size // ranks
+            why = "last" if options.schedule is None else "rule"
+            thinning = Thinning(self.rank, store, guard.note, max_size=share, why=why, box=box)
+        self.keeping = Keeping(rule, thinning, box, number=rank, until_nan=options.until_nan)
         self.recorder = Recorder(
             self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost,
             per_sample=options.per_sample,
@@ -119,7 +116,7 @@ class Probes:
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
-        self.children = ChildrenProbe(guard, followed=options.children == "all")
+        self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[Probe] = [
@@ -136,6 +133,8 @@ class Probes:
         ]
         taps = TapProbe(self.context, modules, gradients)
         self._probes.append(taps)
+        self.complete_steps = 0
+        """Whose records are there, when the script is over."""
         self.notes: list[str] = []
         self._arguments: OperatorArguments | None = None
         self._compile: CompileProbe | None = None
@@ -150,7 +149,7 @@ class Probes:
 
             self._probes.append(CollectiveProbe(self.context, store.path))
         if options.vjp or options.jacobian_norm:
-            from introspect_cli.capture.probes.vjp import VjpProbe, parse_pairs
+            from introspect_cli.capture.probes.vjp import VjpProbe
 
             pairs = parse_pairs(options.vjp, options.jacobian_norm)
             self._probes.append(VjpProbe(self.context, modules, pairs, options.probes))
@@ -214,6 +213,22 @@ class Probes:
                 probe.name, f"{probe.name} may still be watched and are"
             ):  # the others must still go
                 probe.remove()
+
+    def finish(self, *, launched: bool) -> None:
+        """Write what came after the last step, and drop what has expired.
+
+        Raises:
+            StoreError: the store can no longer be written.
+        """
+        clock, recorder = self.context.clock, self.recorder
+        self.complete_steps = recorder.steps_written
+        clock.finish()
+        if not clock.has_optimizer:
+            self.complete_steps = recorder.steps_written
+        if self.keeping.thinning is not None:
+            self.keeping.thinning.finish(recorder.step - 1)
+        for sentence in self.keeping.unmatched(launched=launched):
+            self._guard.note(sentence)
 
     def close(self) -> None:
         """Join the kernels' threads, and let go of the script's classes."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import Kind, Phase, Site
@@ -27,31 +27,23 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-class LossProbe:
+class LossProbe(GuardedProbe):
     """Watches `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
 
     name = "loss"
+    lost = "losses are"
 
     def __init__(self, context: Context) -> None:
-        """Start without calls."""
-        self._context = context
-        self._guarded = context.guard.around(self.name, "losses are")
-        self._recorder = context.recorder
+        super().__init__(context)
         self._calls = 0
-        self._patches = Patches()
         self._leaves = Leaves(context)
 
     def install(self) -> None:
         """Replace the two functions; also where no loss is recorded, since a backward pass tells training."""
         for name in ("backward", "grad"):
             self._patches.replace(torch.autograd, name, self._watched(name, getattr(torch.autograd, name)))
-        self._context.clock.on_tick.append(self._ticked)
-        self._guarded.on = True
-
-    def remove(self) -> None:
-        """Put the functions back."""
-        self._guarded.on = False
-        self._patches.remove()
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def _ticked(self) -> None:
         self._calls = 0
@@ -128,7 +120,6 @@ class Leaves:
     """Finds and records the leaves of a script that has run no module; another probe says when."""
 
     def __init__(self, context: Context) -> None:
-        """Start without names."""
         self._context = context
         self._recorder = context.recorder
         self._seen: set[str] = set()
@@ -141,15 +132,15 @@ class Leaves:
 
     def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Record the leaves as a backward pass finds them; their names and what they are, the first used first."""
-        found = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
+        leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), _FRAMES)
-        given = called({id(leaf) for leaf in found}, torch.Tensor, frames)
+        given = called({id(leaf) for leaf in leaves}, torch.Tensor, frames)
         self.names.clear()
-        for leaf in found:
+        for leaf in leaves:
             name = given.get(id(leaf)) or f"leaf{len(self.names)}"
             if name not in self.names.values():
                 self.names[id(leaf)] = name
-        named = [(self.names[id(leaf)], leaf) for leaf in found if id(leaf) in self.names]
+        named = [(self.names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self.names]
         if Kind.PARAM in self._context.kinds:
             for name, leaf in named:
                 if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
@@ -171,7 +162,7 @@ class Leaves:
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
     """Tensors that require gradients and that a graph begins with, in the order in which they are met."""
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]
     while waiting and len(seen) < _MOST_NODES:
@@ -181,6 +172,6 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
         seen.add(node)
         variable = getattr(node, "variable", None)  # of the node that accumulates a gradient
         if isinstance(variable, torch.Tensor):
-            found[id(variable)] = variable
+            leaves[id(variable)] = variable
         waiting += [following for following, _ in reversed(node.next_functions) if following is not None]
-    return list(found.values())
+    return list(leaves.values())

@@ -19,11 +19,18 @@ from torch.optim.optimizer import (
 )
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
-from introspect_cli.capture.probes.base import Patches
-from introspect_cli.capture.probes.held import Held, OptimizerRecords, Stepping, parameters_of
-from introspect_cli.capture.probes.hyperparameters import Hyperparameters, OptimizerSettings
+from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.held import (
+    Held,
+    Hyperparameters,
+    OptimizerRecords,
+    OptimizerSettings,
+    Stepping,
+    parameters_of,
+)
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
@@ -40,18 +47,14 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.state import StateProbe
 
 
-class OptimizerProbe:
+class OptimizerProbe(GuardedProbe):
     """Watches optimizer steps and drives the step clock."""
 
     name = "optimizers"
+    lost = "optimizer steps (and so the ends of steps) are"
 
     def __init__(self, context: Context, state: StateProbe) -> None:
-        """Start without optimizers; `state` records parameters."""
-        self._context = context
-        self._guarded = context.guard.around(
-            self.name, "optimizer steps (and so the ends of steps) are", context.clock.lost_optimizers
-        )
-        self._recorder = context.recorder
+        super().__init__(context, then=context.clock.lost_optimizers)
         self._state = state
         self._names = FreeNames()
         self._parameters: ById[Held] = ById()
@@ -59,7 +62,6 @@ class OptimizerProbe:
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
         self.settings = OptimizerSettings()
-        self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
@@ -72,38 +74,32 @@ class OptimizerProbe:
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
-        built, scaled = Optimizer.__init__, torch.amp.GradScaler.step
-
-        @functools.wraps(built)
-        def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
-            built(self, *args, **kwargs)
-            if probe._guarded.on:
-                with probe._guarded:
-                    probe._context.clock.built(self)
-
-        @functools.wraps(scaled)
-        def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            stepped = probe._stepped
-            if probe._guarded.on and Kind.HYPERPARAMETER in probe._context.kinds:
-                with probe._guarded, unobserved():
-                    probe._scaled(self)
-            result = scaled(self, optimizer, *args, **kwargs)
-            if probe._guarded.on and probe._stepped == stepped:
-                with probe._guarded, unobserved():
-                    probe._skipped(optimizer)
-            return result
-
-        probe = self
-        self._patches.replace(Optimizer, "__init__", __init__)
-        self._patches.replace(torch.amp.GradScaler, "step", step)
-        self._guarded.on = True
+        self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
+        self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
+        super().install()
 
     def remove(self) -> None:
         """Take the hooks out."""
-        self._guarded.on = False
-        self._patches.remove()
+        super().remove()
         for handle in self._handles:
             handle.remove()
+
+    def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
+        return lambda _: self._context.clock.built(args[0])
+
+    def _scaling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """A gradient scaler is about to step an optimizer, unless it has found infinities."""
+        stepped = self._stepped
+        if Kind.HYPERPARAMETER in self._context.kinds:
+            with unobserved():
+                self._scaled(args[0])
+
+        def left(_: object) -> None:
+            if self._stepped == stepped:
+                with unobserved():
+                    self._skipped(args[1] if len(args) > 1 else kwargs["optimizer"])
+
+        return left
 
     @property
     def stepping(self) -> bool:
@@ -198,8 +194,8 @@ class OptimizerProbe:
         """A gradient scaler is about to step an optimizer."""
         scale = private_api.scale_of(scaler)
         if scale is not None and self._recorder.wanted:
-            found = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
-            self._recorder.tensor(self._recorder.site(found, SiteInfo(type(scaler).__name__)), scale)
+            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
+            self._recorder.tensor(self._recorder.site(place, SiteInfo(type(scaler).__name__)), scale)
 
     def _skipped(self, optimizer: Optimizer) -> None:
         """A gradient scaler found infinities and left the optimizer alone: the step ends all the same."""
@@ -219,13 +215,9 @@ class OptimizerProbe:
 
     def _note(self, stepping: Stepping) -> None:
         """Learn the optimizer's name and those of its parameters; both may grow while it lives."""
-        optimizer, parameters, turn, known = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
+        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.held
         parts, all_names = self._context.parts, self._context.names
-        if (
-            known is not None
-            and len(known.names) == len(parameters)
-            and known.replaced == all_names.parameters.replaced
-        ):
+        if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.trains(optimizer)
         unnamed = [
@@ -238,18 +230,18 @@ class OptimizerProbe:
         fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                known_name = all_names.parameters.of(parameter)
-                if known_name is None:
-                    known_name = all_names.parameters.name_alone(
+                parameter_name = all_names.parameters.of(parameter)
+                if parameter_name is None:
+                    parameter_name = all_names.parameters.name_alone(
                         parameter,
                         self._leaf(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
-                known_name.held_by(Holder(optimizer, (number, position)))
+                parameter_name.held_by(Holder(optimizer, (number, position)))
                 inside = parts.inside(parameter)
-                known_name.watched |= any(named.watched for named in inside or ())
-                names.append(known_name)
-                fqns.append([named.fqn for named in ([known_name] if inside is None else inside)])
+                parameter_name.watched |= any(named.watched for named in inside or ())
+                names.append(parameter_name)
+                fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.held = Held(names, all_names.parameters.replaced)
         self._parameters.set(stepping.stands, stepping.held)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
@@ -293,12 +285,7 @@ class OptimizerProbe:
 
 def _inside_step(frame: FrameType) -> bool:
     """Whether the frame, torch's around a step, has another such frame below it."""
-    code, below = frame.f_code, frame.f_back
-    while below is not None:
-        if below.f_code is code:
-            return True
-        below = below.f_back
-    return False
+    return any(below.f_code is frame.f_code for below in outward(frame.f_back))
 
 
 def _with_closure(

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import parameters_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -40,33 +40,26 @@ _CHUNK = 1 << 24
 """Elements that are moved at once: what is needed beside a tensor stays small."""
 
 
-class PerturbProbe:
+class PerturbProbe(GuardedProbe):
     """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
 
     name = "perturb"
+    lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
-        """Start with nothing moved."""
+        super().__init__(context)
         self.parameters = 0
         self.elements = 0
-        self._context = context
         self._seed = seed
         self._met = 0
         self._done: ById[bool] = ById()
         self._places: set[tuple[int, int, int]] = set()
-        self._guarded = context.guard.around(self.name, "the initial parameters, as far as they are moved by then, are")
 
     def install(self) -> None:
         """Listen for forward passes, recorded or not, and for the roots of compiled functions."""
-        self._context.clock.on_forward.append(self._called)
-        self._context.on_root.insert(0, self._called)  # before their values are recorded
-        self._guarded.on = True
-
-    def remove(self) -> None:
-        """Stop listening."""
-        self._guarded.on = False
-        drop(self._context.clock.on_forward, self._called)
-        drop(self._context.on_root, self._called)
+        self.hear(self._context.clock.on_forward, self._called)
+        self.hear(self._context.on_root, self._called, first=True)  # before their values are recorded
+        super().install()
 
     @property
     def document(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.start import ImportWatch
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -37,19 +37,16 @@ _UNNAMED = "(memory)"
 _SAFETENSORS = "safetensors.torch"
 
 
-class ProductProbe:
+class ProductProbe(GuardedProbe):
     """Watches what is saved."""
 
     name = "products"
+    lost = "what the script saves is"
 
     def __init__(self, context: Context) -> None:
-        """Watch nothing yet."""
-        self._context = context
-        self._recorder = context.recorder
-        self._guarded = context.guard.around(self.name, "what the script saves is")
+        super().__init__(context)
         self._counts: dict[str, int] = {}
         self._saving = False
-        self._patches = Patches()
         self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
 
     def install(self) -> None:
@@ -59,15 +56,14 @@ class ProductProbe:
         saving = self._saver(torch.save, "obj", "f")
         for module in (torch, torch.serialization):
             self._patches.replace(module, "save", saving)
-        self._context.clock.on_tick.append(self._counts.clear)
-        self._guarded.on = True
+        self.hear(self._context.clock.on_tick, self._counts.clear)
+        super().install()
         self._imports.install()
 
     def remove(self) -> None:
         """Put the functions back."""
-        self._guarded.on = False
         self._imports.remove()
-        self._patches.remove()
+        super().remove()
 
     def _safetensors_imported(self) -> None:
         with self._guarded:
@@ -75,24 +71,22 @@ class ProductProbe:
             self._patches.replace(module, "save_file", self._saver(vars(module)["save_file"], "tensors", "filename"))
 
     def _saver(self, original: Callable[..., Any], held: str, place: str) -> Callable[..., Any]:
-        probe = self
-
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            if not probe._guarded.on or probe._saving:
+            if not self._guarded.on or self._saving:
                 return original(*args, **kwargs)
-            probe._saving = True
+            self._saving = True
             try:
                 result = original(*args, **kwargs)
             finally:
-                probe._saving = False
-            if probe._guarded.on:
-                with probe._guarded, unobserved():
+                self._saving = False
+            if self._guarded.on:
+                with self._guarded, unobserved():
                     given = dict(zip((held, place), args, strict=False)) | kwargs
-                    if probe._recorder.wanted:
-                        probe._saved(given.get(held), given.get(place))
-                    elif len(probe._context.saved_unseen) < _MOST_NAMES:
-                        probe._context.saved_unseen[_named(given.get(place))] = None
+                    if self._recorder.wanted:
+                        self._saved(given.get(held), given.get(place))
+                    elif len(self._context.saved_unseen) < _MOST_NAMES:
+                        self._context.saved_unseen[_named(given.get(place))] = None
             return result
 
         return save
@@ -100,43 +94,43 @@ class ProductProbe:
     def _saved(self, held: object, place: object) -> None:
         name = _named(place)
         call = self._counts[name] = self._counts.get(name, -1) + 1
-        found = [
+        saved = [
             (path, leaf)
             for path, leaf in _leaves(held)
             if issubclass(type(leaf), torch.Tensor) and not _is_random(path, leaf)
         ]
         info = SiteInfo()
         sites = [
-            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in found[:_MOST]
+            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved[:_MOST]
         ]
-        self._recorder.tensors(sites, [tensor for _, tensor in found[:_MOST]])
+        self._recorder.tensors(sites, [tensor for _, tensor in saved[:_MOST]])
 
 
 def _leaves(held: object) -> list[tuple[str, Any]]:
     """The tensors in what is saved with their places, those in modules too."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):
-            found += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+            leaves += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
         else:
-            found.append((path, leaf))
-    return found
+            leaves.append((path, leaf))
+    return leaves
 
 
 def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
     """Names and tensors of what a module and those inside it hold, read past its methods."""
-    found, waiting, seen = [], [("", root)], {id(root)}
+    tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:
         prefix, module = waiting.pop()
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views may be the script's
-            found += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
+            tensors += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
         for name, child in module._modules.items():  # noqa: SLF001 - as above
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((f"{prefix}{name}.", child))
-    return found
+    return tensors
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:

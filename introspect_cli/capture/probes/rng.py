@@ -6,13 +6,14 @@ processes without anything depending on it. As long as nothing has been drawn fr
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
 from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-class _Known(NamedTuple):
+class _Recorded(NamedTuple):
     """A generator's state when it was last recorded, and what tells that it is the same."""
 
     stand: Hashable
@@ -29,66 +30,62 @@ class _Known(NamedTuple):
     tensor: torch.Tensor
 
 
-class RngProbe:
+class RngProbe(GuardedProbe):
     """Records generator states. It patches nothing: the clock tells it when."""
 
     name = "rng"
+    lost = "states of random generators are"
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
-        """Start with the states that the generators had when the capture began."""
-        self._context = context
-        self._guarded = context.guard.around(self.name, "states of random generators are", self.remove)
-        self._recorder = context.recorder
+        super().__init__(context, then=self.remove)
         self._began = began
-        self._known: dict[str, _Known] = {}
-        self._sites: dict[str, int] = {}
+        self._recorded: dict[str, _Recorded] = {}
+        self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
     def install(self) -> None:
         """Listen for the start of steps."""
         if Kind.RNG in self._context.kinds:
-            self._context.clock.on_begin.append(self._record)
+            self.hear(self._context.clock.on_begin, self._record)
+        super().install()
 
     def remove(self) -> None:
         """Stop listening."""
-        drop(self._context.clock.on_begin, self._record)
+        super().remove()
         self._context.draws.stop()
 
     def _record(self) -> None:
         with self._guarded:
-            draws, devices = self._context.draws, [found for default in self._backends for found in default()]
+            draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
             draws.begin(devices)
             for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
-                known = self._state(name, owner, ask)
-                if known is None:
+                state = self._state(name, owner, ask)
+                if state is None:
                     continue
-                if known.state == self._began.get(name):
+                if state.state == self._began.get(name):
                     draws.leave_untouched(name)
                     self._recorder.value(self._site(name), UNTOUCHED)
                 else:
-                    self._recorder.tensor(self._site(name), known.tensor)
+                    self._recorder.tensor(self._site(name), state.tensor)
             self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
             for device, generator in devices:
                 self._recorder.tensor(self._site(device), generator.get_state())
 
-    def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Known | None:
+    def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""
-        draws, known = self._context.draws, self._known.get(name)
+        draws, last = self._context.draws, self._recorded.get(name)
         stand = draws.stand(name, owner)
-        if known is None or stand is None or known.stand != stand:
+        if last is None or stand is None or last.stand != stand:
             state = ask()
             if state is None:
                 return None
-            known = _Known(stand, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            last = _Recorded(stand, state, torch.frombuffer(bytearray(state), dtype=torch.uint8))
             if not draws.moved():  # else another thread draws, and nobody knows before or after
-                self._known[name] = known
-        return known
+                self._recorded[name] = last
+        return last
 
-    def _site(self, name: str) -> int:
-        site = self._sites.get(name)
-        if site is None:
-            site = self._sites[name] = self._recorder.site(Site(Phase.START, Kind.RNG, name))
-        return site
+    def _new_site(self, name: str) -> int:
+        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
 
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:

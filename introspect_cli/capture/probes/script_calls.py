@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.script import calls
 from introspect_cli.tensors.flatten import flatten
@@ -15,30 +16,28 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-class ScriptCallsProbe:
+class ScriptCallsProbe(GuardedProbe):
     """Hears of `introspect_cli.step`, `record` and `phase`."""
 
     name = "script calls"
+    lost = "values that the script records itself are"
 
     def __init__(self, context: Context) -> None:
-        """Start outside of every phase."""
-        self._context = context
-        self._recorder = context.recorder
-        self._guarded = context.guard.around(self.name, "values that the script records itself are")
+        super().__init__(context)
         self._counts: dict[str, int] = {}
         self._wants_eval = context.evaluation.wanted
         self._phase = ""
 
     def install(self) -> None:
         """Begin to hear."""
-        self._context.clock.on_tick.append(self._counts.clear)
-        self._guarded.on = True
+        self.hear(self._context.clock.on_tick, self._counts.clear)
+        super().install()
         calls.listen(self)
 
     def remove(self) -> None:
         """Hear nothing any more."""
         calls.unlisten(self)
-        self._guarded.on = False
+        super().remove()
 
     def stepped(self) -> None:
         """End the step."""

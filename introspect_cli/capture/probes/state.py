@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 
@@ -35,15 +35,14 @@ _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
 
-class StateProbe:
+class StateProbe(GuardedProbe):
     """Records what a model holds. It patches nothing: other probes tell it when."""
 
     name = "state"
+    lost = "parameters and buffers are"
 
     def __init__(self, context: Context) -> None:
-        """Start with nothing recorded."""
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
@@ -57,14 +56,10 @@ class StateProbe:
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
-        self._context.on_root.append(self._root_called)
-        self._context.on_after_optimizer.append(self.buffers_after)
-        self._context.clock.on_restart.append(self._restarted)
-
-    def remove(self) -> None:
-        """Stop listening."""
-        drop(self._context.on_root, self._root_called)
-        drop(self._context.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.on_root, self._root_called)
+        self.hear(self._context.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.clock.on_restart, self._restarted)
+        super().install()
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
@@ -89,9 +84,9 @@ class StateProbe:
                 self._recorded.clear()
         if first or self._holders.get(root) is None:
             self._look(root)
-        known = self._started.get(state.fqn)
-        if known is not None:
-            if known() is root:
+        started = self._started.get(state.fqn)
+        if started is not None:
+            if started() is root:
                 self._changed(root, with_buffers=first)
                 return
             # Another model has taken the name of one that is gone: what it starts with is not on record.
@@ -115,26 +110,30 @@ class StateProbe:
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        found = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        contents = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        changed = {id(tensor) for tensor in self._written.since(found[1]) if not self._context.parts.is_rounded(tensor)}
+        changed = {
+            id(tensor) for tensor in self._written.since(contents[1]) if not self._context.parts.is_rounded(tensor)
+        }
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
-        self._record(_those(found, lambda tensor: id(tensor) in changed), phase, again=True)
+        self._record(_those(contents, lambda tensor: id(tensor) in changed), phase, again=True)
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""
         names = self._context.names
         for root in names.roots():
-            found = self._tensors_of(root, _BUFFERS)
+            contents = self._tensors_of(root, _BUFFERS)
             stand, sites = self._buffers.get(root) or (None, [])
-            if zero.is_loaded() or self._cutting.get(root) or stand != (found[2], names.parameters.changes):
-                sites = self._record(found, Phase.OPTIMIZER)
-                if len(sites) == len(found[1]):  # else one has no name yet, or is not wanted yet
-                    self._buffers.set(root, ((found[2], names.parameters.changes), sites))
+            if zero.is_loaded() or self._cutting.get(root) or stand != (contents[2], names.parameters.changes):
+                sites = self._record(contents, Phase.OPTIMIZER)
+                if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
+                    self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
             else:
-                self._write(sites, found[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+                self._write(
+                    sites, contents[1], lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
+                )
 
     def parameters_after(self, stepping: Stepping) -> None:
         """Record the parameters that an optimizer has just stepped."""
@@ -143,15 +142,15 @@ class StateProbe:
         parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
         # What is at the same place of the same optimizer under the same identity has the name it had.
         held = (list(map(id, parameters)), lengths, self._context.names.parameters.changes)
-        known = self._after.get(stepping.optimizer)
-        if known is None or known[0] != held:
+        cached = self._after.get(stepping.optimizer)
+        if cached is None or cached[0] != held:
             sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
             if None in sites:
                 self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
                 return
-            known = (held, [site for site in sites if site is not None])
-            self._after.set(stepping.optimizer, known)
-        self._write(known[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+            cached = (held, [site for site in sites if site is not None])
+            self._after.set(stepping.optimizer, cached)
+        self._write(cached[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
@@ -176,10 +175,10 @@ class StateProbe:
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, stand
 
-    def _record(self, found: Contents, phase: Phase, *, again: bool = False) -> list[int]:
+    def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
         """Record what has a name and is wanted; at which sites."""
         sites, tensors = [], []
-        for kind, tensor in zip(found[0], found[1], strict=True):
+        for kind, tensor in zip(contents[0], contents[1], strict=True):
             site = self._site(tensor, phase, kind, again=again)
             if site is not None:
                 sites.append(site)
@@ -221,10 +220,10 @@ class StateProbe:
         return name
 
 
-def _those(found: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
+def _those(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
     """The tensors of which something is true."""
-    at = [position for position, tensor in enumerate(found[1]) if are(tensor)]
-    return [found[0][position] for position in at], [found[1][position] for position in at], []
+    at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
+    return [contents[0][position] for position in at], [contents[1][position] for position in at], []
 
 
 class Written:
@@ -239,7 +238,7 @@ class Written:
         """Remember tensors that have just been recorded."""
         marks, held = self._summarizer.stands(tensors), self._marks
         held.update(zip(map(id, tensors), marks, strict=True))
-        if None in marks:
+        if not all(marks):
             for tensor, mark in zip(tensors, marks, strict=True):
                 if mark is None:
                     held.pop(id(tensor), None)

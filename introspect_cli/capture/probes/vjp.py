@@ -10,125 +10,46 @@ Nothing is accumulated into `.grad`, and signs are drawn from a generator of our
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.probes.base import drop
-from introspect_cli.errors import UsageError
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.parse_options import Pair
     from introspect_cli.capture.probes.modules import ModuleProbe
 
 _SEED = 20260
 
 
-@dataclass(frozen=True)
-class ValueName:
-    """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
-
-    Attributes:
-        fqn: the module's name, with or without its root.
-        kind: input or output.
-        path: where in the nested value; "" for the value.
-    """
-
-    fqn: str
-    kind: Kind
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> ValueName:
-        """A name as it is written.
-
-        Raises:
-            UsageError: it names no module.
-        """
-        name, bracket, rest = text.strip().partition("[")
-        fqn, _, side = name.partition("/")
-        if not fqn or side not in ("", "input", "output"):
-            raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
-        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
-        path = bracket + rest
-        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
-
-    def fits(self, fqn: str, kind: Kind, path: str) -> bool:
-        """Whether a value that passes by is the one named."""
-        return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two values: how the first depends on the second.
-
-    Attributes:
-        text: as it was written.
-        later: the value whose Jacobian it is.
-        earlier: the value it is with respect to.
-        norm: whether the Jacobian's norm is wanted, else the product with ones.
-    """
-
-    text: str
-    later: ValueName
-    earlier: ValueName
-    norm: bool
-
-
-def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
-    """Pairs from the command line, `OUTPUT:INPUT` each.
-
-    Raises:
-        UsageError: one is no pair.
-    """
-    pairs = []
-    for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
-        later, colon, earlier = text.partition(":")
-        if not colon:
-            raise UsageError(f"{text!r} names one value: give two with a colon between, OUTPUT:INPUT")
-        pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
-    return tuple(pairs)
-
-
-class VjpProbe:
+class VjpProbe(GuardedProbe):
     """Computes products and norms as values come by."""
 
     name = "products"
+    lost = "vector-Jacobian products are"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
-        """Start without values.
-
-        Args:
-            context: the recorder and the step clock.
-            modules: tells of every input and output.
-            pairs: what is wanted.
-            probes: random vectors for a norm.
-        """
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context)
         self._modules = modules
         self._pairs = pairs
         self._probes = probes
         self._earlier: dict[Pair, torch.Tensor] = {}
         self._calls: dict[Pair, int] = {}
-        self._guarded = context.guard.around(self.name, "vector-Jacobian products are")
 
     def install(self) -> None:
         """Listen for values."""
         self._modules.values.listen(self._value)
-        self._guarded.on = True
-        self._context.clock.on_tick.append(self._ticked)
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Stop, and let go of the step's values."""
-        self._guarded.on = False
+        super().remove()
         self._earlier.clear()
-        drop(self._context.clock.on_tick, self._ticked)
 
     def _ticked(self) -> None:
         self._earlier.clear()
@@ -197,6 +118,6 @@ class VjpProbe:
 
 def _product(later: torch.Tensor, earlier: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
     """The vector-Jacobian product, None where the output does not depend on the input."""
-    found: tuple[torch.Tensor | None, ...]
-    found = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
-    return found[0]
+    gradients: tuple[torch.Tensor | None, ...]
+    gradients = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
+    return gradients[0]

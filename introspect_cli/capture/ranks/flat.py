@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.capture.contents import modules_in
 from introspect_cli.capture.named import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
+from introspect_cli.capture.ranks.zero import Fragment
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -30,22 +31,6 @@ _FLAT = (
     "what a DeepSpeed optimizer keeps (gradients, parameters in full precision, its state) is recorded flat: which "
     "parameters it belongs to is not told; parameters without values outside of calls are not recorded"
 )
-
-
-class _Piece(NamedTuple):
-    """One parameter's stretch of a flat one.
-
-    Attributes:
-        name: the parameter's.
-        first: where the stretch begins in what this rank holds of the flat tensor.
-        shape: of the whole parameter.
-        part: which of its elements the stretch has.
-    """
-
-    name: ParameterName
-    first: int
-    shape: tuple[int, ...]
-    part: Part
 
 
 class Turn(NamedTuple):
@@ -68,16 +53,10 @@ class FlatParts:
     """Tells which part of a whole a flat piece is."""
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
-        """Start with nothing known.
-
-        Args:
-            names: knows the models.
-            note: is told what is recorded flat.
-        """
         self._names = names
         self._note = note
-        self._known: dict[int, tuple[tuple[int, ...], Part]] = {}
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._stretches: dict[int, tuple[tuple[int, ...], Part]] = {}
+        self._pieces: dict[int, list[tuple[ParameterName, Fragment]]] = {}
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
         self._named: dict[str, ParameterName] = {}
@@ -86,7 +65,7 @@ class FlatParts:
 
     def clear(self) -> None:
         """Look again: a step has ended, and a model may have been wrapped since."""
-        self._known.clear()
+        self._stretches.clear()
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
@@ -118,7 +97,7 @@ class FlatParts:
                 self._look()
             if zero.is_loaded():
                 self._look_for_zero()
-        return bool(self._known or self._pieces or self._turns)
+        return bool(self._stretches or self._pieces or self._turns)
 
     def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups an optimizer steps that has these parameters now: all of them, but for those of DeepSpeed's."""
@@ -135,7 +114,7 @@ class FlatParts:
         """The parameters that a flat one has elements of on some rank, as far as they are known; else None."""
         if not self.active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
             return None
-        return [piece.name for piece in self._pieces.get(id(parameter), ())]
+        return [name for name, _ in self._pieces.get(id(parameter), ())]
 
     def each(
         self,
@@ -144,14 +123,7 @@ class FlatParts:
         values: Sequence[torch.Tensor],
         site_of: Callable[[ParameterName], int],
     ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Sites and values of what belongs to parameters, each with its place where it is a flat piece.
-
-        Args:
-            sites: of the parameters.
-            parameters: their tensors.
-            values: themselves, their gradients or their state.
-            site_of: the site of a parameter that is inside a flat one.
-        """
+        """Sites and values (tensors, gradients, state) of parameters, each with its place where it is a flat piece."""
         if not self.active:
             return sites, values
         placed_sites: list[int] = []
@@ -162,9 +134,9 @@ class FlatParts:
                 placed_sites.append(site)
                 placed.append(self.of(parameter, value))
                 continue
-            watched = [piece for piece in pieces if piece.name.watched]
-            placed_sites += [site_of(piece.name) for piece in watched]
-            placed += [_stretch(parameter, value, piece) for piece in watched]
+            watched = [(name, piece) for name, piece in pieces if name.watched]
+            placed_sites += [site_of(name) for name, _ in watched]
+            placed += [_stretch(parameter, value, piece) for _, piece in watched]
         return placed_sites, placed
 
     def states(
@@ -175,19 +147,19 @@ class FlatParts:
         if pieces is None:
             return None
         return [
-            (piece.name, {key: _stretch(parameter, value, piece) for key, value in state.items()})
-            for piece in pieces
-            if piece.name.watched
+            (name, {key: _stretch(parameter, value, piece) for key, value in state.items()})
+            for name, piece in pieces
+            if name.watched
         ]
 
     def of(self, parameter: torch.Tensor, value: Any) -> Any:
         """A parameter's value, gradient or state, with its place where it is a flat piece."""
         if value is parameter and (shard := self.shard(parameter)) is not None:
             return shard
-        found = self._known.get(id(parameter)) if self.active else None
-        if found is None or not isinstance(value, sys.modules["torch"].Tensor):
+        place = self._stretches.get(id(parameter)) if self.active else None
+        if place is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
-        shape, part = found
+        shape, part = place
         if value.dim() != 1 or value.numel() != part.numel or tuple(value.shape) == shape:
             return value
         return Placed(value, shape, part)
@@ -214,47 +186,42 @@ class FlatParts:
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
                         parameter = getattr(info.module, info.param_name, None)
                         if parameter is not None:
-                            self._known[id(parameter)] = tuple(shape), _part(piece)
+                            self._stretches[id(parameter)] = tuple(shape), _part(piece)
                     continue
                 name = self._names.parameters.of(flat)
                 if name is not None:
-                    self._pieces[id(flat)] = [
-                        _Piece(self._name(name, *named), int(piece.offset_in_shard or 0), tuple(shape), _part(piece))
-                        for *named, shape, piece in zip(infos, fqns, shapes, pieces, strict=True)
-                    ]
-                    name.watched |= any(piece.name.watched for piece in self._pieces[id(flat)])
+                    named = [self._name(name, info, fqn) for info, fqn in zip(infos, fqns, strict=True)]
+                    firsts = [int(piece.offset_in_shard or 0) for piece in pieces]
+                    stretches = map(Fragment, map(tuple, shapes), firsts, map(_part, pieces))
+                    self._pieces[id(flat)] = list(zip(named, stretches, strict=True))
+                    name.watched |= any(part.watched for part in named)
 
     def _look_for_zero(self) -> None:
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):
                     self._turns[id(flat)] = Turn(number if alone else 0, number == len(flats) - 1)
-                    named = [(fragment, self._names.parameters.of(fragment.parameter)) for fragment in fragments or ()]
-                    pieces = [
-                        _Piece(name, fragment.first, fragment.shape, fragment.part)
-                        for fragment, name in named
-                        if name is not None
-                    ]
+                    named = [(self._names.parameters.of(whole), piece) for whole, piece in fragments or ()]
+                    pieces = [(name, piece) for name, piece in named if name is not None]
                     if pieces and len(pieces) == len(named):
                         self._pieces[id(flat)] = pieces
-                        every = (fragment.parameter for fragment in fragments or ())
-                        self._rounded |= {id(fragment) for fragment in every if fragment.dtype is not flat.dtype}
+                        self._rounded |= {id(whole) for whole, _ in fragments or () if whole.dtype is not flat.dtype}
                     else:
                         self._note(_FLAT)
 
     def _name(self, flat: ParameterName, info: Any, fqn: str) -> ParameterName:
         """What a parameter inside a flat one is called: as if nobody had put it there."""
         whole = f"{flat.fqn.rpartition('.')[0]}.{fqn}"
-        known = self._named.get(whole)
-        if known is None:
+        named = self._named.get(whole)
+        if named is None:
             state = self._names.find(info.module)
             owner = type(info.module).__name__ if state is None else state.module_class
             watched = self._names.wanted(whole.rpartition(".")[0]) if state is None else state.watched
-            known = self._named[whole] = ParameterName(whole, owner, watched=watched)
-        return known
+            named = self._named[whole] = ParameterName(whole, owner, watched=watched)
+        return named
 
 
-def _stretch(parameter: torch.Tensor, value: Any, piece: _Piece) -> Any:
+def _stretch(parameter: torch.Tensor, value: Any, piece: Fragment) -> Any:
     """What of a value belongs to a piece: a stretch where it is as long as the flat parameter, all of it otherwise."""
     if getattr(value, "shape", None) != parameter.shape:
         return value

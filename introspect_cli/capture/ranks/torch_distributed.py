@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from introspect_cli.capture.frames import outward
 from introspect_cli.capture.private_api import no_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import FrameType
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -83,8 +83,8 @@ def on_its_way(value: Any) -> bool:
 
     Without it, what goes on into another collective may be recorded before it is there.
     """
-    found = sys.modules.get("torch.distributed._functional_collectives")
-    return isinstance(value, getattr(found, "AsyncCollectiveTensor", ()))
+    functions = sys.modules.get("torch.distributed._functional_collectives")
+    return isinstance(value, getattr(functions, "AsyncCollectiveTensor", ()))
 
 
 def local_of(value: Any) -> Any:
@@ -108,7 +108,7 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
 
     They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
     """
-    found: list[tuple[str, Any, tuple[Any, ...]]] = []
+    styles: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
         held = _style_in(hook)
         if held is None:
@@ -116,10 +116,10 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
         mesh, prepare = held["device_mesh"], held.get("input_fn")
         called = getattr(getattr(prepare, "func", None), "__name__", "")
         if prepare is not None and called == "_prepare_input_fn":
-            found.append(("[0]", mesh, tuple(prepare.args[0])))
+            styles.append(("[0]", mesh, tuple(prepare.args[0])))
         layouts = getattr(held.get("self"), "input_layouts", None) or ()
-        found += [(f"[{at}]", mesh, (layout,)) for at, layout in enumerate(layouts) if layout is not None]
-    return found
+        styles += [(f"[{at}]", mesh, (layout,)) for at, layout in enumerate(layouts) if layout is not None]
+    return styles
 
 
 def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
@@ -214,8 +214,10 @@ def unsharded_of(module: Any) -> list[Unsharded]:
 
     Without it, parameters that a script gathers before a step are taken for others than its optimizer's.
     """
-    found = []
-    for keeper in (own for together in _cut_together(module) for own in getattr(together, "fsdp_params", ())):
+    gathered = []
+    for keeper in (
+        parameter for together in _cut_together(module) for parameter in getattr(together, "fsdp_params", ())
+    ):
         info, shard = getattr(keeper, "_module_info", None), getattr(keeper, "sharded_param", None)
         if info is None or shard is None:
             continue
@@ -223,8 +225,8 @@ def unsharded_of(module: Any) -> list[Unsharded]:
         for holder, name in places:
             whole = holder._parameters.get(name)  # noqa: SLF001 - the public views build strings
             if whole is not None and whole is not shard:
-                found.append(Unsharded(holder, name, whole, keeper))
-    return found
+                gathered.append(Unsharded(holder, name, whole, keeper))
+    return gathered
 
 
 _PIPELINES = "torch.distributed.pipelining."
@@ -263,13 +265,11 @@ def in_stage() -> InStage | None:
     """
     if _STAGE not in sys.modules:
         return None
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
         what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
         if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
             held = frame.f_locals
             chunk = held.get(number, -1)
             if held.get(stage) is not None:
                 return InStage(what, held[stage], chunk if type(chunk) is int else -1)
-        frame = frame.f_back
     return None

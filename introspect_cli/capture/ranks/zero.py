@@ -41,16 +41,18 @@ class Fragment(NamedTuple):
     """One parameter's stretch of a flat tensor.
 
     Attributes:
-        parameter: it.
-        shape: of the whole of it.
-        first: where the stretch begins in the flat tensor.
+        shape: of the whole parameter.
+        first: where the stretch begins in the flat tensor, or in what this rank has of it.
         part: which of the parameter's elements it has.
     """
 
-    parameter: torch.Tensor
     shape: tuple[int, ...]
     first: int
     part: Part
+
+
+Fragments = list[tuple["torch.Tensor", Fragment]]
+"""Parameters of a model, and the stretch of each."""
 
 
 class Flat(NamedTuple):
@@ -63,7 +65,7 @@ class Flat(NamedTuple):
     """
 
     tensor: torch.Tensor
-    fragments: list[Fragment] | None
+    fragments: Fragments | None
     alone: bool
 
 
@@ -100,12 +102,12 @@ def is_stepped(parameter: torch.Tensor) -> bool:
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
     """For each engine in a model that has a ZeRO optimizer, the flat tensors of all its groups."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
-    found = (
+    optimizers = (
         [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
         if engine
         else []
     )
-    return [flats for flats in found if flats]
+    return [flats for flats in optimizers if flats]
 
 
 def _flats(optimizer: Any) -> list[Flat]:
@@ -121,29 +123,28 @@ def _flats(optimizer: Any) -> list[Flat]:
     return []
 
 
-def _within(flat: torch.Tensor, found: list[Fragment] | None) -> list[Fragment] | None:
+def _within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
     """Fragments that a flat tensor has room for; None where it has not for all: they are elsewhere for a while."""
-    needed = max((fragment.first + fragment.part.numel for fragment in found or ()), default=0)
-    return found if needed <= flat.numel() else None
+    needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
+    return fragments if needed <= flat.numel() else None
 
 
-def _shards(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
+def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
     """Those of a group whose flat tensor has one shard after the other."""
-    found: list[Fragment] = []
+    fragments: Fragments = []
     first = 0
     for parameter in group:
         shard = shard_of(parameter)
         if shard is None:
             return None
-        found.append(Fragment(parameter, shard.shape, first, shard.part))
+        fragments.append((parameter, Fragment(shard.shape, first, shard.part)))
         first += vars(parameter)["ds_tensor"].ds_numel
-    return found or None
+    return fragments or None
 
 
-def _fragments(group: Sequence[torch.Tensor]) -> list[Fragment] | None:
-    found = [_fragment(parameter) for parameter in group]
-    every = [fragment for fragment in found if fragment is not None]
-    return every if found and len(every) == len(found) else None
+def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
+    every = [(parameter, fragment) for parameter in group if (fragment := _fragment(parameter)) is not None]
+    return every if every and len(every) == len(group) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
@@ -153,12 +154,12 @@ def _fragment(parameter: torch.Tensor) -> Fragment | None:
         return None
     shape = tuple(parameter.shape)
     if attributes["_hp_mapping"] is None:
-        return Fragment(parameter, shape, 0, stretch(0, 0))
+        return Fragment(shape, 0, stretch(0, 0))
     address = getattr(attributes["_hp_mapping"], "lp_fragment_address", None)
     kept = getattr(attributes["_hp_mapping"], "hp_fragment_address", None)
     if address is None or kept is None or address.numel != kept.numel:
         return None
-    return Fragment(parameter, shape, int(kept.start), stretch(int(address.start), int(address.numel)))
+    return Fragment(shape, int(kept.start), stretch(int(address.start), int(address.numel)))
 
 
 def stretch(first: int, count: int) -> Part:

@@ -80,7 +80,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_ours(found) for module in model.modules() for found in _hooks(module)):
+    if any(_is_ours(hooked) for module in model.modules() for hooked in _hooks(module)):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -104,7 +104,7 @@ def detach(model: nn.Module) -> None:
     """Take every tap off a model again."""
     for module in model.modules():
         for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
-            for key in [key for key, found in registry.items() if _is_ours(found)]:
+            for key in [key for key, hooked in registry.items() if _is_ours(hooked)]:
                 del registry[key]
 
 
@@ -112,8 +112,8 @@ def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
 
 
-def _is_ours(found: Callable[..., Any]) -> bool:
-    return getattr(found, "__module__", "") == __name__
+def _is_ours(hooked: Callable[..., Any]) -> bool:
+    return getattr(hooked, "__module__", "") == __name__
 
 
 def _types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
@@ -147,11 +147,11 @@ def _text(annotation: Any) -> str | None:
         inner = _text(next(argument for argument in arguments if argument is not type(None)))
         return None if inner is None else f"Optional[{inner}]"
     inside = [_text(argument) for argument in arguments]
-    known = [text for text in inside if text is not None]
-    if len(known) != len(inside) or not known:
+    texts = [text for text in inside if text is not None]
+    if len(texts) != len(inside) or not texts:
         return None
     name = {tuple: "Tuple", list: "List", dict: "Dict"}.get(origin)
-    return None if name is None else f"{name}[{', '.join(known)}]"
+    return None if name is None else f"{name}[{', '.join(texts)}]"
 
 
 def hook(spec: Spec) -> Callable[..., Any]:

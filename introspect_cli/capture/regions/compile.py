@@ -18,7 +18,7 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
@@ -104,13 +104,19 @@ def _tapped(value: Any, module: str, path: str) -> Any:
     return value
 
 
-class CompileProbe:
-    """Watches for what is compiled."""
+class CompileProbe(GuardedProbe):
+    """Watches for what is compiled.
+
+    Attributes:
+        runs_as_python: whether compiled regions are run as python.
+    """
 
     name = "compile"
+    lost = "what is inside compiled regions is"
 
     def __init__(self, context: Context, taps: TapProbe, mode: str, note: Callable[[str], None]) -> None:
-        self._context = context
+        super().__init__(context)
+        self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         self._taps = taps
         self._operators: CompiledOps | None = None
         self._operators_guarded = context.guard.around(
@@ -120,11 +126,7 @@ class CompileProbe:
         self._note = note
         self._handles: list[Any] = []
         self._tapped: set[int] = set()
-        self._patches = Patches()
         self._stance: Any = None
-        self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
-        """Whether compiled regions are run as python."""
-        self._on = False
 
     def look_at_operators(self, operators: CompiledOps) -> None:
         """Have single operators inside regions recorded, too."""
@@ -134,28 +136,27 @@ class CompileProbe:
     def install(self) -> None:
         """Replace `torch.compile`, which `Module.compile` calls too."""
         original = torch.compile
-        probe = self
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
-            if not probe._on:
+            if not self._guarded.on:
                 return original(model, **settings)
             if model is None:
                 return functools.partial(compile, **settings)
-            probe._compiling(model)
+            with self._guarded:
+                self._compiling(model)
             compiled = original(model, **settings)
-            return compiled if isinstance(model, nn.Module) or probe._mode == "eager" else probe._late(model, compiled)
+            return compiled if isinstance(model, nn.Module) or self._mode == "eager" else self._late(model, compiled)
 
-        self._on = True
         self._patches.replace(torch, "compile", compile)
         if self._mode == "keep":
             for kind in private_api.COMPILERS:
                 self._patches.replace(kind, "__call__", self._backend(kind.__call__))
+        super().install()
 
     def remove(self) -> None:
         """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
-        self._on = False
-        self._patches.remove()
+        super().remove()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -169,7 +170,7 @@ class CompileProbe:
 
         @functools.wraps(original)
         def __call__(self: Any, graph_module: Any, inputs: Any) -> Any:  # noqa: N807 - stands in for theirs
-            if not probe._on:
+            if not probe._guarded.on:
                 return original(self, graph_module, inputs)
             ends = probe._prepared(graph_module)
             operators = probe._operators_in(graph_module)
@@ -180,9 +181,9 @@ class CompileProbe:
             @functools.wraps(compiled)
             def run(*arguments: Any) -> Any:
                 results = compiled(*arguments)
-                if probe._on and ends is not None:
+                if probe._guarded.on and ends is not None:
                     probe._taps.end_region(ends, arguments, results)
-                if probe._on and operators is not None:
+                if probe._guarded.on and operators is not None:
                     probe._counted(operators)
                 return results
 
@@ -216,15 +217,11 @@ class CompileProbe:
         self._taps.pass_operators(None)
 
     def _compiling(self, model: Any) -> None:
-        with self._context.guard.around(self.name, "what is inside compiled regions is"):
-            if self._mode == "eager":
-                self._run_as_python()
-                return
-            self._note(KEPT)
-            if isinstance(model, nn.Module):
-                self.tap(_below(model))
-            else:
-                self.tap(_reached(model))
+        if self._mode == "eager":
+            self._run_as_python()
+            return
+        self._note(KEPT)
+        self.tap(_below(model) if isinstance(model, nn.Module) else _reached(model))
 
     def _run_as_python(self) -> None:
         if not self.runs_as_python:
@@ -241,7 +238,6 @@ class CompileProbe:
         """
         if not hasattr(function, "__globals__"):
             return compiled
-        probe = self
         looked = False
 
         @functools.wraps(compiled)
@@ -249,14 +245,14 @@ class CompileProbe:
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True
-                probe.tap([*_reached(function), *_modules_among((*args, *kwargs.values()))])
+                self.tap([*_reached(function), *_modules_among((*args, *kwargs.values()))])
             return compiled(*args, **kwargs)
 
         return first
 
     def tap(self, modules: Iterable[nn.Module]) -> None:
         """Put taps on modules; once each."""
-        if not self._on:
+        if not self._guarded.on:
             return
         for module in modules:
             if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):

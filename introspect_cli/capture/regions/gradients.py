@@ -77,11 +77,7 @@ class _Value:
 
 
 def rewrite(graph_module: fx.GraphModule) -> Ends:
-    """Have every value whose gradient is wanted pass one tap, in place.
-
-    Args:
-        graph_module: what Dynamo hands to a backend.
-    """
+    """Have every value whose gradient is wanted pass one tap, in the graph that Dynamo hands to a backend, in place."""
     graph = graph_module.graph
     taken, shared = arguments(graph), borrowed(graph)
     entering: list[tuple[int, str]] = []
@@ -95,7 +91,7 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
             _retold(value.taps, None)
             entering += [(taken.index(value.node), text) for text in texts]
         else:
-            text = _told_inside(graph, value)
+            text = _text_inside(graph, value)
             leaving += [(place, text) for place in places]
     graph_module.recompile()
     return Ends(tuple(entering), tuple(leaving))
@@ -103,13 +99,13 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
 
 def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     """Every value whose gradient somebody wants, and where it leaves the graph after being used inside."""
-    found: dict[fx.Node, _Value] = {}
+    values: dict[fx.Node, _Value] = {}
     source_of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if calls_ours(node, "look", "tap"):
             source = source_of.get(node.args[0], node.args[0])
             if has_gradient(source):
-                value = found.setdefault(source, _Value(source))
+                value = values.setdefault(source, _Value(source))
                 if calls_ours(node, "tap"):
                     value.taps.append(node)
                     source_of[node] = source
@@ -117,14 +113,14 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     for place, result in enumerate(results(graph)):
         if has_gradient(result) and result.op != "placeholder":
             source = source_of.get(result, result)
-            if found.get(source, _Value(source)).is_used() or used_within(source):
-                found.setdefault(source, _Value(source))
+            if values.get(source, _Value(source)).is_used() or used_within(source):
+                values.setdefault(source, _Value(source))
                 leaving.setdefault(source, []).append(place)
-    for source, value in found.items():
+    for source, value in values.items():
         yield value, leaving.get(source, [])
 
 
-def _told_inside(graph: fx.Graph, value: _Value) -> str:
+def _text_inside(graph: fx.Graph, value: _Value) -> str:
     """Have one tap tell the gradient of a value at all of its sites; returns the text for what is outside."""
     outside = f"{OUTSIDE}{next(_NUMBERS)}"
     texts = (*_renamed(value), outside)

@@ -21,15 +21,18 @@ from torch import fx
 
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.ops.values import outputs, tensors
-from introspect_cli.capture.regions.calls import NOTHING, Known, Ran, watching
 from introspect_cli.capture.regions.graph import (
+    NOTHING,
     PLACE,
+    Call,
+    Ran,
     borrowed,
     calls_ours,
     example_of,
     may_be_copied,
     memory_of,
     through_tap,
+    watching,
 )
 from introspect_cli.capture.regions.taps import OPERATOR
 from introspect_cli.records import OTHERS, Kind, Phase, Site, SiteInfo
@@ -109,60 +112,56 @@ class CompiledOps:
         context.clock.on_tick.append(self._marked.clear)
 
     def put_in(self, graph_module: fx.GraphModule) -> Graph:
-        """Put a look behind every call that gives what an operator gave, in place.
-
-        Args:
-            graph_module: what Dynamo hands to a backend, rewritten for gradients already.
-        """
+        """Put a look behind every call that gives what an operator gave, in a graph rewritten for gradients."""
         graph = graph_module.graph
         order = _order(graph)
-        found, writers = Graph(order, borrowed(graph) if order is None else set()), dict[object, int]()
+        about, writers = Graph(order, borrowed(graph) if order is None else set()), dict[object, int]()
         self._numbers = self._taps.numbers()
         with watching(graph) as listen:
             for node in _calls(graph):
-                known = listen(node)
-                if known is NOTHING:
+                ran = listen(node)
+                if ran is NOTHING:
                     continue
                 module = self._module(node)
-                found.modules.add(module)
-                if known is None:
-                    found.untold.add(module)
+                about.modules.add(module)
+                if ran is None:
+                    about.untold.add(module)
                 else:
-                    self._take(found, writers, module, node, known)
+                    self._take(about, writers, module, node, ran)
         for nested in graph_module.modules():
             if nested is not graph_module and isinstance(nested, fx.GraphModule):
                 inside = {self._module(node) for node in _calls(nested.graph)}
-                found.untold |= inside
-                found.modules |= inside
+                about.untold |= inside
+                about.modules |= inside
         graph_module.recompile()
-        return found
+        return about
 
-    def _take(self, found: Graph, writers: dict[object, int], module: str, node: fx.Node, known: Known) -> None:
+    def _take(self, about: Graph, writers: dict[object, int], module: str, node: fx.Node, ran: Call) -> None:
         """Look at what a call gives, where one of its operators gave that; note the others."""
         line = _line(node)
-        places = dict(_places(node, known.result))
+        places = dict(_places(node, ran.result))
         given = [writers.get(memory_of(example_of(argument)), -1) for argument in node.all_input_nodes]
-        for call, path, value, facts in self._floats(found, module, known.ran):
-            before = found.totals[module, facts] - 1
+        for call, path, value, facts in self._floats(about, module, ran.ran):
+            before = about.totals[module, facts] - 1
             entry = _Result(module, facts, before, path, None, line, given)
-            place = places.pop(memory_of(value), None) if _is_last(call, value, known.ran) else None
+            place = places.pop(memory_of(value), None) if _is_last(call, value, ran.ran) else None
             number = len(self._results)
             seen = place is not None and _fits(entry, value, example_of(place))
             if (
                 place is None
                 or not seen
-                or not _see(place, found, f"{OPERATOR}{number}.{node.meta.get(PLACE, -2) + 1}")
+                or not _see(place, about, f"{OPERATOR}{number}.{node.meta.get(PLACE, -2) + 1}")
             ):
-                found.inner.append(entry)
+                about.inner.append(entry)
                 continue
             self._results.append(entry)
             writers[memory_of(example_of(place))] = number
 
-    def _floats(self, found: Graph, module: str, ran: list[Ran]) -> Iterator[tuple[Ran, str, torch.Tensor, OpFacts]]:
+    def _floats(self, about: Graph, module: str, ran: list[Ran]) -> Iterator[tuple[Ran, str, torch.Tensor, OpFacts]]:
         """Every result that is recorded of operators run as python, each operator counted."""
         for call in ran:
             facts = self._ops.facts(call.func)
-            found.totals[module, facts] += 1
+            about.totals[module, facts] += 1
             if facts.recorded:
                 for path, value in outputs(facts, call.args, call.kwargs, call.result):
                     if self._ops.wants(value):
@@ -285,8 +284,8 @@ def _line(node: fx.Node) -> str:
 
 def _order(graph: fx.Graph) -> fx.Node | None:
     """What looks in a graph say they write to; None where there are none, and nothing may be added for them."""
-    found = next((node.args[1] for node in graph.nodes if calls_ours(node, "look")), None)
-    return found if isinstance(found, fx.Node) else None
+    order = next((node.args[1] for node in graph.nodes if calls_ours(node, "look")), None)
+    return order if isinstance(order, fx.Node) else None
 
 
 def _see(place: fx.Node, about: Graph, text: str) -> bool:

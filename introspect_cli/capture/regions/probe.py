@@ -8,13 +8,13 @@ come yet, since the backward pass runs in reverse.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
@@ -75,18 +75,37 @@ class Place(NamedTuple):
     state: ModuleState | None
 
 
-@dataclass
-class _Run:
-    """A graph's run, as far as one module is concerned.
+class _Calls:
+    """Calls of one module in a phase of a step, as its taps tell them.
 
     Attributes:
-        before: calls of the module in this step before the graph.
-        seen: texts of its taps that have come by. One that comes again begins another run, of which nobody told: a
-            compiled backward pass that computes the forward pass anew.
+        seen: texts of taps that have come by in the graph that runs; None where none does. One that comes again begins
+            another run, of which nobody told: a compiled backward pass that computes the forward pass anew.
     """
 
-    before: int
-    seen: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.seen: set[str] | None = None
+        self._count = CallCount()  # of taps that are in no graph
+        self._before = self._next = 0
+        self._given: set[str] | None = None  # paths of what the latest call has given
+
+    def number(self, tapped: Tapped, text: str, counted: int) -> int:
+        """Which call a tap belongs to; `counted` are those that something else than taps has seen."""
+        if tapped.call < 0:
+            return self._count.at(tapped.kind, tapped.path)
+        gives = tapped.kind == Kind.OUTPUT.value
+        if self.seen is None or text in self.seen:
+            # After a graph break the call goes on in another graph: what it gives comes by alone.
+            goes_on = gives and self._given is not None and tapped.path not in self._given
+            self._before, self.seen = max(counted, self._next) - goes_on, set()
+        self.seen.add(text)
+        call = self._before + tapped.call
+        if call >= self._next or self._given is None:
+            self._given = set()
+        if gives:
+            self._given.add(tapped.path)
+        self._next = max(call + 1, self._next)
+        return call
 
 
 class OperatorLooks(Protocol):
@@ -96,40 +115,34 @@ class OperatorLooks(Protocol):
         """A look has come by."""
 
 
-class TapProbe:
+class TapProbe(GuardedProbe):
     """Puts a sink in for as long as a capture lasts."""
 
     name = "taps"
+    lost = "what runs inside compiled and scripted regions is"
 
     def __init__(self, context: Context, modules: ModuleProbe, gradients: GradientProbe) -> None:
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context, then=self._take_nothing)
         self._modules = modules
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: ById[int] = ById()
-        self._parsed: dict[str, Tapped] = {}
-        self._counts: dict[tuple[str, Phase], CallCount] = {}
-        self._calls: dict[tuple[str, Phase], int] = {}
-        self._runs: dict[tuple[str, Phase], _Run] = {}
-        self._given: dict[tuple[str, Phase], set[str]] = {}
+        self._calls: defaultdict[tuple[str, Phase], _Calls] = defaultdict(_Calls)
         self._places: list[tuple[int, int]] = []
         self._gradients = gradients
         self._open: dict[str, list[list[int]]] = {}
         self._operators: OperatorLooks | None = None
-        self._guarded = context.guard.around(
-            self.name, "what runs inside compiled and scripted regions is", self._take_nothing
-        )
         self._guarded_ends = context.guard.around(self.name, "gradients at the ends of compiled regions are")
 
     def install(self) -> None:
         """Take what taps see."""
         Sink.take = self._take
-        self._context.clock.on_tick.append(self._ticked)
+        self.hear(self._context.clock.on_tick, self._ticked)
+        super().install()
 
     def remove(self) -> None:
         """Take nothing more."""
         self._take_nothing()
-        drop(self._context.clock.on_tick, self._ticked)
+        super().remove()
 
     def _take_nothing(self) -> None:
         Sink.take = None
@@ -140,18 +153,13 @@ class TapProbe:
 
     def number(self, module: nn.Module) -> str:
         """What a tap calls a module whose name is not known before it is first called."""
-        found = self._numbers.get(module)
-        if found is None:
-            found = len(self._numbered)
-            self._numbers.set(module, found)
+        number = self._numbers.made(module, lambda: len(self._numbered))
+        if number == len(self._numbered):
             self._numbered.append(weakref.ref(module))
-        return f"{NUMBERED}{found}"
+        return f"{NUMBERED}{number}"
 
     def _ticked(self) -> None:
-        self._counts.clear()
         self._calls.clear()
-        self._runs.clear()
-        self._given.clear()
         self._places.clear()
         self._open.clear()
 
@@ -166,12 +174,6 @@ class TapProbe:
                 place = self._forward(value, text.partition("\n")[0])
                 if place >= 0 and private_api.graph_task() == -1:
                     self._places += [(row, place) for row in range(before, self._recorder.rows)]
-
-    def _parse(self, text: str) -> Tapped:
-        known = self._parsed.get(text)
-        if known is None:
-            known = self._parsed[text] = parsed(text)
-        return known
 
     def numbers(self) -> dict[int, str]:
         """What taps call each module that has been met and is alive, by its `id`."""
@@ -220,7 +222,7 @@ class TapProbe:
             if self._operators is not None:
                 self._operators.take_look(int(number), value)
             return int(place)
-        tapped = self._parse(text)
+        tapped = parsed(text)
         self._tapped(value, text, tapped)
         return tapped.place
 
@@ -250,23 +252,9 @@ class TapProbe:
 
     def _call(self, tapped: Tapped, text: str, place: Place) -> int:
         """Which call of its module in this step a tap belongs to."""
-        key, state, step = (place.fqn, place.phase), place.state, self._recorder.step
-        if tapped.call < 0:
-            call = self._counts.setdefault(key, CallCount()).at(tapped.kind, tapped.path)
-        else:
-            run = self._runs.get(key)
-            if run is None or text in run.seen:
-                counted = max(0 if state is None else state.counted(step, place.phase), self._calls.get(key, 0))
-                # After a graph break the call goes on in another graph: what it gives comes by alone.
-                goes_on = tapped.kind == Kind.OUTPUT.value and tapped.path not in self._given.get(key, {tapped.path})
-                run = self._runs[key] = _Run(counted - 1 if goes_on else counted)
-            run.seen.add(text)
-            call = run.before + tapped.call
-            if call >= self._calls.get(key, 0):
-                self._given[key] = set()
-            if tapped.kind == Kind.OUTPUT.value:
-                self._given.setdefault(key, set()).add(tapped.path)
-            self._calls[key] = max(call + 1, self._calls.get(key, 0))
+        state, step = place.state, self._recorder.step
+        counted = 0 if state is None else state.counted(step, place.phase)
+        call = self._calls[place.fqn, place.phase].number(tapped, text, counted)
         if state is not None:
             state.seen(step, place.phase, call)
         return call
@@ -300,16 +288,12 @@ class TapProbe:
 
         What it recorded is put in the order of the program, whatever order the compiler made of it; what came in is
         watched, and of what went out is told from inside.
-
-        Args:
-            ends: what is to be done with what comes in and goes out.
-            arguments: what came in.
-            results: what went out.
         """
         if not self._recorder.wanted:
             return
         with self._guarded_ends:
-            self._runs.clear()
+            for calls in self._calls.values():
+                calls.seen = None
             places, self._places = self._places, []
             self._recorder.step_rows.rearrange(places)
             for place, text in ends.entering:

@@ -7,6 +7,7 @@ that a capture can be ready for taps that most scripts never meet.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,6 @@ class CallCount:
     """Which call of a module it is: a new one begins with an input after an output, or with what has come by before."""
 
     def __init__(self) -> None:
-        """Start with the first call."""
         self.number = 0
         self._seen: set[tuple[str, str]] = set()
         self._last = ""
@@ -101,6 +101,7 @@ def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", gra
     return _SEPARATOR.join((module, kind.value, module_class, "", gradient, path))
 
 
+@functools.cache
 def parsed(text: str) -> Tapped:
     """What the text of a tap says."""
     module, kind, module_class, at, gradient, path = text.split(_SEPARATOR, 5)

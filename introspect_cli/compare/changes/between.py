@@ -13,14 +13,18 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Clues
-from introspect_cli.compare.changes.ranking import CodeChanges, ranked
-from introspect_cli.compare.changes.renames import with_names_of_a
-from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
+from introspect_cli.compare.changes.clues import Clues, CodeChanges
 from introspect_cli.compare.endings import Raised, cut_short, one_raised
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
-from introspect_cli.compare.reasons.beginning import MODES, differing_events, unseen_between
+from introspect_cli.compare.reasons.beginning import (
+    MAY_REST_ON_THEM,
+    MODES,
+    differing_events,
+    seedings_that_differ,
+    unseen_between,
+    variables_that_differ,
+)
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
@@ -30,6 +34,7 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
@@ -38,8 +43,8 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
 _SECONDS = 5
-_MOST = 4 << 20
-"""Characters of unchanged files that are parsed to see who calls whom."""
+_MOST = 1 << 19
+"""Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
 def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
@@ -52,14 +57,20 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
         return None
     one, two = _Texts(a), _Texts(b)
     renamed = _renamed(one, two)
+    names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
+    differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
+    if not differing:
+        return CodeChanges(compared=len(names))
+    from introspect_cli.compare.changes.ranking import ranked
+    from introspect_cli.compare.changes.renames import with_names_of_a
+    from introspect_cli.compare.changes.statements import as_written, changed_statements
+
     changes: list[Change] = []
     in_comments: list[str] = []
     in_names: list[str] = []
     unread: list[tuple[str, str]] = []
-    names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
-    differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     wanted = {renamed.get(name, name) for name in differing}
-    texts_b = two.all({}, wanted) if differing else {}
+    texts_b = two.all({}, wanted)
     for name in differing:
         other = renamed.get(name, name)
         texts = one.text(name), two.text(other)
@@ -137,10 +148,16 @@ class _Texts:
         return name not in self._sources or self._sources[name].exact
 
     def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-        """Files by the names that they have in b; of very many, those that changed."""
+        """Files by the names that they have in b; of very many, those that changed, and then those beside them."""
         found: dict[str, str] = {}
         size = 0
-        for name in sorted(self.digests, key=lambda name: renamed.get(name, name) not in wanted):
+        tops = {name.partition("/")[0] for name in wanted}
+
+        def distance(name: str) -> tuple[bool, bool]:
+            name = renamed.get(name, name)
+            return name not in wanted, "/" in name and name.partition("/")[0] not in tops
+
+        for name in sorted(self.digests, key=distance):
             text = self.text(name) if name in self._sources or renamed.get(name, name) in wanted else None
             if text is not None and (size < _MOST or renamed.get(name, name) in wanted):
                 found[renamed.get(name, name)] = text
@@ -211,6 +228,10 @@ def clues_of(scene: Scene) -> Clues:
             found += [event.line for event in told]
             words |= {word for event in told for word in event.name.split(".")[-2:]}
             words |= {"train", "eval"} if any(event.by in MODES for event in told) else set()
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        for found, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
+            found += [event.line for event in events]
+        words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     return Clues(
         reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",

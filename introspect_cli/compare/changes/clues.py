@@ -1,4 +1,4 @@
-"""What is known of a divergence that code may be near to, and how near a change is."""
+"""What is known of a divergence that code may be near to, how near each change is, and all changes of two runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.changes.statements import Change
     from introspect_cli.records import Kind
 
 
@@ -66,3 +67,57 @@ class Clues:
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
     at_start: bool = True
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A changed statement and how near to the divergence it is.
+
+    Attributes:
+        change: the change.
+        nearness: how near.
+        depth: statements between it and the code that computes the place, as far as values are followed by name.
+        hits: how many of the names that the records point to are in what changed.
+        above: the line above it.
+    """
+
+    change: Change
+    nearness: Nearness
+    depth: int = 0
+    hits: int = 0
+    above: str = ""
+
+    @property
+    def likely(self) -> bool:
+        """Whether it can matter to the place where the runs diverge."""
+        return self.nearness is not Nearness.ELSEWHERE
+
+
+@dataclass(frozen=True)
+class CodeChanges:
+    """How the source files of two runs differ.
+
+    Attributes:
+        ranked: changed statements, the most likely cause first.
+        in_comments: files that differ in comments, formatting or the order of definitions alone.
+        in_names: files that differ in the names of variables, and in comments, alone.
+        unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
+            (only what was redacted can differ, or comments), `binary`.
+        compared: how many files both runs have digests of.
+    """
+
+    ranked: tuple[Ranked, ...] = ()
+    in_comments: tuple[str, ...] = ()
+    in_names: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    compared: int = 0
+
+    @property
+    def likely(self) -> tuple[Ranked, ...]:
+        """Those that can matter to the place where the runs diverge."""
+        return tuple(one for one in self.ranked if one.likely)
+
+    @property
+    def files(self) -> int:
+        """In how many files statements changed."""
+        return len({one.change.file for one in self.ranked})

@@ -47,10 +47,11 @@ _AFTER_BACKWARD = _words(
     """
     clip_grad_norm_ clip_grad_value_ unscale_ zero_grad no_sync all_reduce register_hook backward scale
     register_post_accumulate_grad_hook update register_comm_hook clip_gradients manual_backward
+    DDP DistributedDataParallel FSDP FullyShardedDataParallel fully_shard
     """
 )
 _LOADS = _words("load_state_dict load from_pretrained load_checkpoint")
-_SAVES = _words("state_dict save save_pretrained save_checkpoint")
+_SAVES = _words("state_dict save save_file save_pretrained save_checkpoint")
 _IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|set_\Z")
 _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECASE)
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
@@ -209,8 +210,8 @@ class Version:
         named |= {number for place in functions for number in program.callers_of(place)}
         own = self._methods(("__init__", "reset_parameters", "_init_weights", "init_weights"))
         casts = self._calling(_CASTS) if "dtype" in self.clues.words else {}
-        seeds = self._calling(_SEEDS, 2)
-        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts, seeds)
+        more = self._calling(_SEEDS, 2), self._calling({"train", "eval"} & self.clues.words, 1)
+        return _merged(dict.fromkeys(named, 1), program.within(functions), own, self._touching(), casts, *more)
 
     def _touching(self) -> dict[int, int]:
         """What changes a tensor of its name in place, outside of a forward."""
@@ -296,6 +297,15 @@ class Version:
         """What loads a checkpoint, and what saved it."""
         return _merged(self._calling(_SAVES, 1), self._calling(_LOADS))
 
+    def saved(self) -> dict[int, int]:
+        """What is saved, what gives it its values, and calls that are handed it and may change it."""
+        program = self.program
+        saves = program.calling(_SAVES)
+        used = {key for number in saves for key in program.statements[number].uses if key[0] not in {".", "="}}
+        names = used & program.definers.keys()  # an import defines nothing
+        given = {s.number for s in program.statements if isinstance(s.node, ast.Expr) and s.uses & names}
+        return program.behind({*saves, *given} - {n for n in given if program.statements[n].only_tells}, most=4)
+
     def buffer(self) -> dict[int, int]:
         """What a module computes, and what writes in place."""
         return _merged({number: depth + 1 for number, depth in self.outside().items()}, self.forward())
@@ -355,6 +365,7 @@ _COMPUTES: dict[str, Callable[[Version], dict[int, int]]] = {
     "gradient": Version.gradient,
     "structure": Version.structure,
     "outside": Version.outside,
+    "product": Version.saved,
     "resumed": Version.resumed,
     "buffer": Version.buffer,
     "collective": Version.gradient,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ _OPTIONS = frozenset(
     {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
 )
 """Names of what holds options."""
+_OPTIONS_CLASS = re.compile(r"(config|conf|cfg|args|arguments|options|params|settings|flags)\.self$", re.IGNORECASE)
+"""The owner of an attribute that is such a class."""
 _LOGS = frozenset(
     {"print", "log", "info", "debug", "warning", "add_scalar", "add_scalars", "log_dict", "log_metrics", "plot"}
     | {"write", "flush", "perf_counter", "time", "format", "basicConfig", "getLogger", "savefig", "set_description"}
@@ -192,7 +195,9 @@ class _Names(ast.NodeVisitor):
         of = node.value.id if isinstance(node.value, ast.Name) else ""
         own = self.scope.owner if of == "self" else ""
         if not isinstance(node.ctx, ast.Load):
+            option = _OPTIONS_CLASS.search(own) if own else of != "self"
             self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
+            self.defines |= {("=", node.attr)} if option else set()
         elif own:
             self.uses.add((own, node.attr))
         else:
@@ -249,15 +254,18 @@ class _Names(ast.NodeVisitor):
         self.visit(node.body)
 
     def _changed(self, node: ast.expr) -> None:
-        """What is changed in place is given anew."""
+        """What is changed in place is given anew: `policy.saved` by `policy.saved.append(x)`."""
+        held = set()
         while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-            node = node.func if isinstance(node, ast.Call) else node.value
             if isinstance(node, ast.Attribute):
-                self.defines.add((".", node.attr))
+                held.add((".", node.attr))
                 if isinstance(node.value, ast.Name) and node.value.id == "self" and self.scope.owner:
-                    self.defines.add((self.scope.owner, node.attr))
-        if isinstance(node, ast.Name):
-            self.defines.add(self.scope.key(node.id))
+                    held.add((self.scope.owner, node.attr))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                node = node.func
+            node = node.func if isinstance(node, ast.Call) else node.value
+        if isinstance(node, ast.Name) and node.id != "torch":
+            self.defines |= {*held, self.scope.key(node.id)}
 
 
 def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:

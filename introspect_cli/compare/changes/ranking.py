@@ -14,10 +14,9 @@ import io
 import re
 import tokenize
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness
+from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
 from introspect_cli.compare.changes.nearness import Version
 from introspect_cli.compare.changes.program import Program
 
@@ -28,60 +27,6 @@ if TYPE_CHECKING:
 
 
 _IN_EXPRESSION = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A changed statement and how near to the divergence it is.
-
-    Attributes:
-        change: the change.
-        nearness: how near.
-        depth: statements between it and the code that computes the place, as far as values are followed by name.
-        hits: how many of the names that the records point to are in what changed.
-        above: the line above it.
-    """
-
-    change: Change
-    nearness: Nearness
-    depth: int = 0
-    hits: int = 0
-    above: str = ""
-
-    @property
-    def likely(self) -> bool:
-        """Whether it can matter to the place where the runs diverge."""
-        return self.nearness is not Nearness.ELSEWHERE
-
-
-@dataclass(frozen=True)
-class CodeChanges:
-    """How the source files of two runs differ.
-
-    Attributes:
-        ranked: changed statements, the most likely cause first.
-        in_comments: files that differ in comments, formatting or the order of definitions alone.
-        in_names: files that differ in the names of variables, and in comments, alone.
-        unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
-            (only what was redacted can differ, or comments), `binary`.
-        compared: how many files both runs have digests of.
-    """
-
-    ranked: tuple[Ranked, ...] = ()
-    in_comments: tuple[str, ...] = ()
-    in_names: tuple[str, ...] = ()
-    unread: tuple[tuple[str, str], ...] = ()
-    compared: int = 0
-
-    @property
-    def likely(self) -> tuple[Ranked, ...]:
-        """Those that can matter to the place where the runs diverge."""
-        return tuple(one for one in self.ranked if one.likely)
-
-    @property
-    def files(self) -> int:
-        """In how many files statements changed."""
-        return len({one.change.file for one in self.ranked})
 
 
 def ranked(

@@ -12,7 +12,7 @@ from introspect_cli.compare.evidence import RANDOM, Known
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.changes.ranking import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import SettingChange
 
@@ -86,6 +86,8 @@ def _apart(*texts: str) -> list[str]:
     whole = [" ".join(text.split()) for text in texts]
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*whole, strict=False))))
     start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
+    if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
+        start = same - _BEFORE
     return [_short(f"... {text[start:]}" if start else text) for text in whole]
 
 

@@ -42,7 +42,9 @@ class Layouts:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
-        self.unit = np.array([ROUNDING.get(layout.dtype, 0.0) for layout in layouts] or [0.0])
+        # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
+        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
+        self.unit = np.array(units or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)

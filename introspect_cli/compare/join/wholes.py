@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.split import splits_of
 from introspect_cli.records import Joined, Kind, count
-from introspect_cli.store.spread import spread
+from introspect_cli.store.spread import spread, tasks_of
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.names import SiteTable
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.spread import Task, Work
 
 
 RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
@@ -33,6 +34,9 @@ RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
 Between layouts of one training, parameters after AdamW were seen to differ by 2e-5 and by 1e-2."""
 
 _COARSE = frozenset({"bfloat16", "float16"})
+_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+
+_Names = frozenset[tuple[str, str]]
 
 
 def wholes(a: Run, b: Run, splits: Splits | None = None, work: Work | None = None) -> tuple[Reader, Reader]:
@@ -44,7 +48,7 @@ def wholes(a: Run, b: Run, splits: Splits | None = None, work: Work | None = Non
     return spread(a, splits.folds[0], work), spread(b, splits.folds[1], work)
 
 
-def same_layout(a: Run, b: Run) -> bool:
+def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
     """Whether each rank of one run has its partner in the other, with the same share of every tensor.
 
     What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
@@ -56,30 +60,53 @@ def same_layout(a: Run, b: Run) -> bool:
     common = [rank for rank in a.ranks if rank in b.ranks]
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if any(_parts(a.rank(rank)) != _parts(b.rank(rank)) for rank in common):
+    every = [_held(a, b, common)] if work is None else list(work(_held_by, tasks_of([a, b], common)))
+    if not all(alike for alike, _ in every):
         return False
-    held = [{rank: _state(run.rank(rank)) for rank in common} for run in (a, b)]
-    both = set.intersection(*(set[tuple[str, str]]().union(*own.values()) for own in held))
+    held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
+    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
+    both = frozenset(of_a) & frozenset(of_b)
     if not both:  # it shows only where each rank has all
-        return all(len(set(map(frozenset, own.values()))) < 2 for own in held)
-    return all(held[0][rank] & both == held[1][rank] & both for rank in common)
+        return all(len(set(each)) < 2 for each in zip(*held, strict=True))
+    return all(one & both == two & both for one, two in held)
 
 
-def _state(reader: Reader) -> set[tuple[str, str]]:
-    sites = reader.sites
-    states = {kind.value for kind in (Kind.PARAM, Kind.OPTIMIZER_STATE)}
-    return {(f, k) for f, k in zip(sites.fqn, sites.kind, strict=True) if k in states}
+def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
+    """As `_held`, of the ranks of a task."""
+    with task.opened() as [a, b]:
+        return _held(a, b, task.ranks)
 
 
-def _parts(reader: Reader) -> set[object]:
-    return {(layout.shape, layout.part) for layout in reader.layouts if layout.part is not None}
+def _held(a: Run, b: Run, ranks: Iterable[int]) -> tuple[bool, set[tuple[_Names, _Names]]]:
+    """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
+    states: set[tuple[_Names, _Names]] = set()
+    known: dict[int, _Names] = {}
+    for rank in ranks:
+        readers = a.rank(rank), b.rank(rank)
+        if _parts(readers[0]) != _parts(readers[1]):
+            return False, states
+        sites = [reader.sites for reader in readers]
+        states.add((_state(sites[0], known), _state(sites[1], known)))
+    return True, states
+
+
+def _state(sites: SiteTable, known: dict[int, _Names]) -> _Names:
+    """The names of states among sites, which ranks share as a rule."""
+    if id(sites) not in known:
+        names = zip(sites.fqn, sites.kind, strict=True)
+        known[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
+    return known[id(sites)]
+
+
+def _parts(reader: Reader) -> frozenset[object]:
+    return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
 def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
     """The options with the tolerance that different layouts need, where none was asked for."""
     if options.tolerant:
         return options
-    coarse = all(any(layout.dtype in _COARSE for layout in reader.layouts) for reader in readers)
+    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in readers)
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
 
 

@@ -68,18 +68,24 @@ def relative_tolerance(table: Table, comparison: Comparison) -> Floats:
     """What --rtol is for each differing row.
 
     The tolerance that layouts get by themselves follows dtypes: what both runs computed in bfloat16 or float16, and all
-    that was recorded after that, is rounded so; what came before that is not.
+    that was recorded after that, is rounded so; what came before that is not. Training rests on no evaluation.
     """
     options = comparison.options
     out = np.full(len(table.rows_a), options.rtol)
-    if not options.rtol_fine or table.step or table.step_b:  # a later step begins with what the steps before computed
+    if not options.rtol_fine:
         return out
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
     for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
         half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
-    first = table.order[both[half]].min(initial=np.inf)
-    out[table.order[table.differing] < first] = options.rtol_fine
+    evaluates, order = table.alignment.evaluating[table.site], table.order
+    coarse = both[half]
+    trained = order[coarse[~evaluates[coarse]]].min(initial=np.inf)
+    if comparison.rounded_before(table.step, table.step_b, now=bool(trained < np.inf)):
+        trained = -np.inf
+    evaluated = min(trained, order[coarse].min(initial=np.inf))
+    rows = table.differing
+    out[order[rows] < np.where(evaluates[rows], evaluated, trained)] = options.rtol_fine
     return out
 
 

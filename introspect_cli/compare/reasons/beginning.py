@@ -23,6 +23,10 @@ DOCUMENT = "beginning"
 MODES = ("train", "eval")
 _SEEDS = {"torch.manual_seed": "torch", "random.seed": "python", "numpy.random.seed": "numpy"}
 
+MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
+"""Reasons of what a script may have made with numbers of a generator of its own."""
+_OF_THE_SCRIPT = frozenset({"numpy.random.default_rng", "random.Random"})
+
 
 @dataclass(frozen=True)
 class Event:
@@ -37,6 +41,7 @@ class Event:
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
+        own: whether it drew from a generator that the script made itself.
     """
 
     seed: str
@@ -45,6 +50,7 @@ class Event:
     name: str
     line: str
     arguments: str | None = None
+    own: bool = False
 
     @property
     def is_unseen(self) -> bool:
@@ -137,6 +143,41 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
     return per_run
 
 
+def script_generators(runs: tuple[Run, Run], rank: int) -> str:
+    """What differs of generators that the script made itself, as a clause; "" for nothing on record."""
+    one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
+    if one is not None and two is not None and one.by == two.by:
+        return f"{one.by} {one.seed} -> {two.seed} ({two.line})"
+    if one is not None or two is not None:
+        return f"{one or two}, in {'a' if one else 'b'} only" if not (one and two) else f"{one} in a, {two} in b"
+    for name, kept in variables_that_differ(runs, rank).items():
+        (label, seed, _), (_, seed_b, _) = kept
+        if seed != seed_b:
+            return f"{label} {seed} -> {seed_b} (in {name})"
+        return f"the {label} in {name} is in another state when the first step begins"
+    return ""
+
+
+def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """By variable, class, seed and state of generators of the script's, of a and of b, where these differ."""
+    one, two = ({words[3]: words[:3] for words in _generators(run, rank)} for run in runs)
+    return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
+
+
+def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
+    document = run.settings_of(rank).get(DOCUMENT)
+    lines = document.get("generators") if isinstance(document, dict) else None
+    every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
+    return [words for words in every if len(words) == 4]
+
+
+def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
+    """The first seeding of a generator of the script's that differs, in a and in b."""
+    a, b = ([event for event in _events(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
+    same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x.what != y.what), min(len(a), len(b)))
+    return a[same : same + 1], b[same : same + 1]
+
+
 def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The lines between which something drew that differs and was not seen itself, in a and in b."""
     per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
@@ -185,6 +226,10 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
         return ""
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
+    if one[-1].state != two[-1].state and (one[-1].own or two[-1].own):
+        if one[-1].own and two[-1].own:
+            return f"{two[-1]} draws it from a generator that the script made, in another state"
+        return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
     if one[-1].state != two[-1].state:
         states = [{event.state for event in own} for own in (one, two)]
         if one[-1].state in states[1] or two[-1].state in states[0]:
@@ -226,5 +271,5 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
         elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
             by, given, arguments = fields[3].partition("(")
             known = arguments.removesuffix(")").replace(",", ", ") if given else None
-            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), known))
+            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), known, fields[1] == "own"))
     return events

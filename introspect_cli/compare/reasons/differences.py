@@ -15,6 +15,7 @@ from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import READ, file_changes
 from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes
 from introspect_cli.compare.result import SettingChange
+from introspect_cli.store.documents import gpu_names
 from introspect_cli.store.launch import rank_list
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ _SWITCHES = {
 }
 """Flags that are on or off, as a sentence calls them."""
 
+
+_OF_A_GPU = frozenset({"cudnn", "nccl"})
+"""Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 _LONGEST = 80
 _AROUND = 20
@@ -128,6 +132,10 @@ def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
             if source == "sources":
                 both = one is not None and two is not None
                 yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
+            elif source == "hardware" and name == "gpus":
+                yield source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two))
+            elif source == "runtime" and name in _OF_A_GPU and None in (one, two):
+                continue
             elif source != "git":
                 yield source, name, one, two
             elif name in _GIT:

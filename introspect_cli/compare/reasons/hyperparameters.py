@@ -6,12 +6,14 @@ out, parameter to hyper-parameters, and equal changes of many parameters are tol
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.records import SCALER, SETTING_KINDS
+from introspect_cli.records import SCALER, SETTING_KINDS, count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,6 +95,31 @@ def _optimizers(settings: Any) -> dict[str, dict[str, Any]]:
     return optimizers
 
 
+def _paired(a: Any, b: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The optimizers of both runs, those of b by the names that they have in a.
+
+    Those of one class are numbered as they step for the first time. So where both runs have one of a class with the
+    same parameters, that is the same, and only its number is another.
+    """
+    one, two = _optimizers(a), _optimizers(b)
+    held = [
+        {(name.partition("#")[0], *sorted(_by_parameter(own))): name for name, own in run.items()} for run in (one, two)
+    ]
+    if held[0].keys() != held[1].keys() or len(held[0]) != len(one) or len(held[1]) != len(two):
+        return one, two
+    return one, {held[0][key]: two[name] for key, name in held[1].items()}
+
+
+def renumbered(a: Any, b: Any) -> bool:
+    """Whether optimizers of one class step for the first time in another order."""
+    return _paired(a, b)[1].keys() == _optimizers(b).keys() and _paired(a, b)[1] != _optimizers(b)
+
+
+def first_parameter(settings: Any, name: str) -> str:
+    """The first parameter of an optimizer; "" where no names were kept."""
+    return next(iter(_by_parameter(_optimizers(settings).get(name, {}))), "")
+
+
 def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameter to the hyper-parameters of its group; groups without names under their number."""
     by_name: dict[str, dict[str, Any]] = {}
@@ -118,7 +145,7 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any,
 def changes_for(a: Any, b: Any, parameter: str) -> Told:
     """Hyper-parameters that apply to one parameter and differ."""
     changes: Told = {}
-    both_a, both_b = _optimizers(a), _optimizers(b)
+    both_a, both_b = _paired(a, b)
     for name in both_a.keys() & both_b.keys():
         one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
         if one is not None and two is not None:
@@ -145,20 +172,13 @@ def holders(settings: Any, parameters: set[str]) -> list[str]:
 def other_optimizer(a: Any, b: Any, parameter: str) -> str:
     """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 
-    Only where both runs have the same optimizers, so that it is the parameter that changed hands. Those of one class
-    are numbered as they step for the first time: where they have the same parameters, they step in another order.
+    Only where both runs have the same optimizers, so that it is the parameter that changed hands.
     """
-    both = _optimizers(a), _optimizers(b)
+    both = _paired(a, b)
     if both[0].keys() != both[1].keys() or len(both[0]) < 2:
         return ""
     one, two = ([name for name, own in side.items() if parameter in _by_parameter(own)] for side in both)
     if not one or not two or one == two:
-        return ""
-    held = [
-        [(name.partition("#")[0], {*_by_parameter(side[name])}) for name in names]
-        for names, side in zip((one, two), both, strict=True)
-    ]
-    if held[0] == held[1]:
         return ""
     return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
 
@@ -169,7 +189,7 @@ def _text(value: Any) -> str | None:
 
 def optimizer_changes(a: Any, b: Any) -> Iterator[Change]:
     """All that differs, each change told once, with how many parameters it is for where not all."""
-    both_a, both_b = _optimizers(a), _optimizers(b)
+    both_a, both_b = _paired(a, b)
     if len(both_a) == len(both_b) == 1 and both_a.keys() != both_b.keys():
         yield Label("optimizer"), next(iter(both_a)), next(iter(both_b))
         return
@@ -223,9 +243,34 @@ def built_changes(
             changes = [change for change in differing(one, two) if change[0] != "line"]
             # a sampler of another class has other attributes
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
-            for name, x, y in changes:
-                if not name.startswith(others):
-                    yield kind, f"{where}: {name}", x, y
+            alone = [change for change in changes if not change[0].startswith(others)]
+            for name, x, y in _mappings(alone, {*one, *two}):
+                yield kind, f"{where}: {name}", x, _reordered(x, y)
+
+
+def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        holder, _, _ = change[0].rpartition(".")
+        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
+    for holder, members in groups.items():
+        if len(members) == 1:
+            yield members[0]
+            continue
+        sides = ({name[len(holder) + 1 :]: own[side] for name, *own in members} for side in (0, 1))
+        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
+        yield holder, one, two
+
+
+def _reordered(one: Any, two: Any) -> Any:
+    """The second value, or that it has the items of the first in another order."""
+    try:
+        a, b = ast.literal_eval(one), ast.literal_eval(two)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return two
+    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
+    return f"the same {count(len(a), 'item')} in another order" if same else two
 
 
 def _shared(a: Any, b: Any) -> list[Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table
 
-_LISTED: Final = re.compile(
+_LISTED: Final = (
     r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"
     r"|scatter_?|scatter_add_?|scatter_reduce_?|cumsum_?|nll_loss2d_(forward|backward)|_?ctc_loss_backward"
     r"|max_unpool[23]d|fractional_max_pool[23]d_backward|_adaptive_avg_pool[23]d_backward"
@@ -79,7 +79,7 @@ def nondeterministic(divergence: Divergence) -> str:
     a, b = divergence.a, divergence.b
     if a is None or b is None or not (_GPU.match(a.layout.device) and _GPU.match(b.layout.device)):
         return ""
-    if not _LISTED.match(divergence.site.path):
+    if not re.match(_LISTED, divergence.site.path):
         return ""
     return " On a GPU its result may differ each time: torch.use_deterministic_algorithms lists this operator."
 

@@ -12,7 +12,7 @@ from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes
+from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes, renumbered
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
@@ -149,8 +149,9 @@ class Scene:
 
     @cached_property
     def hyperparameters(self) -> Told:
-        """Hyper-parameters that differ at this step."""
-        return hyperparameter_changes(self.table)
+        """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
+        held = (run.settings.get("optimizers") for run in self.runs)
+        return {} if renumbered(*held) else hyperparameter_changes(self.table)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

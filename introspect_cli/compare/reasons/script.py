@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, answer
 from introspect_cli.compare.join.distance import shapes_differ
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
+from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
 from introspect_cli.compare.reasons.words import although, both_values, how_far, often, same_values, scaled, what
 from introspect_cli.compare.rests_on import (
@@ -24,6 +27,7 @@ from introspect_cli.compare.rests_on import (
     rests_on,
     trained,
 )
+from introspect_cli.compare.table import DIFFERENT
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -67,14 +71,32 @@ def _before(scene: Scene) -> str:
     if known is Known.UNSEEN and step.state_before is not None:
         known = answer(step.state_before[own])
     if known in {Known.EQUAL, Known.WITHIN}:
-        return f"the batch before it is {known.value}: look at the data pipeline (order, workers, augmentation, files)."
-    told = "the data differs from the first recorded batch on"
-    if scene.steps_before:
+        told = f"the batch before it is {known.value}"
+    elif scene.steps_before:
         told = "no batch of this loader was recorded just before it"
+    else:
+        told = "the data differs from the first recorded batch on"
+    if _drawn_otherwise(scene):
+        return (
+            f"{told}: since the step began, one run drew other random numbers (in an evaluation, for shuffling or "
+            "augmentation)."
+        )
     rest = own[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
-        told += ", and the rest of the batch is equal"
-    return f"{told}: order, seed, files or augmentation."
+        return (
+            "the rest of this batch is equal: most likely the samples are the same, and this part of them is made "
+            "differently (files, augmentation, labels, masks)."
+        )
+    return f"{told}: look at the data pipeline (order, seed, workers, augmentation, files)."
+
+
+def _drawn_otherwise(scene: Scene) -> bool:
+    """Whether draws around the batch differ: the state drawn from next differs, and that of the start is equal."""
+    step, order = scene.step, scene.table.order_of
+    drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
+    drawn = drawn[(order[drawn] > scene.first.sequence) & (step.state[drawn] > 0)]
+    at_start = [fact.known for fact in scene.cause.evidence if fact.thing is Thing.RANDOM_AT_START]
+    return at_start == [Known.EQUAL] and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
 
 
 def _hash_seed(scene: Scene) -> str:
@@ -90,7 +112,9 @@ def _hash_seed(scene: Scene) -> str:
         for environment in environments
         if isinstance(environment, Mapping)
     }
-    if seeds != {"random"} or any(change.explains and change.weight >= 0.8 for change in scene.settings):
+    blamed = [change for change in scene.settings if change.explains and change.weight >= 0.8]
+    held = [change for change in blamed if change.source == "loaders" and ": dataset." in change.name]
+    if seeds != {"random"} or len(held) < len(blamed) or unseeded(scene):  # what a data set holds was made by code
         return ""
     return " PYTHONHASHSEED is not set, so what depends on the order of a set of strings differs in every process."
 

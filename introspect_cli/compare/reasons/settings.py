@@ -29,31 +29,30 @@ ENV_NOISE = re.compile(
     r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
     r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
     r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
     r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
 )
 """Variables that name where, by whom and for which job a process was started; they explain nothing."""
 
-_ENV_STRONG = re.compile(
+_ENV_STRONG = (
     r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
 )
-_ENV_NAMES = re.compile(
+_ENV_NAMES = (
     r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
     r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
 )
 _ENV_SEED = re.compile(r"SEED")
 _WHICH_DEVICE = re.compile(r"\buuid$")
-_EXPLAINS_NOTHING = re.compile(
-    r"^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
+_EXPLAINS_NOTHING = (
+    r"(?i)^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
     r"|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb|ckpt"
     r"|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_])+"
     r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
-    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$",
-    re.IGNORECASE,
+    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
 )
 """Options that say where results go and what a run is called."""
 
-_NUMERIC_PACKAGES = re.compile(
+_NUMERIC_PACKAGES = (
     r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
@@ -88,7 +87,7 @@ class Explained(Protocol):
 def _says_where(name: str) -> bool:
     """Whether an option says where results go, or what a run is called: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
-    return any(_EXPLAINS_NOTHING.match("-".join(words[-count:])) for count in (1, 2))
+    return any(re.match(_EXPLAINS_NOTHING, "-".join(words[-count:])) for count in (1, 2))
 
 
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
@@ -108,9 +107,9 @@ def rounds_differently(change: SettingChange) -> bool:
     if change.source == "options":
         return change.name in {"--deterministic", "--compile"}
     if change.source == "packages":
-        return bool(_NUMERIC_PACKAGES.match(change.name.lower()))
+        return bool(re.match(_NUMERIC_PACKAGES, change.name.lower()))
     if change.source == "environment":
-        return bool(_ENV_STRONG.match(change.name))
+        return bool(re.match(_ENV_STRONG, change.name))
     return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
 
 
@@ -140,11 +139,11 @@ class Blame:
         if source == "environment":
             if ENV_NOISE.match(name):
                 return 0.0
-            if _ENV_NAMES.search(name):
+            if re.search(_ENV_NAMES, name):
                 return 0.1
             if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
                 return 0.95
-            return 0.65 if _ENV_STRONG.match(name) else 0.25
+            return 0.65 if re.match(_ENV_STRONG, name) else 0.25
         if (source == "command" and _says_where(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
             return 0.1
         if source in {"runtime", "hardware", "command"} and RUN_NOISE.search(name.lower()):
@@ -153,10 +152,10 @@ class Blame:
             return 0.5
         base = reason.weights.get(source, _WEIGHTS.get(source, _USUAL))
         if source == "packages":
-            if not _NUMERIC_PACKAGES.match(name.lower()):
+            if not re.match(_NUMERIC_PACKAGES, name.lower()):
                 return 0.2  # what computes nothing explains nothing
             base += 0.25
-        if self.rounding and (source in _NUMERICS or _ENV_STRONG.match(name)):
+        if self.rounding and (source in _NUMERICS or re.match(_ENV_STRONG, name)):
             base += 0.2
         elif self.rounding and source == "sources":
             base -= 0.15
@@ -186,7 +185,7 @@ class Blame:
         if self.reason is None:
             return 0.5
         if change.a is None or change.b is None:
-            return 0.3  # what is read in one run alone is often a cache
+            return self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.3  # often a cache
         data = 0.3 if self.fed is None else 0.96 if self.fed else 0.85
         return max(self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
 

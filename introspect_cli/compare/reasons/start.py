@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare.evidence import Cause, Known, answer
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import filled
+from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
 from introspect_cli.compare.rests_on import updates_by_hand
@@ -91,6 +92,10 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
             f"{text}: {wild}, as in memory that was never written to (to_empty, torch.empty); or a different "
             "initialisation, seed or checkpoint."
         )
+    owner = scene.site.fqn.rpartition(".")[0]
+    setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
+    if setup:
+        return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
     drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."

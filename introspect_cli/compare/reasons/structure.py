@@ -13,10 +13,12 @@ from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
+    first_parameter,
     has_parameter,
     holders,
     names_in,
     other_optimizer,
+    renumbered,
 )
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
@@ -204,6 +206,17 @@ def _subject(scene: Scene, side: str, other: str) -> str:
     return f"the structure differs: the {kind} {subject} exists only in {side}{told}."
 
 
+def _evaluations(scene: Scene, _side: str, _other: str) -> str:
+    """That an optimizer with a closure evaluates the loss another number of times within its step."""
+    if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
+        return ""
+    names = listed(list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))) or "the optimizer"
+    changes = [f"{label} {a} -> {b}" for label, (a, b) in scene.hyperparameters.items()]
+    why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
+    one, two = map(often, scene.losses)
+    return f"{names} evaluates the loss {one} within the step of a and {two} in b{why}."
+
+
 def _calls(scene: Scene, side: str, _other: str) -> str:
     if not scene.calls:
         return ""
@@ -251,6 +264,14 @@ def _another_steps(scene: Scene, side: str, other: str, order: tuple[list[str], 
     has = [holders(runs[name].settings.get("optimizers"), {scene.site.fqn}) for name in (side, other)]
     if not {*here[0]} & {*has[0]} or not here[1] or not has[1] or {*here[1]} & {*has[1]}:
         return ""
+    if here[0] == here[1] and renumbered(
+        scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
+    ):
+        first = first_parameter(runs[other].settings.get("optimizers"), here[1][0])
+        return (
+            f"only {side} has {what(scene.site)}, as the optimizer sees it: in {side} the "
+            f"{here[0][0].partition('#')[0]} that has it steps here, and in {other} the one that has {first}."
+        )
     return (
         f"only {side} has {what(scene.site)}, as the optimizer sees it: {listed(here[0])} "
         f"{'steps' if len(here[0]) == 1 else 'step'} here in {side}, and in {other} {listed(here[1])}, which "
@@ -311,6 +332,7 @@ _LOOKS = (
     _did_not_run,
     _merged,
     _subject,
+    _evaluations,
     _calls,
     _gradient,
     _state,

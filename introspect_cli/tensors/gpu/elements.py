@@ -72,7 +72,6 @@ def integers(
     ok,
     layout,
     PARTS: tl.constexpr,
-    ALIGNED: tl.constexpr,
     DIMS: tl.constexpr,
     NARROW: tl.constexpr,
     FULL: tl.constexpr,

@@ -33,7 +33,7 @@ SMALLEST_TABLE: Final = 1 << 14
 """Bytes of a table at least, so that one of a size is soon found."""
 LEAST_KEYS: Final = 1 << 16
 MOST_KEYS: Final = 1 << 22
-"""Blocks of a checksum whose keys are kept on the device: of 32 million words at least, 0.5 MB; of 2 billion at most."""
+"""Blocks of a checksum whose keys are kept on the device: for 32 million words (0.5 MB) to 2 billion."""
 
 
 @dataclass
@@ -192,7 +192,7 @@ class DeviceEngine:
         return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
 
     def one(
-        self, slot: int, prepared: Prepared, address: int, first: int = 0, token: tuple[int, int] | None = None
+        self, slot: int, prepared: Prepared, address: int, first: int = 0, token: tuple[int, ...] | None = None
     ) -> None:
         """Summarise one tensor into a slot's row, on the current stream.
 
@@ -210,8 +210,9 @@ class DeviceEngine:
         lane = self._lanes.get(handle) or self._lane(handle)
         self._rows.written_on(handle)
         row = self._rows.place(slot)
-        more = token is not None and (variant.stats or variant.sketch)
-        known = self._rows.seen.setdefault((handle, address, token, prepared.interned), row) if more else row
+        known = row
+        if token is not None and (variant.stats or variant.sketch):
+            known = self._rows.seen.setdefault((handle, *token), row)
         arguments = (
             *(0, 0, 0, address, prepared.plan.count, first, prepared.layout, row, known),
             *(lane.scratch.data_ptr(), lane.counters.data_ptr()),

@@ -139,33 +139,30 @@ def _sketch_tile(
     each is taken to be. All else is as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
-    AT_ONCE: tl.constexpr = 4 if ROWS > 4 else ROWS
     lane = tl.arange(0, BLOCK)[None, :]
-    for part in tl.static_range(ROWS // AT_ONCE):
-        total = tl.zeros((PER_ROW, BLOCK), dtype=tl.float64 if KIND >= F64 else tl.float32)
-        for step in range(part * AT_ONCE, (part + 1) * AT_ONCE):
-            # Row by row, since the hashes of a whole tile would not fit into registers.
-            u = step * PER_ROW + tl.arange(0, PER_ROW)[:, None]
-            one = ((block + 1 + u).to(tl.uint64)) * _HASH_1
-            one = (one ^ (one >> _SHIFT)) * _HASH_2
-            two = (one ^ (one >> _SHIFT)) * _HASH_3
-            two = two ^ (two >> _SHIFT)
-            turn = (one >> _ROTATION).to(tl.int32)
-            k = u * BLOCK + (lane ^ turn)
-            ok = True if FULL else (k >= low) & (k < high)
-            x = number_of(integers(pointer, start, k, ok, layout, PARTS, False, DIMS, NARROW, FULL), lookup, KIND)
-            if not FINITE:
-                x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-            # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
-            half = tl.where(lane < 32, two & _LOW, two >> 32).to(tl.uint32)
-            sign = half << ((31 - (lane & 31)) ^ turn).to(tl.uint32)
-            if x.dtype == tl.float32:
-                x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
-            else:
-                x = tl.where(sign >= 0x80000000, -x, x)
-            total += x
-        sums += total.to(tl.float64)
-    return sums
+    total = tl.zeros((PER_ROW, BLOCK), dtype=tl.float64 if KIND >= F64 else tl.float32)
+    for step in range(ROWS):
+        # Row by row, since the hashes of a whole tile would not fit into registers.
+        u = step * PER_ROW + tl.arange(0, PER_ROW)[:, None]
+        one = ((block + 1 + u).to(tl.uint64)) * _HASH_1
+        one = (one ^ (one >> _SHIFT)) * _HASH_2
+        two = (one ^ (one >> _SHIFT)) * _HASH_3
+        two = two ^ (two >> _SHIFT)
+        turn = (one >> _ROTATION).to(tl.int32)
+        k = u * BLOCK + (lane ^ turn)
+        ok = True if FULL else (k >= low) & (k < high)
+        x = number_of(integers(pointer, start, k, ok, layout, PARTS, DIMS, NARROW, FULL), lookup, KIND)
+        if not FINITE:
+            x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+        # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
+        half = tl.where(lane < 32, two & _LOW, two >> 32).to(tl.uint32)
+        sign = half << ((31 - (lane & 31)) ^ turn).to(tl.uint32)
+        if x.dtype == tl.float32:
+            x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
+        else:
+            x = tl.where(sign >= 0x80000000, -x, x)
+        total += x
+    return sums + total.to(tl.float64)
 
 
 @triton.jit
@@ -265,13 +262,12 @@ def summarise(
     sizes_strides = layout.to(tl.pointer_type(tl.int64))
     table = lookup.to(tl.pointer_type(tl.float32))
 
-    if STATS or SKETCH:
-        if known != row and not MANY:
-            old = known.to(tl.pointer_type(tl.int64))
-            new = row.to(tl.pointer_type(tl.int64))
-            if tl.load(old) == tl.load(new):
-                tl.store(new + tl.arange(0, WORDS), tl.load(old + tl.arange(0, WORDS)))
-                return
+    if (STATS or SKETCH) and not MANY:
+        old = known.to(tl.pointer_type(tl.int64))
+        new = row.to(tl.pointer_type(tl.int64))
+        if (known != row) & (tl.load(old) == tl.load(new)):
+            tl.store(new + tl.arange(0, WORDS), tl.load(old + tl.arange(0, WORDS)))
+            return
 
     # Tiles begin at multiples of 512 of the index in the whole tensor, some elements before the first.
     skip = first % SPAN
@@ -320,28 +316,28 @@ def summarise(
             for part in tl.static_range(PER):
                 at = k + part * TILE
                 ok = (at >= head * PER) & (at < tail * PER)
-                word = integers(words, local * PER, at, ok, sizes_strides, PER, ALIGNED, DIMS, NARROW, False)
+                word = integers(words, local * PER, at, ok, sizes_strides, PER, DIMS, NARROW, False)
                 h = _hashes(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
                 raw += tl.sum(tl.where(ok, h, 0), axis=0)
             bits = tl.zeros((ROWS, SPAN), dtype=tl.uint32)
         elif full:
-            bits = integers(words, local, k, True, sizes_strides, 1, ALIGNED, DIMS, NARROW, True)
+            bits = integers(words, local, k, True, sizes_strides, 1, DIMS, NARROW, True)
             raw += tl.sum(_hashes(bits, block, keys, factor, shift, ROWS), axis=0)
         else:
             ok = (k >= head) & (k < tail)
-            bits = integers(words, local, k, ok, sizes_strides, 1, ALIGNED, DIMS, NARROW, False)
+            bits = integers(words, local, k, ok, sizes_strides, 1, DIMS, NARROW, False)
             raw += tl.sum(tl.where(ok, _hashes(bits, block, keys, factor, shift, ROWS), 0), axis=0)
         usual = full & (PARTS == 1)
         if STATS:
             ok = (k >= head) & (k < tail)
             if PARTS == 2:
-                re = integers(pointer, local * 2, 2 * k, ok, sizes_strides, 2, ALIGNED, DIMS, NARROW, False)
-                im = integers(pointer, local * 2, 2 * k + 1, ok, sizes_strides, 2, False, DIMS, NARROW, False)
+                re = integers(pointer, local * 2, 2 * k, ok, sizes_strides, 2, DIMS, NARROW, False)
+                im = integers(pointer, local * 2, 2 * k + 1, ok, sizes_strides, 2, DIMS, NARROW, False)
                 x = _modulus(number_of(re, table, KIND).to(tl.float64), number_of(im, table, KIND).to(tl.float64))
             elif PER == 1:
                 x = number_of(bits, table, KIND)
             else:
-                bits = integers(pointer, local, k, ok, sizes_strides, 1, ALIGNED, DIMS, NARROW, False)
+                bits = integers(pointer, local, k, ok, sizes_strides, 1, DIMS, NARROW, False)
                 x = number_of(bits, table, KIND)
             n = tail - head
             # What to count from and the scale only have to be about right, so that float32 is enough for both.

@@ -162,7 +162,6 @@ class Element:
         return 2 if self.wide else 4
 
 
-
 ELEMENTS: Final = {
     "float32": Element(F32, 4),
     "float16": Element(F16, 2),
@@ -200,7 +199,10 @@ OLDEST: Final = (3, 3)
 
 WARPS: Final = 4
 """Warps of a program: 128 threads read a row of 512 float32 in vectors of four."""
-_POINTERS: Final = ("null", "items", "owners", "layout", "row", "known", "scratch", "counters", "factors", "shifts", "keys", "lookup")
+_POINTERS: Final = (
+    *("null", "items", "owners", "layout", "row", "known", "scratch", "counters"),
+    *("factors", "shifts", "keys", "lookup"),
+)
 """Arguments that are addresses of ours, which begin at multiples of 16."""
 _CHOSEN: Final = ("count", "first")
 """Arguments that are multiples of 16 where the variant says so; the address is one in the kernel, which reads less at

@@ -1,22 +1,85 @@
-"""The stages of pipelines that this process runs, and which microbatch each of their calls is of.
+"""How ranks share the work: by samples, as DDP and FSDP have it, and by the stages of pipelines.
 
-Calls of a module are counted, and schedules mostly run microbatches in order. One that leaves some out, or runs them in
-another order, would have its calls numbered as if it had not: so the schedule's own number is asked for, and where it
-is not the next one, the count goes on from there.
+Nothing in a run's numbers tells data parallelism from tensor parallelism, whose ranks must be given the same samples.
+The wrappers know their groups, and which ranks hold the same parts of the model.
+
+Calls of a module are counted, and schedules of pipelines mostly run microbatches in order. One that leaves some out, or
+runs them in another order, would have its calls numbered as if it had not: so the schedule's number is asked for, and
+where it is not the next one, the count goes on from there.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from introspect_cli.capture.contents import modules_in, unwrap
 from introspect_cli.capture.identity import ById
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from introspect_cli.capture.names import Names
+
+
+class DataParallel:
+    """Looks at each outermost module once.
+
+    Attributes:
+        ranks: that share the work by samples, this one among them; empty where no wrapper says so.
+        copies: ranks that hold the same parts of everything as this one, which is among them; empty where that is not
+            known: without a wrapper, or where some parameters are left to each rank.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.copies: list[int] = []
+        self._seen: ById[bool] = ById()
+
+    def look(self, root: nn.Module) -> None:
+        """An outermost module is about to run."""
+        if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
+            return
+        self._seen.set(root, True)
+        modules = list(modules_in(root))
+        groups = next(filter(None, map(_groups, modules)), [])
+        self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
+        if self.ranks:
+            self.copies = _copies(modules)
+
+
+def _copies(modules: Iterable[nn.Module]) -> list[int]:
+    """The ranks whose parameters are this one's; empty where wrappers do not agree, or leave some parameters out."""
+    replicas: set[tuple[int, ...]] = set()
+    for module in modules:
+        name = type(module).__name__
+        groups: list[Any] = []
+        if name == "DistributedDataParallel":
+            if getattr(module, "parameters_to_ignore", None):
+                return []
+            groups = [getattr(module, "process_group", None)]
+        elif name == "FullyShardedDataParallel":
+            strategy = getattr(getattr(module, "sharding_strategy", None), "name", "")
+            groups = [getattr(module, "process_group" if strategy == "NO_SHARD" else "_inter_node_pg", None)]
+        elif name.startswith("FSDP"):
+            groups = torch_distributed.fsdp_replicas(module)
+        alone = [torch.distributed.get_rank()]
+        replicas |= {tuple(alone if group is None else torch_distributed.ranks_of(group)) for group in groups}
+    return list(replicas.pop()) if len(replicas) == 1 else []
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    name = type(module).__name__
+    if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        group = getattr(module, "process_group", None)
+        return [] if group is None else [group]
+    return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else []
 
 
 class _Order:
@@ -49,11 +112,6 @@ class Pipelines:
     """Knows the stages from their calls."""
 
     def __init__(self, names: Names) -> None:
-        """Start with none.
-
-        Args:
-            names: knows the modules.
-        """
         self._names = names
         self._roots: dict[int, str] = {}
         self._forwards: ById[_Order] = ById()
@@ -72,7 +130,7 @@ class Pipelines:
     def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
         """A stage calls its module with a microbatch, in a step that is recorded: number the calls in it."""
         self.meets(stage, module)
-        order = self._of(self._forwards, stage)
+        order = self._forwards.made(stage, _Order)
         done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
         number, follows = order.number(step, chunk, stage.chunks or 1)
         order.guessed |= not (follows or done or before)
@@ -93,14 +151,7 @@ class Pipelines:
 
     def loss(self, stage: Any, chunk: int, step: int) -> int:
         """The number of a loss within its step, by its microbatch."""
-        return self._of(self._losses, stage).number(step, chunk, stage.chunks or 1)[0]
-
-    def _of(self, orders: ById[_Order], stage: Any) -> _Order:
-        found = orders.get(stage)
-        if found is None:
-            found = _Order()
-            orders.set(stage, found)
-        return found
+        return self._losses.made(stage, _Order).number(step, chunk, stage.chunks or 1)[0]
 
     @property
     def manifest(self) -> dict[str, Any] | None:

@@ -1,0 +1,48 @@
+"""What nearly all probes are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.probes.base import Listener, Patches, drop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.context import Context
+
+
+class GuardedProbe:
+    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
+
+    Attributes:
+        name: as the manifest and messages call it.
+        lost: what is no longer seen once it has failed, as in "batches are".
+    """
+
+    name: str
+    lost: str
+
+    def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
+        """Watch nothing yet; `then` is called once the probe has failed."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, self.lost, then)
+        self._patches = Patches()
+        self._heard: list[tuple[list[Any], Any]] = []
+
+    def hear(self, listeners: list[Listener], listener: Listener, *, first: bool = False) -> None:
+        """Have a listener told of a moment, before all others or after them, until the probe is removed."""
+        listeners.insert(0 if first else len(listeners), listener)
+        self._heard.append((listeners, listener))
+
+    def install(self) -> None:
+        """Begin to watch: called last by what replaces or hears of something first."""
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Put back what was replaced, and hear of nothing any more."""
+        self._guarded.on = False
+        self._patches.remove()
+        while self._heard:
+            drop(*self._heard.pop())
