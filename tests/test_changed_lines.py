@@ -5,7 +5,7 @@ import json
 import pytest
 from test_source_texts import MODEL, TRAIN, project  # noqa: F401 - a fixture
 
-from introspect_cli.compare.changes.nearness import Clues
+from introspect_cli.compare.changes.clues import Clues
 from introspect_cli.compare.changes.ranking import ranked
 from introspect_cli.compare.changes.statements import changed_statements
 

@@ -98,7 +98,7 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(tmp_path, monkeypatch, ending, kernels):
     if not kernels:
         monkeypatch.setattr("introspect_cli.tensors.kernels.KERNELS", None)
-    monkeypatch.setattr("introspect_cli.exchange.checkpoint_files.PIECE", 1 << 16)
+    monkeypatch.setattr("introspect_cli.exchange.tensor_files.PIECE", 1 << 16)
     monkeypatch.setattr("introspect_cli.tensors.torch_files.PIECE", 1 << 16)
     torch.manual_seed(1)
     tensors = {name: (torch.randn(700, 300) * 3).to(getattr(torch, name)) for name in (*DTYPES, *FP8)}

@@ -448,3 +448,43 @@ def test_training_is_bitwise_what_it_is_without(tmp_path, model):
 def test_nothing_is_recorded_at_module_level(tmp_path):
     path = captured(tmp_path / "run", training(Two()))
     assert operators(path) == []
+
+
+def test_operators_in_another_order_in_each_step_are_recorded_as_python_records_them(tmp_path, monkeypatch):
+    class Swapping(Two):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            y = torch.tanh(self.first(x))
+            if self.calls % 3:
+                y = y.sigmoid() * 2 if self.calls % 2 else (y * 2).sigmoid().sigmoid()
+            return self.second(y)
+
+    def run(name):
+        torch.manual_seed(1)
+        path = run_op(tmp_path / name, training(Swapping(), steps=7))
+        return [[(r.site, r.summary.checksum, r.given) for r in records(path, step)] for step in range(7)]
+
+    compiled = run("compiled")
+    monkeypatch.setattr("introspect_cli.capture.ops.probe.KERNELS", None)
+    assert compiled == run("python")
+
+
+def test_an_operator_that_fails_raises_as_without_a_capture(tmp_path):
+    def frames_of_failure():
+        with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
+            nn.Linear(4, 6)(torch.ones(2, 5))
+        return str(raised.value), [entry.name for entry in raised.traceback]
+
+    expected, seen = frames_of_failure(), []
+
+    def work():
+        training(Two())()
+        model = Two()
+        model(torch.ones(2, 4))
+        seen.append(frames_of_failure())
+
+    run_op(tmp_path / "run", work)
+    assert seen[0][0] == expected[0]
+    assert seen[0][1][-1] == expected[1][-1]

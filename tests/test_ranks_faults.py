@@ -101,7 +101,7 @@ FOUND = [
     ("fsdp2-same-samples", "same-samples", 0, 1, "batch", "the same batch as rank 0 in 6 of 6 draws"),
     ("ddp-same-inputs", "same-samples", 0, 1, "input", "the same inputs as rank 0 in 3 of 3 calls"),
     ("hand-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
-    ("ddp-uneven", "uneven-batches", 2, 1, "batch", "rank 0: 4, rank 1: 2"),
+    ("ddp-uneven-inputs", "uneven-batches", 0, 0, "input", "inputs of step 0 are of different sizes (rank 0: 2"),
     ("fsdp2-uneven", "uneven-batches", 2, 1, "batch", "samples of the smaller batch count for more"),
     ("hand-same-dropout", "rank-draws", 0, 1, "rng Net.between", "although their inputs differ (3 calls)"),
     ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),

@@ -6,12 +6,12 @@ be transposed or a part. Where the elements can be read once more, they decide; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import Form
 from introspect_cli.compare.match.flow import parameters, values_of
 from introspect_cli.compare.match.merged import Merge, same_numbers
 from introspect_cli.compare.moment import MODEL
@@ -19,6 +19,7 @@ from introspect_cli.compare.moment import MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from introspect_cli.compare.match.flow import Value
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import Divergence
@@ -28,42 +29,51 @@ _PERMUTED = 4
 """Parts of one tensor that are put together in every order."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """A tensor of a that is in b in another form.
+
+    Attributes:
+        a: its name, or those of several that are one in b, in their order.
+        b: its name in b, or those of several.
+        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
+        proven: whether the elements are the same; None where they could not be compared.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    form: str
+    proven: bool | None
+
+
 class Forms:
     """Tensors that one side lacks by name, looked for on the other in another form."""
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
         rename: Rename = outcome.match.rename or str
         self.runs, self.matched = runs, list[Form]()
-        changes: tuple[Rename, Rename] = (rename, str)
-        values = ([own for own in values_of(run.rank(0), 0) if own.site.kind in MODEL] for run in runs)
-        # under b's names, as divergences have them
-        named = zip(values, changes, strict=True)
-        self.every = tuple({change(own.site.fqn): own for own in side} for side, change in named)
+        changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
+        self.every = tuple(map(_model, runs, changes))
         self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
         self.settled: tuple[set[str], set[str]] = set(), set()
         self.left = tuple(
-            {name: values[name] for own in side if (name := own.site.fqn) in values}
+            {name: values[name] for value in side if (name := value.site.fqn) in values}
             for side, values in zip(only, self.every, strict=True)
         )
 
     def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
         """Look for all of them; of tensors that have another shape, those that are left."""
         for side in (0, 1):
-            others = {
-                own.checksum: name for name, own in self.every[1 - side].items() if name not in self.left[1 - side]
-            }
-            self._tied(side, others)
-        names = [{id(own): name for name, own in side.items()} for side in self.left]
-        known = parameters(list(self.left[0].values()), list(self.left[1].values()))
-        pairs = [(names[0][id(one)], names[1][id(two)]) for one, two in known.pairs]
-        for a, b in pairs:
-            equal = self.left[0][a].checksum == self.left[1][b].checksum
+            every, left = self.every[1 - side], self.left[1 - side]
+            self._tied(side, {value.checksum: name for name, value in every.items() if name not in left})
+        matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
+        for one, two in matched.pairs:
+            a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
             self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
-        kept = [{self.every[side][pair[side]].checksum: pair[1 - side] for pair in pairs} for side in (0, 1)]
-        for merge in known.merges:
+        for merge in matched.merges:
             self._merge(merge)
         for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
-            self._tied(side, kept[side])
+            self._tied(side, {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs})
         self._constants(only)
         return [shape for shape in shapes if not self._turned_in_place(shape.site.fqn)]
 
@@ -76,9 +86,9 @@ class Forms:
                 side.pop(name, None)
 
     def _tied(self, side: int, others: Mapping[int, str]) -> None:
-        for name, own in list(self.left[side].items()):
-            if own.checksum in others:
-                other = others[own.checksum]
+        for name, value in list(self.left[side].items()):
+            if value.checksum in others:
+                other = others[value.checksum]
                 a, b = (name, other) if side == 0 else (other, name)
                 self._add((a,), (b,), "tied", proven=True)
 
@@ -116,18 +126,23 @@ class Forms:
     def _merge(self, merge: Merge) -> None:
         """Tensors of one that are one in the other, put together and compared."""
         whole, parts = (1, 0) if merge.side == "b" else (0, 1)
-        called = [{own.site.fqn: name for name, own in side.items()} for side in self.every]
-        members = [called[parts][name] for name in merge.parts]
-        result = called[whole][merge.whole]
+        members, result = merge.parts, merge.whole
         one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
         order: Sequence[int] | None = None
-        known = one is not None and all(piece is not None for piece in pieces)
-        if known:
+        readable = one is not None and all(piece is not None for piece in pieces)
+        if readable:
             every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
             order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
         together = tuple(members[at] for at in order or range(len(members)))
         a, b = (together, (result,)) if parts == 0 else ((result,), together)
-        self._add(a, b, "merged", proven=order is not None if known else None)
+        self._add(a, b, "merged", proven=order is not None if readable else None)
+
+
+def _model(run: Run, rename: Rename) -> dict[str, Value]:
+    """The telling tensors of a model by their names in b."""
+    values = [value for value in values_of(run.rank(0), 0) if value.site.kind in MODEL]
+    named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
+    return {value.site.fqn: value for value in named}
 
 
 def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:

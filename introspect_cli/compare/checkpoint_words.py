@@ -16,26 +16,11 @@ from introspect_cli.records import Kind, count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.checkpoint_forms import Form
+
 
 _NAMED = 3
 _SETTINGS = 4
-
-
-@dataclass(frozen=True)
-class Form:
-    """A tensor of a that is in b in another form.
-
-    Attributes:
-        a: its name, or those of several that are one in b, in their order.
-        b: its name in b, or those of several.
-        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
-        proven: whether the elements are the same; None where they could not be compared.
-    """
-
-    a: tuple[str, ...]
-    b: tuple[str, ...]
-    form: str
-    proven: bool | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,7 @@ class Cast:
 
 
 @dataclass
-class Found:
+class Differences:
     """What differs between two checkpoints.
 
     Attributes:
@@ -68,10 +53,8 @@ class Found:
         shapes: those with another shape.
         casts: those of another element type.
         forms: what one has in another form than the other.
-        only_a: what a alone has.
-        only_b: what b alone has.
-        kinds_a: kinds that a alone holds.
-        kinds_b: kinds that b alone holds.
+        only: what a alone has, and what b alone has.
+        kinds: kinds that a alone holds, and that b alone holds.
         steps: of a and of b, how many steps their optimizer has made; None where that is not one number.
         unread: tensors that could not be read.
         within: values that differ within the tolerance or noise given.
@@ -87,10 +70,8 @@ class Found:
     shapes: list[Divergence] = field(default_factory=list)
     casts: list[Cast] = field(default_factory=list)
     forms: list[Form] = field(default_factory=list)
-    only_a: list[Divergence] = field(default_factory=list)
-    only_b: list[Divergence] = field(default_factory=list)
-    kinds_a: tuple[Kind, ...] = ()
-    kinds_b: tuple[Kind, ...] = ()
+    only: tuple[list[Divergence], list[Divergence]] = field(default_factory=lambda: ([], []))
+    kinds: tuple[list[Kind], list[Kind]] = field(default_factory=lambda: ([], []))
     steps: tuple[float | None, float | None] = (None, None)
     unread: int = 0
     within: int = 0
@@ -101,99 +82,100 @@ class Found:
     unrecorded: list[Divergence] = field(default_factory=list)
 
     @property
+    def every(self) -> list[Divergence]:
+        """All that differs beside names and forms."""
+        casts = [tensor for cast in self.casts for tensor in cast.tensors]
+        return [*self.differ, *self.shapes, *casts, *self.only[0], *self.only[1]]
+
+    @property
     def same(self) -> bool:
         """Whether nothing differs that both could have, but for its name or a form that was proven."""
-        return not self.rest and all(form.proven for form in self.forms)
+        return not self.every and all(form.proven for form in self.forms)
 
     @property
     def doubtful(self) -> int:
         """Where nothing else differs: how many tensors are in another form whose elements were not compared."""
-        if self.rest or any(form.proven is False for form in self.forms):
+        if self.every or any(form.proven is False for form in self.forms):
             return 0
         return sum(form.proven is None for form in self.forms)
 
     @property
-    def rest(self) -> bool:
-        """Whether anything differs beside names and forms."""
-        return bool(self.differ or self.shapes or self.casts or self.only_a or self.only_b)
+    def checkpoint(self) -> str:
+        """The letter of the checkpoint that a run's moment is compared with."""
+        return "b" if self.run == "a" else "a"
 
 
 # --- words
 
 
 def sentence_of(
-    by_fate: Found, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
+    differences: Differences, verdict: Verdict, renamed: Sequence[str], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
     """The sentence, and what else is to be said."""
-    rest = [*_forms(by_fate), *_also(by_fate), *_alone(by_fate), *_steps(by_fate)]
+    rest = [*_forms(differences), *_also(differences), *_alone(differences), *_steps(differences)]
     names = f"names differ: {'; '.join(renamed[:_NAMED])}" if renamed else ""
     more = f", and {len(renamed) - _NAMED} more" if len(renamed) > _NAMED else ""
     rest = [names + more, *rest] if names else rest
-    if not sum(by_fate.counts.values()):
+    if not sum(differences.counts.values()):
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
-    if verdict is Verdict.UNDECIDED and by_fate.doubtful:
-        every = count(sum(by_fate.counts.values()), "tensor")
-        text = f"Could not tell: of {every} {by_fate.doubtful:,} in another form agree"
-        return f"{text} by extrema and moments alone, the others are equal.", rest
     if verdict is Verdict.UNDECIDED:
-        return f"Could not tell: all that could be read is equal, but {by_fate.unread} could not be read.", rest
+        every = count(sum(differences.counts.values()), "tensor")
+        text = f"all that could be read is equal, but {differences.unread} could not be read"
+        if differences.doubtful:
+            text = f"of {every} {differences.doubtful:,} in another form agree by extrema and moments alone"
+            text += ", the others are equal"
+        return f"Could not tell: {text}.", rest
     if verdict is Verdict.SAME:
         if settings:
             rest.append(f"what differs beside them: {some([describe(change) for change in settings], _SETTINGS)}")
-        form = ", in part in another form" if any(own.form not in ("tied", "constant") for own in by_fate.forms) else ""
+        form = (
+            ", in part in another form"
+            if any(each.form not in ("tied", "constant") for each in differences.forms)
+            else ""
+        )
         same = f"The checkpoints hold the same{' values' if form else ''}"
-        same = "The checkpoints agree" if by_fate.within else same
-        return f"{_at(by_fate) or same}{form}: {_all_equal(by_fate)}.", rest
-    clauses = [*_differ(by_fate), *_cast(by_fate), *_shapes(by_fate), *_lacking(by_fate)]
+        same = "The checkpoints agree" if differences.within else same
+        return f"{_at(differences) or same}{form}: {_all_equal(differences)}.", rest
+    clauses = [*_differ(differences), *_cast(differences), *_shapes(differences), *_lacking(differences)]
     if not clauses:  # forms that are not proven
         return (
-            f"The checkpoints hold the same numbers, in part in another order: {_all_equal(by_fate)} otherwise.",
+            f"The checkpoints hold the same numbers, in part in another order: {_all_equal(differences)} otherwise.",
             rest,
         )
-    lead, *others = clauses
-    model_differs = any(own.site.kind in MODEL for own in _all(by_fate))
-    if by_fate.run and not model_differs:
-        return f"{_at(by_fate)}, but {lead}.", [*others, *rest]
-    if by_fate.run and not (by_fate.differ or by_fate.shapes or by_fate.casts):
-        letter = "b" if by_fate.run == "a" else "a"
-        text = f"What checkpoint {letter} holds of the model, run {by_fate.run} has {by_fate.moment}, but {lead}."
-        return text, [*others, *rest]
-    if by_fate.run:
-        text = f"At no recorded step has run {by_fate.run} all tensors of the checkpoint: nearest is {by_fate.moment}"
+    (lead, *others), moment = clauses, differences.moment
+    model_differs = any(each.site.kind in MODEL for each in differences.every)
+    if differences.run and not model_differs:
+        return f"{_at(differences)}, but {lead}.", [*others, *rest]
+    if differences.run and not (differences.differ or differences.shapes or differences.casts):
+        text = f"What checkpoint {differences.checkpoint} holds of the model, run {differences.run} has {moment}"
+        return f"{text}, but {lead}.", [*others, *rest]
+    if differences.run:
+        text = f"At no recorded step has run {differences.run} all tensors of the checkpoint: nearest is {moment}"
         return f"{text}, where {lead}.", [*others, *rest]
-    if not model_differs and _of(by_fate, MODEL):
-        lead = f"the models are equal ({count(_of(by_fate, MODEL), 'tensor')}), but {lead}"
+    if not model_differs and _of(differences, MODEL):
+        lead = f"the models are equal ({count(_of(differences, MODEL), 'tensor')}), but {lead}"
     return f"The checkpoints differ: {lead}.", [*others, *rest]
 
 
-def _at(tensors: Found) -> str:
+def _at(tensors: Differences) -> str:
     """That a checkpoint is of a moment of a run; "" where both are checkpoints."""
     if not tensors.run:
         return ""
-    kinds = [kind.several for kind in MODEL if tensors.counts[kind]]
-    other = "b" if tensors.run == "a" else "a"
+    kinds = listed([kind.several for kind in MODEL if tensors.counts[kind]])
     close = " within the tolerance" if tensors.within else ""
-    return f"Checkpoint {other} has the {listed(kinds)} that run {tensors.run} has {tensors.moment}{close}"
+    return f"Checkpoint {tensors.checkpoint} has the {kinds} that run {tensors.run} has {tensors.moment}{close}"
 
 
-def _also(found: Found) -> list[str]:
-    clauses = []
-    if found.alike:
-        clauses.append(f"run {found.run} has the same {some(found.alike)}")
-    if found.unrecorded:
-        clauses.append(
-            f"not compared, for one side alone has it on record: {some([_name(own) for own in found.unrecorded])}"
-        )
+def _also(differences: Differences) -> list[str]:
+    clauses = [f"run {differences.run} has the same {some(differences.alike)}"] if differences.alike else []
+    if differences.unrecorded:
+        names = some([_name(tensor) for tensor in differences.unrecorded])
+        clauses.append(f"not compared, for one side alone has it on record: {names}")
     return clauses
 
 
-def _all(found: Found) -> list[Divergence]:
-    casts = [tensor for cast in found.casts for tensor in cast.tensors]
-    return [*found.differ, *found.shapes, *casts, *found.only_a, *found.only_b]
-
-
-def _of(found: Found, kinds: Iterable[Kind]) -> int:
-    return sum(found.counts[kind] for kind in kinds)
+def _of(differences: Differences, kinds: Iterable[Kind]) -> int:
+    return sum(differences.counts[kind] for kind in kinds)
 
 
 _GROUPS = (
@@ -203,13 +185,13 @@ _GROUPS = (
 )
 
 
-def _all_equal(found: Found) -> str:
+def _all_equal(differences: Differences) -> str:
     """`all 9 tensors of the model and 18 values of the optimizer state are equal`."""
-    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of(found, kinds))]
-    verb = "is" if sum(found.counts.values()) == 1 else "are"
-    passed = f", {found.within:,} of them only within the tolerance or noise given" if found.within else ""
+    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of(differences, kinds))]
+    verb = "is" if sum(differences.counts.values()) == 1 else "are"
+    passed = f", {differences.within:,} of them only within the tolerance or noise given" if differences.within else ""
     every = f"all {listed(parts)}" if verb == "are" else listed(parts)
-    return f"{every} {verb} equal{passed}{', of those selected' if found.selected else ''}"
+    return f"{every} {verb} equal{passed}{', of those selected' if differences.selected else ''}"
 
 
 def _name(tensor: Divergence) -> str:
@@ -219,30 +201,27 @@ def _name(tensor: Divergence) -> str:
     return f"{tensor.site.fqn}{tensor.site.path}"
 
 
-def _differ(found: Found) -> list[str]:
+def _differ(differences: Differences) -> list[str]:
     """Clauses on tensors whose values differ, a kind after the other."""
     clauses = []
     for kinds, one, several in _GROUPS:
-        members = [own for own in found.differ if own.site.kind in kinds]
+        members = [tensor for tensor in differences.differ if tensor.site.kind in kinds]
         if not members:
             continue
-        total = _of(found, kinds)
-        number = (
-            f"all {total:,}" if len(members) == total > 1 else f"{len(members):,} of {total:,}" if total > 1 else "the"
-        )
-        noun = several if total > 1 else one
-        verb = "differs" if len(members) == 1 else "differ"
-        clauses.append(f"{number} {noun} {verb}{_where(members)}")
+        total = _of(differences, kinds)
+        some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
+        subject = f"{some_of} {several}" if total > 1 else f"the {one}"
+        clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{_where(members)}")
     return clauses
 
 
 def _where(members: Sequence[Divergence]) -> str:
     """Which tensors differ, by how much; of many the span, and the farthest."""
     if len(members) <= _NAMED:
-        return f": {', '.join(_name(own) + _far(own) for own in members)}"
+        return f": {', '.join(_name(tensor) + _far(tensor) for tensor in members)}"
     measured = [member for member in members if member.rel_l2 is not None]
     if not measured:
-        return f": {some([_name(own) for own in members])}"
+        return f": {some([_name(tensor) for tensor in members])}"
     farthest = measured[0]
     least = min(member.rel_l2 or 0.0 for member in measured)
     most = farthest.rel_l2 or 0.0
@@ -268,12 +247,14 @@ def _far(tensor: Divergence) -> str:
     return f"{text})"
 
 
-def _cast(found: Found) -> list[str]:
+def _cast(differences: Differences) -> list[str]:
     clauses = []
-    for cast in found.casts:
+    for cast in differences.casts:
         number = len(cast.tensors)
         kinds = {tensor.site.kind for tensor in cast.tensors}
-        what = _name(cast.tensors[0]) if number == 1 else f"{number:,} of {_of(found, kinds | set(MODEL)):,} tensors"
+        what = (
+            _name(cast.tensors[0]) if number == 1 else f"{number:,} of {_of(differences, kinds | set(MODEL)):,} tensors"
+        )
         text = f"{what} {'is' if number == 1 else 'are'} {cast.a} in a and {cast.b} in b"
         coarse = max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
         if cast.rounded:
@@ -288,20 +269,22 @@ def _cast(found: Found) -> list[str]:
     return clauses
 
 
-def _shapes(found: Found) -> list[str]:
-    words = [f"{_name(shape)} is {_shape(shape, 'a')} in a and {_shape(shape, 'b')} in b" for shape in found.shapes]
+def _shapes(differences: Differences) -> list[str]:
+    words = [
+        f"{_name(shape)} is {_shape(shape, 'a')} in a and {_shape(shape, 'b')} in b" for shape in differences.shapes
+    ]
     return [some(words)] if words else []
 
 
-def _shape(own: Divergence, side: str) -> str:
-    summary = own.a if side == "a" else own.b
+def _shape(tensor: Divergence, side: str) -> str:
+    summary = tensor.a if side == "a" else tensor.b
     return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
 
 
-def _lacking(found: Found) -> list[str]:
+def _lacking(differences: Differences) -> list[str]:
     return [
-        f"{side} lacks {count(len(only), 'tensor')} of {other}: {some([_name(own) for own in only])}"
-        for only, side, other in ((found.only_a, "b", "a"), (found.only_b, "a", "b"))
+        f"{side} lacks {count(len(only), 'tensor')} of {other}: {some([_name(tensor) for tensor in only])}"
+        for only, side, other in zip(differences.only, "ba", "ab", strict=True)
         if only
     ]
 
@@ -321,12 +304,12 @@ _DOUBTS = {
 }
 
 
-def _forms(found: Found) -> list[str]:
+def _forms(differences: Differences) -> list[str]:
     """What has another form, a line for each; of many of one form an example and the number."""
     clauses = []
     for form, text in _FORMS.items():
         for proven, doubt in _DOUBTS.items():
-            members = [own for own in found.forms if own.form == form and own.proven is proven]
+            members = [each for each in differences.forms if each.form == form and each.proven is proven]
             if not members:
                 continue
             first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
@@ -338,16 +321,16 @@ def _forms(found: Found) -> list[str]:
 _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 
 
-def _alone(found: Found) -> list[str]:
+def _alone(differences: Differences) -> list[str]:
     return [
         f"{side} alone holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
-        for side, kinds in (("a", found.kinds_a), ("b", found.kinds_b))
+        for side, kinds in zip("ab", differences.kinds, strict=True)
         if kinds
     ]
 
 
-def _steps(found: Found) -> list[str]:
-    a, b = found.steps
+def _steps(differences: Differences) -> list[str]:
+    a, b = differences.steps
     if a is None or b is None or a == b:
         return []
     return [f"the optimizer has made {count(int(a), 'step')} in a and {count(int(b), 'step')} in b"]

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.checkpoint_forms import Forms
-from introspect_cli.compare.checkpoint_words import Cast, Found, sentence_of
+from introspect_cli.compare.checkpoint_words import Cast, Differences, sentence_of
 from introspect_cli.compare.element.elements import rounded
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.moment import MODEL, changed, prefixes
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
-from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.records import Kind, Phase, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +50,8 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
         return options
     change = old, new = prefixes(*names)
-    known = sum(changed(name, change) in names[1] for name in names[0])
-    if old == new or 2 * known < min(map(len, names)):
+    shared = sum(changed(name, change) in names[1] for name in names[0])
+    if old == new or 2 * shared < min(map(len, names)):
         return options
     pattern = f"^{re.escape(old)}\\." if old else _OF_A_MODEL
     return replace(options, rename=((pattern, f"{new}." if new else ""),))
@@ -63,20 +65,20 @@ def _names(run: Run) -> dict[str, None]:
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints, in the place of one for two runs."""
-    by_fate = _sorted(runs, asked, outcome)
-    compared = sum(by_fate.counts.values())
-    if not compared or (by_fate.same and by_fate.unread) or by_fate.doubtful:
+    differences = _sorted(runs, asked, outcome)
+    compared = sum(differences.counts.values())
+    if not compared or (differences.same and differences.unread) or differences.doubtful:
         verdict = Verdict.UNDECIDED
     else:
-        verdict = Verdict.SAME if by_fate.same else Verdict.DIVERGED
+        verdict = Verdict.SAME if differences.same else Verdict.DIVERGED
     renamed = [change for change in answer.structure if change.change == "renamed"]
     settings = tuple(sorted(answer.settings, key=_counters_first))
     names = [change.text for change in renamed]
-    if not asked.rename and outcome.match.patterns and not by_fate.run:
+    if not asked.rename and outcome.match.patterns and not differences.run:
         names += _prefixed(*outcome.match.patterns[0])
-    sentence, evidence = sentence_of(by_fate, verdict, names, settings)
-    listed = [*by_fate.differ, *(one for cast in by_fate.casts for one in cast.tensors)]
-    listed = [*by_fate.shapes, *by_fate.only_a, *by_fate.only_b, *sorted(listed, key=_farthest_first)]
+    sentence, evidence = sentence_of(differences, verdict, names, settings)
+    listed = [*differences.differ, *(one for cast in differences.casts for one in cast.tensors)]
+    listed = [*differences.shapes, *differences.only[0], *differences.only[1], *sorted(listed, key=_farthest_first)]
     first = listed[0] if listed and verdict is Verdict.DIVERGED else None
     return replace(
         answer,
@@ -112,55 +114,51 @@ def _notes(runs: tuple[Run, Run]) -> list[str]:
     return [f"{name}: {text}." for run, name in zip(runs, "ab", strict=True) for text in run.manifest["not_observed"]]
 
 
-def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Found:
-    by_fate = Found()
+def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
     one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
-    by_fate.kinds_a = tuple(kind for kind in Kind if kind in one and kind not in two)
-    by_fate.kinds_b = tuple(kind for kind in Kind if kind in two and kind not in one)
     common = one.keys() & two.keys()
-    every = [own for own in outcome.listed if own.site.kind in common]
-    only = [own for own in every if own.b is None], [own for own in every if own.a is None]
-    for kind in sorted(common, key=list(Kind).index):
-        alone = sum(own.site.kind is kind for own in only[0])
-        by_fate.counts[kind] = one[kind] - alone
+    every = [tensor for tensor in outcome.listed if tensor.site.kind in common]
+    only = [tensor for tensor in every if tensor.b is None], [tensor for tensor in every if tensor.a is None]
     forms = Forms(runs, only, outcome)
-    by_fate.shapes = forms.look(only, [own for own in every if _other_shape(own)])
-    by_fate.forms = forms.matched
-    moved = [form for form in forms.matched if form.a != form.b]
-    by_fate.counts[Kind.PARAM] += sum(len(form.a) for form in moved)
-    settled = forms.settled
-    by_fate.only_a, by_fate.only_b = (
-        [own for own in side if own.site.kind not in MODEL or own.site.fqn not in done]
-        for side, done in zip(only, settled, strict=True)
+    shapes = forms.look(only, [tensor for tensor in every if _other_shape(tensor)])
+    plain = [tensor for tensor in every if tensor.a is not None and tensor.b is not None and not _other_shape(tensor)]
+    cast = [tensor for tensor in plain if tensor.a and tensor.b and tensor.a.layout.dtype != tensor.b.layout.dtype]
+    left = [
+        [tensor for tensor in side if tensor.site.kind not in MODEL or tensor.site.fqn not in settled]
+        for side, settled in zip(only, forms.settled, strict=True)
+    ]
+    differences = Differences(
+        counts=Counter(
+            {kind: one[kind] - sum(tensor.site.kind is kind for tensor in only[0]) for kind in Kind if kind in common}
+        ),
+        differ=sorted((tensor for tensor in plain if tensor not in cast), key=_farthest_first),
+        shapes=shapes,
+        casts=_casts(runs, cast),
+        forms=forms.matched,
+        only=(left[0], left[1]),
+        kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
+        steps=(_optimizer_step(runs[0]), _optimizer_step(runs[1])),
+        unread=max(_unread(run) for run in runs),
+        within=outcome.tally["within"],
+        selected=bool(asked.kinds or asked.modules),
     )
-    _set_aside(by_fate, runs)
-    plain = [own for own in every if own.a is not None and own.b is not None and not _other_shape(own)]
-    cast = [own for own in plain if own.a and own.b and own.a.layout.dtype != own.b.layout.dtype]
-    by_fate.casts = _casts(runs, cast)
-    by_fate.differ = sorted((own for own in plain if own not in cast), key=_farthest_first)
-    by_fate.steps = _optimizer_step(runs[0]), _optimizer_step(runs[1])
-    by_fate.within = outcome.tally["within"]
-    by_fate.selected = bool(asked.kinds or asked.modules)
-    by_fate.unread = max(sum(_is_unread(run)) for run in runs)
-    return by_fate
-
-
-def _set_aside(by_fate: Found, runs: tuple[Run, Run]) -> None:
-    """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
+    differences.counts[Kind.PARAM] += sum(len(form.a) for form in forms.matched if form.a != form.b)
     for place, name in enumerate("ab"):
         about = runs[place].manifest["checkpoint"]
-        if "moment" not in about:
-            continue
-        by_fate.run, by_fate.moment, by_fate.alike = (
-            name,
-            str(about["moment"]),
-            tuple(map(str, about.get("alike", ()))),
-        )
-        mine, theirs = (by_fate.only_a, by_fate.only_b) if name == "a" else (by_fate.only_b, by_fate.only_a)
-        by_fate.unrecorded = [*theirs, *(own for own in mine if own.site.kind is not Kind.PARAM)]
-        theirs.clear()
-        mine[:] = [own for own in mine if own.site.kind is Kind.PARAM]
+        if "moment" in about:
+            differences.run, differences.moment = name, str(about["moment"])
+            differences.alike = tuple(map(str, about.get("alike", ())))
+            _set_aside(differences, place)
+    return differences
+
+
+def _set_aside(differences: Differences, run: int) -> None:
+    """Of a run's moment: what it did not record, and buffers that are not saved, are no difference."""
+    only, others = differences.only[run], differences.only[1 - run]
+    differences.unrecorded = [*others, *(tensor for tensor in only if tensor.site.kind is not Kind.PARAM)]
+    others.clear()
+    only[:] = [tensor for tensor in only if tensor.site.kind is Kind.PARAM]
 
 
 def _counters_first(change: SettingChange) -> tuple[bool, bool]:
@@ -184,30 +182,20 @@ def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
     return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
 
 
-def _is_unread(run: Run) -> list[bool]:
-    return [int(status) == int(Status.NOT_OBSERVED) for status in np.asarray(run.rank(0).read_row(0).status)]
+def _unread(run: Run) -> int:
+    return int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum())
 
 
-def _other_shape(own: Divergence) -> bool:
-    return own.a is not None and own.b is not None and own.a.layout.shape != own.b.layout.shape
+def _other_shape(tensor: Divergence) -> bool:
+    return tensor.a is not None and tensor.b is not None and tensor.a.layout.shape != tensor.b.layout.shape
 
 
 def _optimizer_step(run: Run) -> float | None:
     """How many steps an optimizer has made, by its state; None where its parameters say different numbers."""
     reader = run.rank(0)
-    steps = set()
-    for record in reader.records(0):
-        if record.site.kind is Kind.OPTIMIZER_STATE and record.site.path == "['step']":
-            number = record.summary.stats.get("mean")
-            steps.add(number if number is not None else _number(record.summary.text))
+    numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    steps = {number.value for number in numbers if number.path == "['step']"}
     return next(iter(steps)) if len(steps) == 1 else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 # --- the same in another element type
@@ -215,10 +203,9 @@ def _number(text: str) -> float | None:
 
 def _casts(runs: tuple[Run, Run], cast: Sequence[Divergence]) -> list[Cast]:
     groups: dict[tuple[str, str], list[Divergence]] = {}
-    for own in cast:
-        assert own.a is not None
-        assert own.b is not None
-        groups.setdefault((own.a.layout.dtype, own.b.layout.dtype), []).append(own)
+    for tensor in cast:
+        if tensor.a is not None and tensor.b is not None:
+            groups.setdefault((tensor.a.layout.dtype, tensor.b.layout.dtype), []).append(tensor)
     casts = []
     for (a, b), members in groups.items():
         proofs = [_is_rounded(runs, member.a, member.b) for member in members]
@@ -236,7 +223,7 @@ def _is_rounded(runs: tuple[Run, Run], a: Summary | None, b: Summary | None) -> 
     if one is None or two is None or one.shape != two.shape:
         return None
     return any(
-        (found := _rounded(fine, coarse)) is not None and np.array_equal(found, other, equal_nan=True)
+        (values := _rounded(fine, coarse)) is not None and np.array_equal(values, other, equal_nan=True)
         for fine, coarse, other in ((one, b.layout.dtype, two), (two, a.layout.dtype, one))
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import start_values
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.gathered import Gathered
 from introspect_cli.compare.join.read_on import ReadOn, read_on
@@ -244,7 +244,8 @@ class Comparison:
     def began(self) -> frozenset[str]:
         """FQNs of the parameters and buffers that both captures began with."""
         readers = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
-        one, two = ({fqn for _, fqn, _ in start_values(*side)} for side in readers)
+        codes = [kind_code(kind) for kind in _TENSORS]
+        one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
         return frozenset(one & two)
 
     @cached_property

@@ -8,39 +8,29 @@ the usual one: `optimizer/param/...` is a parameter after the step.
 Which was computed first is not in a directory listing. An archive of numpy's keeps the order in which it was written;
 numbers before kinds (`0007-output/...`) tell it; otherwise kinds and names are sorted, and it is said.
 
-Files come from JAX, TensorFlow, C++ or somebody else's machine. So nothing in them is executed (no pickles), every
-length is checked against the file, and element types that numpy does not know (bfloat16, fp8) keep their bits and are
-widened exactly.
+The files are read as those of checkpoints are (`tensor_files`).
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import struct
-import zipfile
-import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange.incoming import Incoming, Row
+from introspect_cli.exchange.tensor_files import ARRAYS, read_any
 from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo, shallow
 from introspect_cli.selection import selects
-from introspect_cli.store.files import reason
-from introspect_cli.store.tensorfile import CODES, NUMPY, widened
-from introspect_cli.tensors.arrays import summary
+from introspect_cli.store.tensorfile import NUMPY, widened
+from introspect_cli.tensors.arrays import summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from numpy.typing import NDArray
-
 
 SORTED = (
     "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "
@@ -53,16 +43,6 @@ _CALL = re.compile(r"call[=_-]?(\d{1,9})")
 _NUMBERED = re.compile(r"(\d{1,18})[-_.](?=[a-z])")
 _PHASE_NAMES = {phase.value: phase for phase in Phase}
 _KIND_NAMES = {kind.value: kind for kind in USUAL_PHASES}
-
-SUFFIXES = (".npy", ".npz", ".safetensors")
-"""Endings of the files that are read."""
-
-_MOST_HEADER = 1 << 27
-_DAMAGE = (
-    *(ValueError, EOFError, KeyError, TypeError, SyntaxError, MemoryError, OverflowError, RecursionError),
-    *(struct.error, zipfile.BadZipFile, zlib.error),
-)
-SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 
 
 @dataclass(frozen=True)
@@ -109,25 +89,28 @@ class Dump:
             StoreError: a file cannot be read, or two arrays have one name.
             UsageError: a name does not say what it is of.
         """
-        found: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
+        steps: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
         seen: dict[tuple[int, int, Site], str] = {}
         own_order = True
         for below, path in self.paths:
             own_order &= path.suffix == ".npz" and len(self.paths) == 1
-            for stored in _arrays(path):
-                words = "/".join(word for word in (below, stored.name) if word)
+            for name, tensor in read_any(path).items():
+                words = "/".join(word for word in (below, name) if word)
+                if tensor.unread:
+                    lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
+                    raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
                 named = parsed(words, self.kind, self.root)
                 key = (named.step, named.rank, named.site)
                 if key in seen:
                     raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
                 seen[key] = words
-                kept = summary(stored.bits, stored.values, stored.dtype, stored.shape)
+                kept = summary_of(tensor, widened)
                 if selects(named.site.fqn, self.whole):
-                    data = np.ascontiguousarray(stored.bits).data.cast("B")
-                    self.kept.append((kept.checksum, data, stored.dtype, stored.shape))
-                rows = found[named.step, named.rank]
+                    bits = np.concatenate([*tensor.read(), np.empty(0, NUMPY[tensor.dtype])])
+                    self.kept.append((kept.checksum, bits.data.cast("B"), tensor.dtype, tensor.shape))
+                rows = steps[named.step, named.rank]
                 rows.append((named.order, len(rows), (named.site, SiteInfo(), kept)))
-        for (step, rank), rows in sorted(found.items()):
+        for (step, rank), rows in sorted(steps.items()):
             numbered = all(order is not None for order, _, _ in rows)
             if numbered:
                 rows.sort(key=lambda item: (item[0] or 0, item[1]))
@@ -143,15 +126,13 @@ def find(source: Path) -> list[tuple[str, Path]]:
     A single archive is not part of any name; a file of one array is.
     """
     if source.is_file():
-        return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in SUFFIXES else []
+        return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in ARRAYS else []
     try:
-        found = [
-            path for end in SUFFIXES for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()
-        ]
+        paths = [path for end in ARRAYS for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
     except OSError as error:  # a directory that went meanwhile
         raise StoreError(f"{source} cannot be searched: {error.strerror} ({error.filename})") from None
     named = []
-    for path in sorted(found):
+    for path in sorted(paths):
         words = path.relative_to(source).with_suffix("").as_posix()
         stem = path.stem
         # What an archive is called says something only if it is a step or a rank: model-00001-of-00002 is no name.
@@ -212,98 +193,3 @@ def _natural(site: Site) -> tuple[object, ...]:
     if site.phase is Phase.BACKWARD:
         kind = -kind  # the gradient of an output comes before that of an input
     return list(Phase).index(site.phase), kind, numbers, site.call, site.path
-
-
-# --- the files
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """An array as it was stored.
-
-    Attributes:
-        name: what it is called: the key in an archive, "" in a file of one array.
-        bits: its elements, little-endian, row-major, shape (n,).
-        values: the same as numbers, shape (n,).
-        dtype: torch's name of the element type without the prefix.
-        shape: sizes.
-    """
-
-    name: str
-    bits: NDArray[Any]
-    values: NDArray[Any]
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def _arrays(path: Path) -> Iterator[Stored]:
-    """The arrays of a file, in the order in which it has them.
-
-    Raises:
-        StoreError: it cannot be read, or holds what is no array of numbers.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            yield from _safetensors(path)
-        elif path.suffix == ".npy":
-            yield _array("", np.load(path, mmap_mode="r", allow_pickle=False), path)
-        else:
-            with np.load(path, allow_pickle=False) as archive:
-                for name in archive.files:
-                    yield _array(name, archive[name], path)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {reason(error)}") from None
-    except _DAMAGE as error:
-        raise StoreError(
-            f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
-        ) from None
-
-
-def _array(name: str, array: Any, path: Path) -> Stored:
-    """An array that numpy read.
-
-    Raises:
-        StoreError: it holds something else than numbers.
-    """
-    kind = array.dtype.name
-    if kind not in NUMPY:
-        which = f"{name} in {path}" if name else str(path)
-        more = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors" * (kind == "void16")
-        raise StoreError(f"{which} has elements of type {array.dtype}, which is no type of torch's{more}")
-    flat = np.ascontiguousarray(array).reshape(-1).astype(NUMPY[kind], copy=False)
-    return Stored(name, flat, flat, kind, tuple(array.shape))
-
-
-def safetensors_header(file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
-    """The place of the first tensor in a safetensors file of so many bytes, and what its header lists.
-
-    Raises:
-        ValueError: the header cannot be read.
-    """
-    length = struct.unpack("<Q", file.read(8))[0]
-    if length > min(size - 8, _MOST_HEADER):
-        raise ValueError("its header claims more bytes than the file holds")
-    header = json.loads(file.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
-    return 8 + length, header
-
-
-def _safetensors(path: Path) -> Iterator[Stored]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        begins, header = safetensors_header(file, size)
-    data = np.memmap(path, np.uint8, "r", offset=begins) if size > begins else np.zeros(0, np.uint8)
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        kind, shape, (begin, end) = SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
-        if kind is None:
-            raise StoreError(f"{name} in {path} has elements of type {entry['dtype']}, which is not known here")
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-            raise ValueError(f"the sizes of {name} are not numbers")
-        stored = NUMPY[kind]
-        if not begin <= end <= len(data) or math.prod(shape) * stored.itemsize != end - begin:
-            raise ValueError(f"{name} needs another number of bytes than it has")
-        bits = np.frombuffer(data[begin:end].tobytes(), stored)
-        yield Stored(name, bits, widened(bits, kind), kind, tuple(shape))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
@@ -43,13 +43,18 @@ class State:
         rows: its tensors, and plain values among them, by site, in the file's order.
         settings: documents by name.
         notes: what could not be known.
-        named: whether the file itself, or its order, names each parameter that has an optimizer's state.
     """
 
     rows: dict[Site, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    named: bool = True
+
+    def put(self, kind: Kind, name: str, value: Any, path: str = "") -> None:
+        """Add a tensor or a plain value; of several at one site each is a call of its own."""
+        site = Site(Phase.START, kind, name, 0, path)
+        while site in self.rows:
+            site = replace(site, call=site.call + 1)
+        self.rows[site] = value
 
 
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
@@ -59,55 +64,52 @@ def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
         StoreError: it has no tensor.
     """
     state = State()
-    models: dict[str, dict[str, Any]] = {}
-    optimizers: list[tuple[str, Mapping[Any, Any]]] = []
-    plain: dict[str, Any] = {}
-    if _is_optimizer(tree):
-        optimizers.append(("optimizer", tree))
-    else:
-        _sort(tree, models, optimizers, plain, state)
-    several = len(models) > 1
+    parts = _Parts([("optimizer", tree)]) if _is_optimizer(tree) else _sorted(tree, state)
+    models = parts.models
     for part, tensors in models.items():
-        _model(part if several or part not in _MODEL else "", tensors, state)
-    _optimizers(optimizers, _candidates(models) if order_counts else None, state)
-    if plain:
-        state.settings["checkpoint"] = dict(list(_flat(plain).items())[:_MOST_SETTINGS])
+        _model(part if len(models) > 1 or part not in _MODEL else "", tensors, state)
+    _optimizers(parts.optimizers, _candidates(models) if order_counts else None, state)
+    if parts.plain:
+        leaves = [(name, value) for name, value in _leaves(parts.plain) if isinstance(value, _PLAIN)]
+        state.settings["checkpoint"] = dict(leaves[:_MOST_SETTINGS])
     if not any(isinstance(value, Pieces) for value in state.rows.values()):
         raise StoreError("it holds no tensor")
     return state
 
 
-def _sort(
-    tree: Mapping[Any, Any],
-    models: dict[str, dict[str, Any]],
-    optimizers: list[tuple[str, Mapping[Any, Any]]],
-    plain: dict[str, Any],
-    state: State,
-) -> None:
-    """Sort the parts of a checkpoint: by what they are, then by what they are called."""
-    loose: dict[str, Any] = {}
+@dataclass
+class _Parts:
+    """The parts of a checkpoint, by what they are called."""
+
+    optimizers: list[tuple[str, Mapping[Any, Any]]] = field(default_factory=list)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+
+
+def _sorted(tree: Mapping[Any, Any], state: State) -> _Parts:
+    """Sort the parts of a checkpoint: by what they are, then by what they are called; random states at once."""
+    parts, loose = _Parts(), dict[str, Any]()
     for key, part in tree.items():
         name = str(key)
-        if _RANDOM.search(name) and not _is_optimizer(part) and _has_tensor_or_many(part):
-            _random(name, part, state)
-        elif _is_optimizer(part):
-            optimizers.append((_singular(name), part))
-        elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
-            numbered = len(part) > 1
-            optimizers += [(f"{_singular(name)}{n if numbered else ''}", one) for n, one in enumerate(part)]
-        elif isinstance(part, (dict, list)) and _has_tensor(part):
-            inside: dict[str, Any] = {}
-            _leaves(part, "", inside)
-            models[name] = {leaf: value for leaf, value in inside.items() if isinstance(value, Pieces)}
-        elif isinstance(part, Pieces):
+        if isinstance(part, Pieces) and not _RANDOM.search(name):
             loose[name] = part
+        elif _is_optimizer(part):
+            parts.optimizers.append((_singular(name), part))
+        elif _RANDOM.search(name) and isinstance(part, (dict, list, Pieces)):
+            _random(name, part, state)
+        elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
+            names = [f"{_singular(name)}{number if len(part) > 1 else ''}" for number in range(len(part))]
+            parts.optimizers += zip(names, part, strict=True)
+        elif tensors := {leaf: value for leaf, value in _leaves(part) if isinstance(value, Pieces)}:
+            parts.models[name] = tensors
         else:
-            plain[name] = part
+            parts.plain[name] = part
     if loose:
-        models[""] = loose
-    if any(_is_of_size(tensors) for tensors in models.values()):
-        for name in [name for name, tensors in models.items() if not _is_of_size(tensors)]:
-            plain[name] = {leaf: _number(value) for leaf, value in models.pop(name).items()}
+        parts.models[""] = loose
+    if any(map(_is_of_size, parts.models.values())):
+        for name in [name for name, tensors in parts.models.items() if not _is_of_size(tensors)]:
+            parts.plain[name] = {leaf: _number(value) for leaf, value in parts.models.pop(name).items()}
+    return parts
 
 
 def _is_of_size(tensors: Mapping[str, Any]) -> bool:
@@ -119,8 +121,8 @@ def _number(value: Any) -> Any:
     """The one number of a tensor."""
     if not isinstance(value, Pieces) or value.unread:
         return None
-    found = [widened(bits, value.dtype).tolist() for bits in value.read()]
-    return found[0][0] if found and len(found[0]) == 1 and isinstance(found[0][0], (bool, int, float)) else None
+    pieces = [widened(bits, value.dtype).tolist() for bits in value.read()]
+    return pieces[0][0] if pieces and len(pieces[0]) == 1 and isinstance(pieces[0][0], (bool, int, float)) else None
 
 
 def _singular(name: str) -> str:
@@ -131,40 +133,13 @@ def _is_optimizer(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("state"), dict) and "param_groups" in part
 
 
-def _has_tensor(part: Any) -> bool:
-    if isinstance(part, Pieces):
-        return True
-    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    return any(map(_has_tensor, inside))
-
-
-def _has_tensor_or_many(part: Any) -> bool:
-    return _has_tensor(part) or isinstance(part, (dict, list))
-
-
-def _leaves(part: Any, name: str, found: dict[str, Any]) -> None:
+def _leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """What lies at the ends of nested data, by dotted names."""
-    if isinstance(part, dict):
-        for key, value in part.items():
-            _leaves(value, f"{name}.{key}" if name else str(key), found)
-    elif isinstance(part, list):
-        for number, value in enumerate(part):
-            _leaves(value, f"{name}.{number}" if name else str(number), found)
+    if isinstance(part, (dict, list)):
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
     else:
-        found[name] = part
-
-
-def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, part in plain.items():
-        _leaves(part, name, found)
-    return {name: value for name, value in found.items() if isinstance(value, _PLAIN)}
-
-
-def _put(state: State, site: Site, value: Any) -> None:
-    while site in state.rows:
-        site = Site(site.phase, site.kind, site.fqn, site.call + 1, site.path)
-    state.rows[site] = value
+        yield name, part
 
 
 # --- the model
@@ -173,8 +148,7 @@ def _put(state: State, site: Site, value: Any) -> None:
 def _model(part: str, tensors: Mapping[str, Any], state: State) -> None:
     buffers = _buffers(tensors)
     for name, value in tensors.items():
-        kind = Kind.BUFFER if name in buffers else Kind.PARAM
-        _put(state, Site(Phase.START, kind, f"{part}.{name}" if part else name), value)
+        state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
 def _buffers(names: Mapping[str, Any]) -> set[str]:
@@ -212,15 +186,12 @@ def _optimizers(
         if names is None and candidates is not None:
             names = _names_by_order(groups, held["state"], candidates)
         if names is None and held["state"]:
-            state.named = False
             state.notes.append(NUMBERED)
         for key, values in held["state"].items():
             name = names.get(key, f"{optimizer}.{key}") if names else f"{optimizer}.{key}"
-            inside: dict[str, Any] = {}
-            _leaves(values, "", inside)
-            for leaf, value in inside.items():
+            for leaf, value in _leaves(values):
                 path = shallow("".join(f"[{word!r}]" for word in leaf.split(".") if word))
-                _put(state, Site(Phase.START, Kind.OPTIMIZER_STATE, name, 0, path), value)
+                state.put(Kind.OPTIMIZER_STATE, name, value, path)
         listed = [
             {
                 **{key: _setting(value) for key, value in group.items() if key not in ("params", "param_names")},
@@ -233,9 +204,9 @@ def _optimizers(
         state.settings["optimizers"] = documents
 
 
-def _groups(found: Any) -> list[dict[str, Any]]:
+def _groups(stored: Any) -> list[dict[str, Any]]:
     """The groups of parameters, in order; a distributed checkpoint has them by number."""
-    listed = list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
+    listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
     for group in groups:
         members = group.get("params")
@@ -282,11 +253,8 @@ def _names_by_order(
 
 def _shape_of(values: Any) -> tuple[int, ...] | None:
     """The shape of the parameter that a state is of: that which most of its tensors have; None where none tells."""
-    inside: dict[str, Any] = {}
-    _leaves(values, "", inside)
-    shapes = Counter(
-        value.shape for value in inside.values() if isinstance(value, Pieces) and math.prod(value.shape) > 1
-    )
+    tensors = (value for _, value in _leaves(values) if isinstance(value, Pieces))
+    shapes = Counter(tensor.shape for tensor in tensors if math.prod(tensor.shape) > 1)
     return shapes.most_common(1)[0][0] if shapes else None
 
 
@@ -294,35 +262,31 @@ def _fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
     """The first names, in order, that have these shapes."""
-    found, rest = [], iter(candidates)
+    names, rest = [], iter(candidates)
     for shape in shapes:
-        name = next((name for name, own in rest if shape is None or own == shape), None)
+        name = next((name for name, size in rest if shape is None or size == shape), None)
         if name is None:
             return None
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 # --- random states
 
 
 def _random(name: str, part: Any, state: State) -> None:
-    inside: dict[str, Any] = {}
-    _leaves(part, "", inside)
     inner: dict[str, dict[str, Any]] = {}
-    for leaf, value in inside.items():
+    for leaf, value in _leaves(part):
         head, _, rest = leaf.partition(".")
         inner.setdefault(head, {})[rest] = value
     for head, values in inner.items():
         generator = _GENERATORS.get(head or name, head or "torch" if _is_cpu(values) else f"{name}.{head}".rstrip("."))
         tensors = {rest: value for rest, value in values.items() if isinstance(value, Pieces)}
         for rest, value in tensors.items():
-            path = "".join(f"[{word}]" for word in rest.split(".") if word)
-            _put(state, Site(Phase.START, Kind.RNG, generator, 0, path), value)
+            state.put(Kind.RNG, generator, value, "".join(f"[{word}]" for word in rest.split(".") if word))
         numbers = [value for value in values.values() if not isinstance(value, Pieces)]
         if numbers:
-            path = "['numbers']" if tensors else ""
-            _put(state, Site(Phase.START, Kind.RNG, generator, 0, path), tuple(numbers))
+            state.put(Kind.RNG, generator, tuple(numbers), "['numbers']" if tensors else "")
 
 
 def _is_cpu(values: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from introspect_cli.store.reader import Run, open_run
 from introspect_cli.store.tensorfile import widened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -46,7 +46,7 @@ def is_checkpoint(path: str | Path) -> bool:
     try:
         if (Path(path) / MANIFEST).exists():
             return False
-        from introspect_cli.exchange.checkpoint_files import is_tensors
+        from introspect_cli.exchange.tensor_files import is_tensors
 
         return is_tensors(path) and not (Path(path).suffix == ".zip" and is_pack(path))
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def open_any(path: str | Path) -> Run:
     except NoRunError as error:
         if is_remote(path):  # where no checkpoint is read
             raise
-        from introspect_cli.exchange.checkpoint_files import SUFFIXES
+        from introspect_cli.exchange.tensor_files import SUFFIXES
 
         raise StoreError(
             f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
@@ -76,8 +76,8 @@ def open_any(path: str | Path) -> Run:
 
 
 def _opened(path: Path) -> Run:
-    from introspect_cli.exchange.checkpoint_files import read_any
     from introspect_cli.exchange.checkpoint_state import sites_below, state_of
+    from introspect_cli.exchange.tensor_files import read_any
     from introspect_cli.tensors.arrays import Pieces
 
     tree = read_any(path)
@@ -88,25 +88,25 @@ def _opened(path: Path) -> Run:
     summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
     run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
     held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
-    run.elsewhere = _Again(held)
+    run.elsewhere = _again(held)
     return run
 
 
-class _Again:
-    """Reads a tensor once more, for who wants its elements; not large ones, nor many."""
+def _again(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
+    """Reads a tensor once more by its checksum, for who wants its elements as numbers; not large ones, nor many."""
+    left = _MOST_AGAIN
 
-    def __init__(self, held: Mapping[int, Pieces]) -> None:
-        self._held, self._left = held, _MOST_AGAIN
-
-    def __call__(self, checksum: int) -> NDArray[Any] | None:
-        """The tensor with a checksum, its elements as numbers; None where it is not there, or too large."""
-        tensor = self._held.get(checksum)
-        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(self._left, _LARGEST_AGAIN):
+    def read(checksum: int) -> NDArray[Any] | None:
+        nonlocal left
+        tensor = held.get(checksum)
+        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_AGAIN):
             return None
-        self._left -= math.prod(tensor.shape)
+        left -= math.prod(tensor.shape)
         pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
         whole: NDArray[Any] = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
         return whole.reshape(tensor.shape)
+
+    return read
 
 
 def _sorted_by_name(path: Path) -> bool:

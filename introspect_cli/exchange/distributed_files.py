@@ -55,9 +55,9 @@ def inert(data: bytes) -> Any:
 
     def since_mark() -> list[Any]:
         place = len(stack) - 1 - next(at for at, item in enumerate(reversed(stack)) if isinstance(item, _Mark))
-        found = stack[place + 1 :]
+        items = stack[place + 1 :]
         del stack[place:]
-        return found
+        return items
 
     argument: Any
     for opcode, argument, _ in pickletools.genops(data):
@@ -150,10 +150,10 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     path = folder / _METADATA
     try:
         made = inert(_small(path))
-        found = _tensors(folder, made.state)
+        tree = _tensors(folder, made.state)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
-    return found
+    return tree
 
 
 def _small(path: Path) -> bytes:
@@ -171,7 +171,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
             raise ValueError("its parts are compressed or encrypted, which is not read")
         places[str(index.state["fqn"]), begins] = _checked(folder, where.state)
     nested = state.get("planner_data") or {}
-    found: dict[Any, Any] = {}
+    tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
         keys = nested.get(name) or (name,)
         kind = about.name.rpartition(".")[2]
@@ -181,8 +181,8 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
             value = read_bytes(_bytes(folder, places[name, None]), f"{name} in {folder}")
         else:
             continue
-        _put(found, keys if isinstance(keys, tuple) else (name,), value)
-    return found
+        _put(tree, keys if isinstance(keys, tuple) else (name,), value)
+    return tree
 
 
 def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
@@ -196,10 +196,10 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
-    found = tuple(made.given[0]) if made.given else ()
-    if not all(type(size) is int and size >= 0 for size in found):
+    sizes = tuple(made.given[0]) if made.given else ()
+    if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")
-    return found
+    return sizes
 
 
 def _checked(folder: Path, where: dict[str, Any]) -> _Where:

@@ -16,7 +16,7 @@ from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Status
 from introspect_cli.store.batch import absent, derived_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from introspect_cli.selection import Selection
@@ -57,25 +57,25 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     names = batch.site[at].tolist()
     chosen = [layouts[number] for number in batch.layout[at]]
     numel = np.array([min(layout.numel, 2**63 - 1) for layout in chosen], np.int64)
+
+    def texts(values: Iterable[str]) -> Any:
+        return pa.array(list(values), pa.string())
+
+    def of_sites(*words: str) -> dict[str, Any]:
+        return {word: texts(map(getattr(sites, word).__getitem__, names)) for word in words}
+
     columns: dict[str, Any] = {
         "step": np.full(len(at), step, np.int64),
         "rank": np.full(len(at), rank, np.int64),
         "sequence": batch.sequence[at].astype(np.int64),
-        "phase": pa.array([sites.phase[site] for site in names], pa.string()),
-        "kind": pa.array([sites.kind[site] for site in names], pa.string()),
-        "fqn": pa.array([sites.fqn[site] for site in names], pa.string()),
-        "module_class": pa.array([sites.module_class[site] for site in names], pa.string()),
+        **of_sites("phase", "kind", "fqn", "module_class"),
         "call": np.array([int(sites.call[site]) for site in names], np.int64),
-        "path": pa.array([sites.path[site] for site in names], pa.string()),
-        "op": pa.array([sites.op[site] for site in names], pa.string()),
-        "source": pa.array([sites.source[site] for site in names], pa.string()),
-        "status": pa.array([_STATUS[status] for status in batch.status[at]], pa.string()),
+        **of_sites("path", "op", "source"),
+        "status": texts(_STATUS[status] for status in batch.status[at]),
         "shape": pa.array([list(layout.shape) for layout in chosen], pa.list_(pa.int64())),
-        "dtype": pa.array([layout.dtype for layout in chosen], pa.string()),
-        "device": pa.array([layout.device for layout in chosen], pa.string()),
-        "strides": pa.array([layout.strides for layout in chosen], pa.string()),
+        **{word: texts(getattr(layout, word) for layout in chosen) for word in ("dtype", "device", "strides")},
         "numel": numel,
-        "checksum": pa.array([f"{int(checksum):016x}" for checksum in batch.checksum[at]], pa.string()),
+        "checksum": texts(f"{int(checksum):016x}" for checksum in batch.checksum[at]),
     }
     counts = {name: column[at] for name, column in batch.counts.items()}
     floats = {name: column[at].astype(np.float64) for name, column in batch.floats.items()}
@@ -89,7 +89,7 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     if sketch and batch.sketch is not None:
         flat = pa.array(np.ascontiguousarray(batch.sketch[at]).ravel(), pa.float32())
         columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])
-    columns["text"] = pa.array([batch.text[row] for row in rows], pa.string())
+    columns["text"] = texts(batch.text[row] for row in rows)
     return pa.table(columns)
 
 

@@ -59,29 +59,31 @@ def checksum_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def value(found: object) -> Summary:
+def value(plain: object) -> Summary:
     """The summary of a plain value."""
-    kind = type(found).__name__
-    text = repr(found)[:200]
+    kind = type(plain).__name__
+    text = repr(plain)[:200]
     return Summary(Status.VALUE, Layout((), f"python.{kind}"), checksum_of(f"{kind} {text}"), text=text)
 
 
 def scalar(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known."""
     printed = float(number)
-    stats: dict[str, float] = {"nans": 0, "posinfs": 0, "neginfs": 0, "zeros": int(printed == 0)}
+    flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}
+    stats: dict[str, float] = {**{name: int(flag) for name, flag in flags.items()}, "zeros": int(printed == 0)}
     if np.isfinite(printed):
-        stats |= {
-            "min": printed,
-            "max": printed,
-            "absmin": abs(printed),
-            "mean": printed,
-            "amean": abs(printed),
-            "var": 0.0,
-        }
-    else:
-        stats |= {"nans": int(np.isnan(printed)), "posinfs": int(printed > 0), "neginfs": int(printed < 0)}
+        stats |= dict.fromkeys(("min", "max", "mean"), printed) | dict.fromkeys(("absmin", "amean"), abs(printed))
+        stats["var"] = 0.0
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
+
+
+def biased(stats: dict[str, float], numel: int) -> None:
+    """Fill in the biased variance, which is what a run keeps, from the unbiased one or from `std`, the root of that."""
+    if "var" in stats or numel < 1:
+        return
+    unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
+    if unbiased is not None:
+        stats["var"] = unbiased * (numel - 1) / numel
 
 
 def read_bytes(path: Path) -> bytes:
@@ -126,8 +128,8 @@ def write_run(
     """
     from introspect_cli.version import __version__
 
-    ordered = sorted(steps, key=lambda found: (found.rank, found.step))
-    kinds = sorted({site.kind.value for found in ordered for site, _, _ in found.rows})
+    ordered = sorted(steps, key=lambda step: (step.rank, step.step))
+    kinds = sorted({site.kind.value for step in ordered for site, _, _ in step.rows})
     with StoreWriter.create(path, force=force) as store:
         manifest: dict[str, Any] = {
             "tool": {"name": "introspect-cli", "version": __version__},
@@ -141,16 +143,16 @@ def write_run(
         for name, document in settings.items():
             store.write_settings(name, document)
         ranks: dict[int, RankWriter] = {}
-        for found in ordered:
-            writer = ranks.get(found.rank)
+        for step in ordered:
+            writer = ranks.get(step.rank)
             if writer is None:
                 on_request = () if sketch else _ON_REQUEST
-                writer = ranks[found.rank] = store.rank(found.rank, sketch=sketch, sorted_stats=on_request)
-            writer.append(found.step, _batch(writer, found.rows, sketch=sketch))
+                writer = ranks[step.rank] = store.rank(step.rank, sketch=sketch, sorted_stats=on_request)
+            writer.append(step.step, _batch(writer, step.rows, sketch=sketch))
         for checksum, data, dtype, shape in stored:
             store.save_tensor(checksum, data, dtype, shape)
         store.write_manifest({**manifest, "status": "complete"})
-    return len(ordered), sum(len(found.rows) for found in ordered)
+    return len(ordered), sum(len(step.rows) for step in ordered)
 
 
 def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:

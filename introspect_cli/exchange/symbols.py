@@ -12,6 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from introspect_cli.exchange.incoming import biased
 from introspect_cli.records import Layout
 
 if TYPE_CHECKING:
@@ -121,15 +122,5 @@ def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
     if not stats and not digest and not dtype:
         return None
     layout = Layout(shape or (), dtype or "unknown", "", "")
-    _variance(stats, layout.numel)
+    biased(stats, layout.numel)
     return layout, stats, digest
-
-
-def _variance(stats: dict[str, float], numel: int) -> None:
-    """Fill in the biased variance, which is what a run keeps, from what the line has."""
-    if "var" in stats or numel < 1:
-        return
-    if "uvar" in stats:
-        stats["var"] = stats["uvar"] * (numel - 1) / numel
-    elif "std" in stats:
-        stats["var"] = stats["std"] ** 2 * (numel - 1) / numel

@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_steps
-from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, value
+from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, value
 from introspect_cli.inspect.module_tree import flattened, keys, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
 
@@ -224,15 +224,13 @@ def _node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterato
             yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _summary(item)
 
 
-def _leaves(item: Any, path: str = "") -> list[tuple[str, Any]]:
+def _leaves(item: Any) -> list[tuple[str, Any]]:
     """Leaves with their paths; the object that stands for a tensor is a leaf."""
-    if isinstance(item, dict) and "shape" in item and "dtype" in item:
-        return [(path, item)]
-    if isinstance(item, dict):
-        return [pair for key, inner in item.items() for pair in _leaves(inner, f"{path}[{key!r}]")]
-    if isinstance(item, list):
-        return [pair for place, inner in enumerate(item) for pair in _leaves(inner, f"{path}[{place}]")]
-    return [] if item is None else flattened(item, path)
+    return [(path, leaf) for path, leaf in flattened(item, is_leaf=_is_tensor) if leaf is not None]
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, dict) and "shape" in item and "dtype" in item
 
 
 def _summary(item: Any) -> Summary:
@@ -249,7 +247,6 @@ def _summary(item: Any) -> Summary:
             continue
     stats = {name: number for name, number in stats.items() if number == number}  # noqa: PLR0124 - leaves NaN out
     layout = Layout(shape, dtype)
-    if "std" in stats and layout.numel > 0:
-        stats["var"] = stats["std"] ** 2 * (layout.numel - 1) / layout.numel
+    biased(stats, layout.numel)
     text = json.dumps([item.get("value"), str(item["shape"]), dtype, *sorted(stats.items())])
     return Summary(Status.PARTIAL, layout, checksum_of(text), stats)

@@ -71,9 +71,13 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
     for record in records:
         by_kind.setdefault(record.site.kind, []).append(record)
     root = _only_root(by_kind)
+    data, grads, buffers = (_latest(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
     parts = {
-        "parameters": _parameters(run, by_kind, root),
-        "buffers": _buffers(run, by_kind, root),
+        "parameters": _parameters(run, data, grads, root),
+        "buffers": {
+            **{name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()},
+            **_all_of(run, "buffers", buffers),
+        },
         "optimizers": _optimizers(run, by_kind),
         "rngs": _rngs(by_kind),
         "batch": _batch(run, by_kind, step),
@@ -132,27 +136,19 @@ def yaml_value(text: str) -> Any:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _parameters(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
-    data, grads = _latest(by_kind.get(Kind.PARAM, [])), _latest(by_kind.get(Kind.GRAD, []))
+def _parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], root: str) -> dict[str, Any]:
     parts_by_name: dict[str, Any] = {}
     for name in dict.fromkeys([*data, *grads]):
         parts = {"data": data.get(name), "grad": grads.get(name)}
         parts_by_name[name.removeprefix(root)] = {
             key: _leaf(run, record) for key, record in parts.items() if record is not None
         }
-    if data:
-        parts_by_name["__all_data__"] = _all(digest_of(run, record) for record in data.values())
-    if grads:
-        parts_by_name["__all_grads__"] = _all(digest_of(run, record) for record in grads.values())
-    return parts_by_name
+    return parts_by_name | _all_of(run, "data", data) | _all_of(run, "grads", grads)
 
 
-def _buffers(run: Run, by_kind: dict[Kind, list[Record]], root: str) -> dict[str, Any]:
-    buffers = _latest(by_kind.get(Kind.BUFFER, []))
-    lines = {name.removeprefix(root): _leaf(run, record) for name, record in buffers.items()}
-    if buffers:
-        lines["__all_buffers__"] = _all(digest_of(run, record) for record in buffers.values())
-    return lines
+def _all_of(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
+    """The digest of all records' digests, where there are any."""
+    return {f"__all_{what}__": _all(digest_of(run, record) for record in records.values())} if records else {}
 
 
 def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
@@ -169,33 +165,31 @@ def _optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, A
         if not isinstance(optimizer, dict) or not isinstance(optimizer.get("groups"), list):
             continue
         groups: list[dict[str, Any]] = []
-        state: dict[int, Any] = {}
-        digests: list[str] = []
-        place = 0
+        names: list[Any] = []
         for number, group in enumerate(optimizer["groups"]):
             now = {
                 key: rates.get((str(optimizer.get("name")), f"[{number}][{key!r}]"), value)
                 for key, value in group.items()
                 if key != "params"
             }
-            members = list(range(place, place + len(group.get("params", []))))
-            groups.append({**now, "params": members})
-            for index, name in zip(members, group.get("params", []), strict=True):
-                kept = states.get(str(name), [])
-                if kept:
-                    state[index] = nested([(record.site.path, _leaf(run, record)) for record in kept])
-                    digests += [digest_of(run, record) for record in kept]
-            place += len(members)
+            members = group.get("params", [])
+            groups.append({**now, "params": list(range(len(names), len(names) + len(members)))})
+            names += members
+        held = {index: states[str(name)] for index, name in enumerate(names) if str(name) in states}
         reports.append(
             {
                 "__type__": optimizer.get("class"),
                 "param_groups": groups,
                 "__all_param_groups__": _all([repr(groups)]),
-                "state": state,
-                "__all_state__": _all(digests),
+                "state": {index: _nested(run, records) for index, records in held.items()},
+                "__all_state__": _all(digest_of(run, record) for records in held.values() for record in records),
             }
         )
     return reports
+
+
+def _nested(run: Run, records: Iterable[Record]) -> Any:
+    return nested([(record.site.path, _leaf(run, record)) for record in records])
 
 
 def _rngs(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
@@ -219,7 +213,7 @@ def _batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, 
     calls: dict[tuple[str, int], list[Record]] = {}
     for record in records:
         calls.setdefault((record.site.fqn, record.site.call), []).append(record)
-    batches = [nested([(r.site.path, _leaf(run, r)) for r in call]) for call in calls.values()]
+    batches = [_nested(run, call) for call in calls.values()]
     return {
         "__batch_idx__": step,
         "__batch__": batches[0] if len(batches) == 1 else batches,

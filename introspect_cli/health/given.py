@@ -30,7 +30,7 @@ class Given(Gathered):
     Attributes:
         batches: of two ranks, how often a loader's batches were equal, of how many, and the first step they were.
         inputs: as `batches`, of what goes into outermost modules.
-        sizes: the first step in which batches are of different sizes.
+        sizes: the first step in which batches, or else inputs, are of different sizes.
         hyperparameters: the first step at which one differs, by name.
     """
 
@@ -47,6 +47,8 @@ class Given(Gathered):
         for number in now.of(Kind.INPUT, Phase.FORWARD):
             if "." not in now.sites[number].fqn:
                 self._pairs(self.inputs, now, number)
+                if not self.batches:
+                    self._sizes(now, number)
         for number in now.in_order(Kind.HYPERPARAMETER):
             site = now.sites[number]
             if site.fqn == SCALER:  # a tensor, without a text
@@ -58,15 +60,17 @@ class Given(Gathered):
                 self.hyperparameters.setdefault(name, Hit(now.step, name, evidence, rank))
 
     def _sizes(self, now: AlignedStep, number: int) -> None:
+        kind = now.sites[number].kind
         shapes = {rank: now.layout(rank, row).shape for rank, row in now.rows[number].items()}
         alike = len({shape[1:] for shape in shapes.values()}) == 1
         if self.sizes is None and alike and len(set(shapes.values())) > 1 and all(shapes.values()):
+            what = "batches" if kind == Kind.BATCH else "inputs"
             words = ", ".join(f"rank {rank}: {shape[0]}" for rank, shape in list(shapes.items())[:8])
             evidence = (
-                f"batches of step {now.step} are of different sizes ({words}): where each rank takes a mean, and the "
-                "mean of those is taken, samples of the smaller batch count for more"
+                f"{what} of step {now.step} are of different sizes ({words}): where each rank takes a mean, and "
+                "the mean of those is taken, samples of the smaller batch count for more"
             )
-            self.sizes = Hit(now.step, "batch", evidence, min(shapes, key=lambda rank: shapes[rank][0]))
+            self.sizes = Hit(now.step, kind, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
 
     def _pairs(self, pairs: dict[tuple[int, int], list[int]], now: AlignedStep, number: int) -> None:
         rows = now.rows[number]
@@ -104,14 +108,14 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     "uneven-batches",
     Level.WARNING,
     "data-parallel ranks are given batches of different sizes",
-    "in one step, batches differ in their first dimension alone",
+    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models",
     "a last batch that is not full; weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
-    observed(is_data_parallel(ranks), "data-parallel ranks and their batches")
-    sizes = ranks.of(Given).sizes
-    if sizes is not None:
-        yield sizes
+    given = ranks.of(Given)
+    observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
+    if given.sizes is not None:
+        yield given.sizes
 
 
 @rank_rule(

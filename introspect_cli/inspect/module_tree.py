@@ -14,7 +14,7 @@ from introspect_cli.inspect.overview import parameter_sizes, reader_of
 from introspect_cli.records import Kind, ModuleInfo, Phase, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _PIECE = re.compile(r"""\.\w+|\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]]*)\]""")
 _LONGEST = 20  # digits of a position; python reads no number of more than 4,300
@@ -97,19 +97,12 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
     return inner
 
 
-def flattened(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
     """Leaves of nested dicts and lists with their paths."""
-    if isinstance(value, dict):
-        leaves = []
-        for key, item in value.items():
-            leaves += flattened(item, f"{path}[{key!r}]")
-        return leaves
-    if isinstance(value, (list, tuple)):
-        leaves = []
-        for place, item in enumerate(value):
-            leaves += flattened(item, f"{path}[{place}]")
-        return leaves
-    return [(path, value)]
+    if is_leaf(value) or not isinstance(value, (dict, list, tuple)):
+        return [(path, value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [leaf for key, item in items for leaf in flattened(item, f"{path}[{key!r}]", is_leaf)]
 
 
 class _Node:

@@ -8,7 +8,7 @@ that follow from others need no bytes of their own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,6 +218,48 @@ def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
     return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
 
 
+def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
+    """Some records of several blocks as one block, copied; without what operators were given.
+
+    Args:
+        batches: the blocks.
+        which: rows of each.
+        order: which of these rows, one block's after the other's, comes first, second, ...; None to leave them so.
+    """
+    ends = np.cumsum([0, *map(len, which)])
+    place = np.arange(ends[-1])
+    if order is not None:
+        place[order] = np.arange(ends[-1])
+
+    def column(values: Sequence[Array | None]) -> Any:
+        known = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
+        if len(known) < len(values):
+            return None
+        together = known[0] if len(known) == 1 else np.concatenate(known)
+        return together if order is None else together[order]
+
+    def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        shared = [name for name in columns[0] if all(name in own for own in columns)]
+        return {name: column([own[name] for own in columns]) for name in shared}
+
+    texts, samples = dict[int, str](), dict[int, int]()
+    for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
+        to = np.full(len(batch), -1)
+        to[rows] = place[start : start + len(rows)]
+        texts |= {int(to[row]): batch.text[row] for row in filled(batch.text).tolist() if to[row] >= 0}
+        samples |= {int(to[row]): total for row, total in batch.samples.items() if to[row] >= 0}
+    return StepBatch(
+        **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
+        counts=by_name([batch.counts for batch in batches]),
+        floats=by_name([batch.floats for batch in batches]),
+        text=sparse_texts(len(place), texts),
+        samples=samples,
+    )
+
+
+_PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
+
+
 def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
     """Records of one rank after some of another of its steps, which get other sites.
 
@@ -227,41 +269,11 @@ def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites:
         rows: int64 (k,), which.
         sites: int64 (k,), ids of the sites that they get.
     """
-
-    def joined(one: Array, two: Array) -> Any:
-        return np.concatenate([np.asarray(two)[rows], np.asarray(one)])
-
-    return StepBatch(
+    return replace(
+        rows_of([other, batch], [rows, np.arange(len(batch))]),
         site=np.concatenate([sites.astype(np.uint32), np.asarray(batch.site)]),
         sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
-        layout=joined(batch.layout, other.layout),
-        status=joined(batch.status, other.status),
-        checksum=joined(batch.checksum, other.checksum),
-        counts={
-            name: joined(values, other.counts[name]) for name, values in batch.counts.items() if name in other.counts
-        },
-        floats={
-            name: joined(values, other.floats[name]) for name, values in batch.floats.items() if name in other.floats
-        },
-        sketch=None if batch.sketch is None or other.sketch is None else joined(batch.sketch, other.sketch),
-        text=[*(other.text[row] for row in rows.tolist()), *batch.text] if len(batch.text) else (),
         given=None if batch.given is None else _after(batch.given, len(rows)),
-        samples={row + len(rows): values for row, values in batch.samples.items()},
-    )
-
-
-def taken(batch: StepBatch, wanted: NDArray[np.bool_]) -> StepBatch:
-    """Some of the records of one rank, copied out of the bytes that were read; without what operators were given."""
-    rows = np.flatnonzero(wanted)
-    place = np.cumsum(wanted) - 1
-    text = {int(place[row]): batch.text[row] for row in filled(batch.text).tolist() if wanted[row]}
-    return StepBatch(
-        **{name: getattr(batch, name)[rows] for name in ("site", "sequence", "layout", "status", "checksum")},
-        counts={name: values[rows] for name, values in batch.counts.items()},
-        floats={name: values[rows] for name, values in batch.floats.items()},
-        sketch=None if batch.sketch is None else batch.sketch[rows],
-        text=sparse_texts(len(rows), text),
-        samples={int(place[row]): total for row, total in batch.samples.items() if wanted[row]},
     )
 
 

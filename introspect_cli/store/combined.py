@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.records import SKETCH_SIZE, Joined, Status
-from introspect_cli.store.batch import StepBatch, absent
+from introspect_cli.store.batch import StepBatch, absent, rows_of
 from introspect_cli.store.plan import any_of, group_of, starts_of
 from introspect_cli.sums import mix, unmix
 
@@ -190,30 +190,8 @@ def joined(slices: Sequence[StepBatch]) -> StepBatch:
     """A step that was put together in slices of its sites, numbered in the order in which its sites were recorded."""
     batch = slices[0]
     if len(slices) > 1:
-        site = np.concatenate([each.site for each in slices])
-        order = np.argsort(site, kind="stable")
-        starts = np.cumsum([0, *map(len, slices)]).tolist()
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        rows = [place[start:] for start in starts[:-1]]
-
-        def column(name: str) -> Any:
-            values = [getattr(each, name) for each in slices]
-            return None if values[0] is None else np.concatenate(values)[order]
-
-        names = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
-        texts = [text for each in slices for text in each.text]
-        batch = StepBatch(
-            **{name: column(name) for name in names},
-            counts={name: np.concatenate([each.counts[name] for each in slices])[order] for name in batch.counts},
-            floats={name: np.concatenate([each.floats[name] for each in slices])[order] for name in batch.floats},
-            text=[texts[at] for at in order.tolist()],
-            samples={
-                int(to[row]): total
-                for each, to in zip(slices, rows, strict=True)
-                for row, total in each.samples.items()
-            },
-        )
+        order = np.argsort(np.concatenate([each.site for each in slices]), kind="stable")
+        batch = rows_of(slices, [np.arange(len(each)) for each in slices], order)
     return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase, Status
-from introspect_cli.store.batch import taken
+from introspect_cli.store.batch import rows_of
 from introspect_cli.store.combined import joined
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.launch import stages_in
@@ -316,7 +316,8 @@ class WholeReader(StepReader):
         batches = []
         read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
         for batch, numbers in zip(read, self.numbers, strict=True):
-            batches.append(batch if wanted is None else taken(batch, wanted[numbers[np.asarray(batch.site)]]))
+            rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
+            batches.append(batch if rows is None else rows_of([batch], [rows]))
         ranks = [reader.rank for reader in self.readers]
         return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together(which, of).rows)
 

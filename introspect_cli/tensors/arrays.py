@@ -53,18 +53,6 @@ _SHIFTS: Final = np.array(checksum.SHIFTS, np.uint64)
 _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_request)
 
 
-def summary(bits: NDArray[Any], values: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary:
-    """What a capture would keep of a tensor.
-
-    Args:
-        bits: its elements as they are stored, little-endian, row-major, shape (n,).
-        values: the same elements as numbers, shape (n,); `bits` itself where numpy knows the type.
-        dtype: torch's name of the element type without the prefix.
-        shape: sizes.
-    """
-    return _summary(_merged(bits, values, 0), dtype, shape)
-
-
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """A tensor that lies on disk, or is put together when it is asked for.

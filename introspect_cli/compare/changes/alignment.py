@@ -10,12 +10,17 @@ import ast
 import re
 from difflib import SequenceMatcher
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What python raises of a text that it cannot parse."""
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Fields of a compound statement that hold its bodies."""
 _WORD = re.compile(r"[\w.]+")
 _LIKE = 0.4
 _SAME_TARGET = 0.3
@@ -39,10 +44,7 @@ def _keys(nodes: Sequence[ast.stmt], others: Sequence[ast.stmt], key: Callable[[
 def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast.AST], str]) -> list[Step]:
     """Both bodies in b's order: places of what belongs together, None where it has no counterpart, and what moved.
 
-    Args:
-        one: a's body.
-        two: b's.
-        key: a statement as a text in which equal ones are equal.
+    The key of a statement is a text in which equal ones are equal.
     """
     a, b = _keys(one, two, key), _keys(two, one, key)
     opcodes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
@@ -122,3 +124,19 @@ def _targets(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign):
         return [ast.dump(target) for target in node.targets]
     return [ast.dump(node.target)] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line in which a statement begins, with what decorates it."""
+    decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+    """The bodies of a compound statement, each with what it is the body of."""
+    for name in BLOCKS:
+        block: list[Any] = getattr(node, name, [])
+        if name in {"handlers", "cases"}:
+            yield from ((inner, inner.body) for inner in block)
+        elif block or (name == "body" and isinstance(node, (ast.Module, *DEFINITIONS))):
+            yield node, block

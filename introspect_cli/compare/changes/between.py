@@ -82,9 +82,9 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
         as_in_a = text_b
         if text_a is not None and text_b is not None:
             as_in_a = with_names_of_a(text_a, text_b, [text for file, text in texts_b.items() if file != other])
-        found = changed_statements(other, text_a, as_in_a)
-        if found:
-            changes += found if text_b is None else (as_written(change, text_b) for change in found)
+        edits = changed_statements(other, text_a, as_in_a)
+        if edits:
+            changes += edits if text_b is None else (as_written(change, text_b) for change in edits)
         elif one.exact(name) and two.exact(other):
             (in_comments if as_in_a == text_b else in_names).append(other)
         else:
@@ -93,7 +93,7 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     ended = one_raised(a, b) if scene is None else None
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
-    order = tuple(replace(own, above=_above(own.change, every)) for own in order)
+    order = tuple(replace(each, above=_above(each.change, every)) for each in order)
     return CodeChanges(order, tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
@@ -110,14 +110,14 @@ def _renamed(one: _Texts, two: _Texts) -> dict[str, str]:
     """Names of a's files that are b's under another name: the script, and files of one name in two directories."""
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
-    found = {}
+    names = {}
     if one.script in left and two.script in right:
-        found[one.script] = two.script
+        names[one.script] = two.script
     for name in left:
         same = [other for other in right if PurePath(other).name == PurePath(name).name]
-        if name not in found and len(same) == 1 and same[0] not in found.values():
-            found[name] = same[0]
-    return found
+        if name not in names and len(same) == 1 and same[0] not in names.values():
+            names[name] = same[0]
+    return names
 
 
 class _Texts:
@@ -149,7 +149,7 @@ class _Texts:
 
     def all(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
         """Files by the names that they have in b; of very many, those that changed, and then those beside them."""
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         size = 0
         tops = {name.partition("/")[0] for name in wanted}
 
@@ -160,9 +160,9 @@ class _Texts:
         for name in sorted(self.digests, key=distance):
             text = self.text(name) if name in self._sources or renamed.get(name, name) in wanted else None
             if text is not None and (size < _MOST or renamed.get(name, name) in wanted):
-                found[renamed.get(name, name)] = text
+                texts[renamed.get(name, name)] = text
                 size += len(text)
-        return found
+        return texts
 
 
 def _content(name: str) -> bytes:
@@ -222,22 +222,21 @@ def clues_of(scene: Scene) -> Clues:
         filled = site.fqn if cause.reason == "initial" else ""
         between = unseen_between(scene.runs, scene.first.rank)
         began = differing_events(scene.runs, scene.first.rank, filled)
-        for found, events in zip(lines, began, strict=True):
+        for places, events in zip(lines, began, strict=True):
             # what a module draws tells nothing of why one run has no such module
-            told = [event for event in events if cause.reason != "structure" or event.name == subject]
-            found += [event.line for event in told]
-            words |= {word for event in told for word in event.name.split(".")[-2:]}
-            words |= {"train", "eval"} if any(event.by in MODES for event in told) else set()
+            events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
+            places += [event.line for event in events_there]
+            words |= {word for event in events_there for word in event.name.split(".")[-2:]}
+            words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        for found, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
-            found += [event.line for event in events]
+        for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
+            places += [event.line for event in events]
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     return Clues(
         reason="structure" if replaced else cause.instead or cause.reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
-        after=_last(cause.after),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
@@ -248,7 +247,7 @@ def clues_of(scene: Scene) -> Clues:
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         at_start=scene.is_first_step,
-        batch_is_equal=any(found.known is Known.EQUAL for found in cause.rests_on(Thing.BATCHES)),
+        batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
 
@@ -257,8 +256,8 @@ def _handling(scene: Scene) -> set[str]:
     if stale_side(scene.step, scene.position):
         return set(_HANDLING[Handling.ZERO_GRAD])
     gone = excluded(scene)
-    found = {word for handling, words in _HANDLING.items() if handling not in gone for word in words}
-    return found | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
+    names = {word for handling, words in _HANDLING.items() if handling not in gone for word in words}
+    return names | ({"clip_grad_value_"} if Handling.CLIPPING in gone else set())
 
 
 _HANDLING = {
@@ -275,10 +274,10 @@ _HANDLING = {
 }
 
 
-def clues_of_ending(found: Raised) -> Clues:
+def clues_of_ending(ending: Raised) -> Clues:
     """What is known of a run that ended by an exception where the other went on."""
-    line = ((found.file, found.line),) if found.file else ()
-    return Clues("raised", lines=((), line) if found.side == "b" else (line, ()))
+    line = ((ending.file, ending.line),) if ending.file else ()
+    return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 
 
 def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -287,8 +286,8 @@ def _parsed(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 def _spans(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, int, int], ...]:
     """Files with two lines each; what is in two files is in none."""
-    found = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
-    return tuple((file, first, last) for (file, first), (other, last) in found if file == other)
+    ends = [parsed for pair in pairs if len(parsed := _parsed(pair)) == 2]
+    return tuple((file, first, last) for (file, first), (other, last) in ends if file == other)
 
 
 def _last(name: str) -> str:
@@ -298,5 +297,5 @@ def _last(name: str) -> str:
 
 def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
     one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
-    found = {key for key in one.keys() | two.keys() if one.get(key) != two.get(key)} if one and two else set()
-    return found | {"train", "eval"} if "training" in found else found
+    keys = {key for key in one.keys() | two.keys() if one.get(key) != two.get(key)} if one and two else set()
+    return keys | {"train", "eval"} if "training" in keys else keys

@@ -37,8 +37,7 @@ class Clues:
         gap: whether something that it rests on was not recorded.
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
-        after: what the last module that agreed is called in the blamed one; "" for none.
-        before: what the first that did not is called; "" for none.
+        before: what the first module that did not agree is called in the blamed one; "" for none.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
@@ -55,7 +54,6 @@ class Clues:
     gap: bool = False
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
-    after: str = ""
     before: str = ""
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()

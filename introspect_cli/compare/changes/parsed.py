@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS
+from introspect_cli.compare.changes.alignment import BLOCKS, DEFINITIONS, FUNCTIONS, UNREADABLE, bodies_of, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,8 +20,6 @@ That is the function to which it is local, `:` for a name of all files, `.` for 
 an option, a keyword or a field is called, a class for an attribute of its `self`.
 """
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _OPTIONS = frozenset(
     {"args", "config", "cfg", "opt", "opts", "options", "hparams", "flags", "conf", "settings", "params"}
 )
@@ -35,12 +33,11 @@ _LOGS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statement:
     """One statement, a compound one without its body.
 
     Attributes:
-        number: its place in the program.
         file: its file.
         scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
         first: its first line.
@@ -48,11 +45,10 @@ class Statement:
         defines: what it gives.
         uses: what it takes.
         calls: last names of what it calls.
-        around: numbers of the compound statements of its function that it stands in.
+        around: the compound statements of its function that it stands in.
         node: its syntax.
     """
 
-    number: int
     file: str
     scope: str
     first: int
@@ -60,8 +56,8 @@ class Statement:
     defines: frozenset[Key]
     uses: frozenset[Key]
     calls: tuple[str, ...]
-    around: tuple[int, ...]
-    node: ast.stmt = field(compare=False, repr=False)
+    around: tuple[Statement, ...]
+    node: ast.stmt
 
     @property
     def place(self) -> tuple[str, str]:
@@ -79,7 +75,6 @@ class Parsed:
     """Statements of all files that can be parsed."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse files."""
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
@@ -89,7 +84,7 @@ class Parsed:
         for file, text in texts.items():
             try:
                 tree = ast.parse(text)
-            except _UNREADABLE:
+            except UNREADABLE:
                 continue
             _Reader(self, file).body(tree.body, _Scope(file))
 
@@ -117,22 +112,16 @@ class _Reader:
     def __init__(self, program: Parsed, file: str) -> None:
         self.program, self.file = program, file
 
-    def body(self, nodes: list[ast.stmt], scope: _Scope, around: tuple[int, ...] = ()) -> None:
+    def body(self, nodes: list[ast.stmt], scope: _Scope, around: tuple[Statement, ...] = ()) -> None:
         for node in nodes:
-            self.statement(node, scope, around)
+            if isinstance(node, DEFINITIONS):
+                self.definition(node, scope)
+                continue
+            around_inner = *around, self.add(node, scope, around)
+            for _, block in bodies_of(node):
+                self.body(block, scope, around_inner)
 
-    def statement(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...]) -> None:
-        if isinstance(node, DEFINITIONS):
-            self.definition(node, scope)
-            return
-        number = self.add(node, scope, around)
-        inner = [getattr(node, block, []) for block in ("body", "orelse", "finalbody")]
-        inner += [own.body for own in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
-        for block in inner:
-            self.body(block, scope, (*around, number))
-
-    def definition(self, node: ast.stmt, scope: _Scope) -> None:
-        assert isinstance(node, DEFINITIONS)
+    def definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, scope: _Scope) -> None:
         qualified = scope.prefix + node.name
         if isinstance(node, ast.ClassDef):
             bases = tuple(name for base in node.bases if (name := last_name(base)))
@@ -148,35 +137,24 @@ class _Reader:
             self.add(node, inner, (), scope)
         self.body(node.body, inner)
 
-    def add(self, node: ast.stmt, scope: _Scope, around: tuple[int, ...], outer: _Scope | None = None) -> int:
-        number = len(self.program.statements)
-        first = min([node.lineno, *(own.lineno for own in getattr(node, "decorator_list", ()))])
+    def add(
+        self, node: ast.stmt, scope: _Scope, around: tuple[Statement, ...], outer: _Scope | None = None
+    ) -> Statement:
         body = getattr(node, "body", None)
         last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
-        found = _Names(scope)
+        names = _Names(scope)
         for part in _direct_parts(node):
-            found.visit(part)
+            names.visit(part)
         if outer is not None and isinstance(node, FUNCTIONS):
             for key in (scope.key(part.arg) for part in ast.iter_child_nodes(node.args) if isinstance(part, ast.arg)):
-                found.defines.add(key)
+                names.defines.add(key)
                 self.program.parameters[key] = (self.file, scope.name)
         if outer is not None:
-            found.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
-        self.program.statements.append(
-            Statement(
-                number,
-                self.file,
-                scope.name,
-                first,
-                last,
-                frozenset(found.defines),
-                frozenset(found.uses),
-                tuple(dict.fromkeys(found.calls)),
-                around,
-                node,
-            )
-        )
-        return number
+            names.defines.add(outer.key(node.name))  # type: ignore[attr-defined] # a definition
+        defines, uses, calls = frozenset(names.defines), frozenset(names.uses), tuple(dict.fromkeys(names.calls))
+        statement = Statement(self.file, scope.name, first_line(node), last, defines, uses, calls, around, node)
+        self.program.statements.append(statement)
+        return statement
 
 
 class _Names(ast.NodeVisitor):
@@ -193,13 +171,13 @@ class _Names(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         of = node.value.id if isinstance(node.value, ast.Name) else ""
-        own = self.scope.owner if of == "self" else ""
+        owner = self.scope.owner if of == "self" else ""
         if not isinstance(node.ctx, ast.Load):
-            option = _OPTIONS_CLASS.search(own) if own else of != "self"
-            self.defines |= {(".", node.attr), *([(own, node.attr)] if own else [])}
+            option = _OPTIONS_CLASS.search(owner) if owner else of != "self"
+            self.defines |= {(".", node.attr), *([(owner, node.attr)] if owner else [])}
             self.defines |= {("=", node.attr)} if option else set()
-        elif own:
-            self.uses.add((own, node.attr))
+        elif owner:
+            self.uses.add((owner, node.attr))
         else:
             self.uses |= {("=", node.attr), *([] if of in _OPTIONS else [(".", node.attr)])}
         self.visit(node.value)
@@ -274,7 +252,7 @@ def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
         yield node
         return
     for name, value in ast.iter_fields(node):
-        if name in {"body", "orelse", "finalbody", "handlers", "cases"}:
+        if name in BLOCKS:
             continue
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, ast.AST):
@@ -283,7 +261,7 @@ def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
 
 def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Names that are local to a function."""
-    found = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    local = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
     elsewhere: set[str] = set()
     pending: list[ast.AST] = list(node.body)
     while pending:
@@ -291,12 +269,12 @@ def _assigned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
         if isinstance(current, (ast.Global, ast.Nonlocal)):
             elsewhere |= set(current.names)
         if isinstance(current, DEFINITIONS):
-            found.add(current.name)
+            local.add(current.name)
             continue
         if isinstance(current, ast.Name) and not isinstance(current.ctx, ast.Load):
-            found.add(current.id)
+            local.add(current.id)
         pending += ast.iter_child_nodes(current)
-    return frozenset(found - elsewhere)
+    return frozenset(local - elsewhere)
 
 
 def last_name(node: ast.expr) -> str:

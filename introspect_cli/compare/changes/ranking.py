@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -35,10 +36,10 @@ def ranked(
     """Changes, the most likely cause first."""
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    known = zip(texts, clues.lines, clues.spans, strict=True)
-    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in known]
-    found = [_nearest(change, sides, clues) for change in changes]
-    return tuple(sorted(found, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
+    of_sides = zip(texts, clues.lines, clues.spans, strict=True)
+    sides = [Version(Program(files), clues, lines, spans) for files, lines, spans in of_sides]
+    placed = [_nearest(change, sides, clues) for change in changes]
+    return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
 def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
@@ -47,13 +48,11 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
-    for side, program in zip((change.a, change.b), sides, strict=True):
+    for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
-        numbers = program.program.at(change.file, side.first, side.last)
-        if change.unit == "file":
-            numbers = {statement.number for statement in program.program.statements if statement.file == change.file}
-        best = min([best, *map(program.nearness, numbers)])
+        last = sys.maxsize if change.unit == "file" else side.last
+        best = min([best, *map(version.nearness, version.program.at(change.file, side.first, last))])
     return (
         Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
     )

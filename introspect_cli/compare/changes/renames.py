@@ -14,28 +14,23 @@ from collections import Counter
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, TypeAlias
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS
+from introspect_cli.compare.changes.alignment import DEFINITIONS, FUNCTIONS, UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 _Owner: TypeAlias = "ast.Module | ast.FunctionDef | ast.AsyncFunctionDef"
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BY_NAME = frozenset({"locals", "globals", "vars", "eval", "exec"})
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def with_names_of_a(text_a: str, text_b: str, elsewhere: Collection[str] = ()) -> str:
     """B's text, its variables named as in a's where they were renamed and nothing else; its lines stay where they are.
 
-    Args:
-        text_a: a's version of a file.
-        text_b: b's.
-        elsewhere: the other files of b: a variable of the file itself that one of them mentions keeps its name.
+    A variable of the file itself that another file of b, `elsewhere`, mentions keeps its name.
     """
     try:
         owners_a, owners_b = _owners(ast.parse(text_a)), _owners(ast.parse(text_b))
-    except _UNREADABLE:
+    except UNREADABLE:
         return text_b
     text = text_b
     for name in owners_a.keys() & owners_b.keys():
@@ -57,7 +52,7 @@ def _owners(tree: ast.Module) -> dict[str, _Owner]:
             inner = prefix
             if isinstance(child, DEFINITIONS):
                 inner = f"{prefix}{child.name}."
-                if isinstance(child, _FUNCTIONS):
+                if isinstance(child, FUNCTIONS):
                     owners.setdefault(prefix + child.name, []).append(child)
             visit(child, inner)
 
@@ -123,7 +118,7 @@ def _bound(owner: _Owner) -> set[str]:
     visit(owner)
     # names that an inner function gives something else are not one variable
     inner = {
-        name for node in ast.walk(owner) if node is not owner and isinstance(node, _FUNCTIONS) for name in _given(node)
+        name for node in ast.walk(owner) if node is not owner and isinstance(node, FUNCTIONS) for name in _given(node)
     }
     return set(bound) - other - inner
 
@@ -180,5 +175,5 @@ def _with(text: str, owner: str, names: Mapping[str, str]) -> str:
     _Renaming(names).visit(_owners(tree)[owner])
     try:
         return made if ast.dump(ast.parse(made)) == ast.dump(tree) else text
-    except _UNREADABLE:
+    except UNREADABLE:
         return text

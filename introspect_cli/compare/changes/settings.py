@@ -44,14 +44,19 @@ def with_code(
     best: dict[str, Ranked] = {}
     for one in code.ranked:
         best.setdefault(one.change.file, one)
-    told = [
+    weighed = [
         _with_statement(change, best.get(change.name), code, rounding=rounding)
         if change.source == "sources"
         else change
         for change in settings
     ]
     place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
-    return tuple(sorted(told, key=lambda own: (-own.weight, place.get(own.name, 0) if own.source == "sources" else 0)))
+    return tuple(
+        sorted(
+            weighed,
+            key=lambda setting: (-setting.weight, place.get(setting.name, 0) if setting.source == "sources" else 0),
+        )
+    )
 
 
 def _with_statement(change: SettingChange, best: Ranked | None, code: CodeChanges, *, rounding: bool) -> SettingChange:
@@ -114,8 +119,8 @@ def nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
     comments = ", but for comments" if code.in_comments else ""
     comments = ", but for comments and the names of variables" if code.in_names else comments
     comments += ", but the hardware does" if differ else ""
-    known = f"No source file, setting or package on record differs{comments}"
-    return (f"{known}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene, _hardware(scene))}.",)
+    equal = f"No source file, setting or package on record differs{comments}"
+    return (f"{equal}{f'; {unseen[0]}' if unseen else ''}. What is left: {_left(scene, _hardware(scene))}.",)
 
 
 def _hardware(scene: Scene) -> str:
@@ -124,15 +129,15 @@ def _hardware(scene: Scene) -> str:
         if change.source == "hardware":
             return f"the hardware ({change.name} {change.a} -> {change.b})"
     runs = scene.run_a, scene.run_b
-    known = "the same as far as recorded" if all("hardware" in run.settings for run in runs) else "not on record"
-    return f"the hardware ({known})"
+    recorded = "the same as far as recorded" if all("hardware" in run.settings for run in runs) else "not on record"
+    return f"the hardware ({recorded})"
 
 
 def _left(scene: Scene, hardware: str) -> str:
     if scene.cause.reason == "rng":
         text = "randomness, from a generator that nothing on record seeded"
         return f"{text}, or {hardware}" if "->" in hardware else text
-    random = [found.known for found in scene.cause.evidence if found.thing in RANDOM]
+    random = [evidence.known for evidence in scene.cause.evidence if evidence.thing in RANDOM]
     race = "a race (threads, workers, memory that was never written)"
     if scene.rounding:
         race = "sums in another order (threads, atomics, kernels chosen by timing)"
@@ -142,5 +147,5 @@ def _left(scene: Scene, hardware: str) -> str:
     return f"randomness (no random state is on record there), {rest}"
 
 
-def _all_equal(known: Iterable[Known]) -> bool:
-    return all(one is Known.EQUAL for one in known)
+def _all_equal(evidence: Iterable[Known]) -> bool:
+    return all(one is Known.EQUAL for one in evidence)

@@ -12,15 +12,19 @@ import ast
 import functools
 from dataclasses import dataclass, replace
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from introspect_cli.compare.changes.alignment import DEFINITIONS, aligned
+from introspect_cli.compare.changes.alignment import (
+    BLOCKS,
+    DEFINITIONS,
+    UNREADABLE,
+    aligned,
+    bodies_of,
+    first_line,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def changed_statements(file: str, text_a: str | None, text_b: str | None) -> tup
         return (changed_file(file, text_a, text_b),)
     try:
         return tuple(edited.change for edited in _Comparison(_Version(text_a), _Version(text_b), file).edited)
-    except _UNREADABLE:
+    except UNREADABLE:
         return (changed_file(file, text_a, text_b),)
 
 
@@ -127,7 +131,7 @@ def _anew(text: str) -> str:
 def _parses(text: str) -> bool:
     try:
         ast.parse(text)
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
     return True
 
@@ -149,20 +153,20 @@ class _Version:
 
     def before(self, node: ast.stmt) -> str:
         """What stands before a statement in its line."""
-        return self.lines[_first(node) - 1][: node.col_offset]
+        return self.lines[first_line(node) - 1][: node.col_offset]
 
     def side(self, first: int, last: int) -> Side:
         return Side(first, last, dedent("\n".join(self.lines[first - 1 : last])))
 
     def side_of(self, node: ast.stmt) -> Side:
         if not self.before(node).strip():
-            return self.side(_first(node), _last(node))
-        return Side(_first(node), _last(node), ast.get_source_segment(self.text, node) or "")
+            return self.side(first_line(node), _last(node))
+        return Side(first_line(node), _last(node), ast.get_source_segment(self.text, node) or "")
 
     def header(self, node: ast.stmt) -> Side:
         """The lines of a compound statement before its body."""
         inner = self.docstrings.get(node) or node.body[0]  # type: ignore[attr-defined] # a compound statement
-        return self.side(_first(node), max(_first(inner) - 1, _first(node)))
+        return self.side(first_line(node), max(first_line(inner) - 1, first_line(node)))
 
 
 class Edit(NamedTuple):
@@ -209,7 +213,7 @@ class _Comparison:
 
     def _bodies(self, a: ast.AST, b: ast.AST, scope: _Scope) -> None:
         """Compare each body of two nodes of one shape."""
-        for (owner_a, one), (owner_b, two) in zip(_bodies_of(a), _bodies_of(b), strict=True):
+        for (owner_a, one), (owner_b, two) in zip(bodies_of(a), bodies_of(b), strict=True):
             if [*map(self.key, one)] != [*map(self.key, two)]:
                 self._body(_Body(self.a, owner_a, one), _Body(self.b, owner_b, two), scope)
 
@@ -282,16 +286,11 @@ class _Body:
         docstring = version.docstrings.get(owner)
         first = nodes[0] if nodes else docstring
         self.indent = "" if first is None else version.before(first)
-        self._start = _first(nodes[0]) - 1 if nodes else _last(docstring) if docstring is not None else 0
+        self._start = first_line(nodes[0]) - 1 if nodes else _last(docstring) if docstring is not None else 0
 
     def line_after(self, place: int) -> int:
         """The line, counted from 0, at which something can be put before the statement at a place."""
         return _last(self.nodes[place - 1]) if place else self._start
-
-
-def _first(node: ast.stmt) -> int:
-    decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _last(node: ast.stmt) -> int:
@@ -300,16 +299,7 @@ def _last(node: ast.stmt) -> int:
 
 def _span(node: ast.stmt) -> tuple[int, int]:
     """The lines of a statement, counted from 0, without the last."""
-    return _first(node) - 1, _last(node)
-
-
-def _bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    for name in _BLOCKS:
-        block: list[Any] = getattr(node, name, [])
-        if name in {"handlers", "cases"}:
-            yield from ((inner, inner.body) for inner in block)
-        elif block or (name == "body" and isinstance(node, (ast.Module, *DEFINITIONS))):
-            yield node, block
+    return first_line(node) - 1, _last(node)
 
 
 def _shape(node: ast.stmt) -> tuple[object, ...] | None:
@@ -317,7 +307,7 @@ def _shape(node: ast.stmt) -> tuple[object, ...] | None:
     if not hasattr(node, "body"):
         return None
     blocks: list[object] = [type(node), bool(node.body)]  # empty where it has a docstring alone
-    for name in _BLOCKS[1:]:
+    for name in BLOCKS[1:]:
         block = getattr(node, name, ())
         if name in {"handlers", "cases"}:
             blocks += [(name, _header(inner)) for inner in block]
@@ -329,7 +319,7 @@ def _shape(node: ast.stmt) -> tuple[object, ...] | None:
 
 def _header(node: ast.AST) -> tuple[object, ...]:
     """A compound statement without its bodies."""
-    fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _BLOCKS]
+    fields = [(name, value) for name, value in ast.iter_fields(node) if name not in BLOCKS]
     return tuple((name, _dumped(value)) for name, value in fields)
 
 

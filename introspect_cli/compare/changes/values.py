@@ -52,7 +52,7 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, Edit | No
     one, two = _lines(file, text_a), _lines(file, text_b)
     if len(one) + len(two) > _MOST_LINES:
         return whole
-    found: list[tuple[Change, Edit | None]] = []
+    edited: list[tuple[Change, Edit | None]] = []
     for hunk in _hunks(one, two):
         for edits in (_pairs(hunk), [hunk]):
             values = [parsed(with_edits(one, two, [edit]), ending) for edit in edits]
@@ -64,9 +64,9 @@ def _edited(file: str, text_a: str, text_b: str) -> list[tuple[Change, Edit | No
             paths = list(_paths(a, value))
             if paths:
                 sides = (_side(one, edit.low, edit.high), _side(two, edit.start, edit.stop))
-                found.append((Change(file, ", ".join(paths), *sides, "value"), edit))
-    every = parsed(with_edits(one, two, [edit for _, edit in found if edit is not None]), ending)
-    return found if every == b and len(found) <= _MOST_CHANGES else whole
+                edited.append((Change(file, ", ".join(paths), *sides, "value"), edit))
+    every = parsed(with_edits(one, two, [edit for _, edit in edited if edit is not None]), ending)
+    return edited if every == b and len(edited) <= _MOST_CHANGES else whole
 
 
 def _lines(file: str, text: str) -> list[str]:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.element.pattern import About, Difference, difference
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Tensors, relative, sketch_norms
+from introspect_cli.compare.join.sites import columns, kind_code
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import Kind, Phase, Record, Site, Status, count
+from introspect_cli.records import Kind, Phase, Record, Status, count
 from introspect_cli.sums import samples_key
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.result import DiffResult, Divergence
-    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
 
 _HEADS = re.compile(r"(?:n|num)_(?:attention_)?heads?|heads|nhead|num_attention_heads")
@@ -116,8 +117,10 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
         if len(lacking) == 2:
             return Closeup(divergence, None, "neither run stored it whole", given)
         return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
-    found = difference(*stored, (one.layout.dtype, two.layout.dtype), _about(a, divergence))
-    return Closeup(divergence, found, "" if found is not None else "it holds no numbers that can be compared", given)
+    differs = difference(*stored, (one.layout.dtype, two.layout.dtype), _about(a, divergence))
+    return Closeup(
+        divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
+    )
 
 
 def _about(run: Run, divergence: Divergence) -> About:
@@ -203,31 +206,23 @@ def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
     record = records.get(divergence.site)
     if record is None or record.given is None:
         return ()
-    found = []
+    inputs = []
     for number in record.given.inputs:
         if number < 0:
-            found.append(Given("a tensor that no recorded operator wrote", "not recorded"))
+            inputs.append(Given("a tensor that no recorded operator wrote", "not recorded"))
             continue
         site = reader.sites[number][0]
         one, two = records.get(site), others.get(site)
         if site.kind is Kind.PARAM and site.phase is Phase.START and one is two is None:
-            steps = (a, divergence.step - 1), (b, divergence.step_b - 1)
-            checksums = [_left(run.rank(divergence.rank), step, site) for run, step in steps]
+            tensor = kind_code(Kind.PARAM), site.fqn, site.path
+            before = (reader, divergence.step - 1), (b.rank(divergence.rank), divergence.step_b - 1)
+            left = (At(rank, columns(rank.sites), step).tensors(Phase.OPTIMIZER) for rank, step in before)
+            checksums = [tensors.get(tensor, 0) for tensors in left]
         else:
             checksums = [side.summary.checksum if side is not None else 0 for side in (one, two)]
         state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
-        found.append(Given(what(site), state))
-    return tuple(found)
-
-
-def _left(reader: RankReader, step: int, start: Site) -> int:
-    """The checksum of a parameter at the end of a step; 0 where that was not recorded."""
-    held = [
-        record.summary.checksum
-        for record in (reader.records(step) if step in reader else ())
-        if (record.site.fqn, record.site.kind, record.site.phase) == (start.fqn, Kind.PARAM, Phase.OPTIMIZER)
-    ]
-    return held[-1] if held else 0
+        inputs.append(Given(what(site), state))
+    return tuple(inputs)
 
 
 # --- which samples differ
@@ -241,22 +236,22 @@ def samples_note(a: Run, b: Run, first: Divergence) -> str:
     """
     if first.a is None or first.b is None or not first.a.layout.shape or first.a.layout.shape != first.b.layout.shape:
         return ""
-    sides = [samples_of(run, own.checksum, own.layout.shape[0]) for run, own in ((a, first.a), (b, first.b))]
+    sides = [samples_of(run, side.checksum, side.layout.shape[0]) for run, side in ((a, first.a), (b, first.b))]
     if sides[0] is None or sides[1] is None:
         return ""
     (sums_a, sketch_a), (sums_b, sketch_b) = sides[0], sides[1]
-    total, apart = len(sums_a), np.flatnonzero(sums_a != sums_b)
+    total, differing = len(sums_a), np.flatnonzero(sums_a != sums_b)
     rel = _distances(sketch_a, sketch_b)
     is_batch = total == batch_size(a.rank(first.rank).records(first.step))
     word, plural = ("sample", "samples") if is_batch else ("index of dimension 0", "indices of dimension 0")
-    if len(apart) == total:
-        return f"All {total} {plural} differ{_range(rel, apart)}."
-    order = sorted(apart.tolist(), key=lambda at: -(rel[at] if rel is not None else 0.0))
+    if len(differing) == total:
+        return f"All {total} {plural} differ{_range(rel, differing)}."
+    order = sorted(differing.tolist(), key=lambda at: -(rel[at] if rel is not None else 0.0))
     shown = ", ".join(f"{at}{_far(rel, at)}" for at in order[:_NAMED])
     more = f" and {len(order) - _NAMED} more" if len(order) > _NAMED else ""
-    rest = f"the other {total - len(apart)} are equal" if total - len(apart) > 1 else "the other one is equal"
-    verb = "differs" if len(apart) == 1 else "differ"
-    return f"Of {total} {plural}, {count(len(apart), word, plural)} {verb}: {shown}{more}; {rest}."
+    rest = f"the other {total - len(differing)} are equal" if total - len(differing) > 1 else "the other one is equal"
+    verb = "differs" if len(differing) == 1 else "differ"
+    return f"Of {total} {plural}, {count(len(differing), word, plural)} {verb}: {shown}{more}; {rest}."
 
 
 def samples_of(run: Run, checksum: int, number: int) -> tuple[NDArray[np.uint64], NDArray[np.float32] | None] | None:
@@ -277,8 +272,8 @@ def _distances(one: NDArray[np.float32] | None, two: NDArray[np.float32] | None)
     """Estimated relative L2 distance of each sample; None where there are no sketches."""
     if one is None or two is None:
         return None
-    apart = sketch_norms(one.astype(np.float64) - two.astype(np.float64))
-    return np.nan_to_num(relative(apart, np.maximum(sketch_norms(one), sketch_norms(two))), posinf=0.0)
+    distances = sketch_norms(one.astype(np.float64) - two.astype(np.float64))
+    return np.nan_to_num(relative(distances, np.maximum(sketch_norms(one), sketch_norms(two))), posinf=0.0)
 
 
 def _far(rel: NDArray[np.float64] | None, at: int) -> str:

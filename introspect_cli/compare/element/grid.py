@@ -53,7 +53,7 @@ class Picture:
 
 
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
-    """The grid of two tensors that differ by `apart` where `mask` is true."""
+    """The grid of two tensors that differ by these distances where `mask` is true."""
     split = _split(distances.shape)
     above = distances[mask & (distances > 0)]
     least = float(above.min()) if len(above) else SIGN
@@ -90,12 +90,12 @@ def _cells(grid: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
 
 def _cells_of(sizes: tuple[int, ...], tile: int) -> tuple[int, ...]:
     """How many cells each dimension has where so many of its elements share one, whole inner dimensions first."""
-    found, left = [], tile
+    counts, left = [], tile
     for size in reversed(sizes):
         cells = -(-size // left)
-        found.append(cells)
+        counts.append(cells)
         left = max(left // size, 1) if cells == 1 else 1
-    return tuple(reversed(found))
+    return tuple(reversed(counts))
 
 
 def _fold(sizes: tuple[int, ...], room: int) -> tuple[NDArray[np.intp], int]:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.element.elements import Elements, differing, elements, index_of, ulp_bins
+from introspect_cli.compare.element.elements import Elements, differing, elements, index_of, relation, ulp_bins
 from introspect_cli.compare.element.grid import Picture, picture_of
-from introspect_cli.compare.element.relation import relation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,20 +96,20 @@ def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """|a - b|; infinite where only one is finite, or neither and they are not equal."""
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(all="ignore"):
-        apart = np.abs(a.astype(wide) - b.astype(wide))
-    return np.where(np.isfinite(apart), apart, np.inf)
+        distances = np.abs(a.astype(wide) - b.astype(wide))
+    return np.where(np.isfinite(distances), distances, np.inf)
 
 
 def _largest(
-    a: NDArray[Any], b: NDArray[Any], apart: NDArray[np.float64], mask: Mask
+    a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
 ) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
     places = np.flatnonzero(mask)
-    order = places[np.argsort(-apart.reshape(-1)[places], kind="stable")[:LARGEST]]
-    found = []
+    order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
+    largest = []
     for flat in order.tolist():
         index = index_of(flat, a.shape)
-        found.append((index, a[index].item(), b[index].item()))
-    return tuple(found)
+        largest.append((index, a[index].item(), b[index].item()))
+    return tuple(largest)
 
 
 # --- which elements

@@ -77,7 +77,7 @@ class Amounts:
     def _samples_of(self, table: Table, rows: Ids) -> set[tuple[int, int]]:
         """How many samples the runs have of some rows."""
         sides = zip((table.a, table.b), (table.row_a[rows], table.row_b[rows]), self._layouts, strict=True)
-        one, two = (_amounts(batch, own, layouts)[0].tolist() for batch, own, layouts in sides)
+        one, two = (_amounts(batch, of_run, layouts)[0].tolist() for batch, of_run, layouts in sides)
         return set(zip(one, two, strict=True))
 
     def _differ(self, table: Table) -> tuple[Mask, Mask]:
@@ -125,11 +125,10 @@ class SharedOut:
     """Compares samples, where both runs have their sum, or kept each."""
 
     def __init__(self, sides: Sides) -> None:
-        """Look whether both kept each."""
         self._readers = sides.a, sides.b
         self._runs = sides.tensors.a, sides.tensors.b
-        told = (sides.manifest_a, sides.manifest_b)
-        self._each = all(options_of(manifest).get("per_sample") is True for manifest in told)
+        manifests = (sides.manifest_a, sides.manifest_b)
+        self._each = all(options_of(manifest).get("per_sample") is True for manifest in manifests)
 
     def sameness(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.join.at import At, Tensor, tensor_of
+from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.batch import StepBatch, preceded
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
     from introspect_cli.store.whole import Reader
-
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
-
-Tensor = tuple[int, str, str]
-"""Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
 
 
 @dataclass
@@ -86,95 +82,53 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 # --- the tensors of a step
 
 
-def _rows(batch: StepBatch, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
-    """The rows of a step's tensors, of one phase or of all: of several calls the first at the start, else the last."""
-    wanted = of_kinds(sites.kind, STATE_KINDS)
-    if phase is not None:
-        wanted &= sites.phase == phase_code(phase)
-    numbers = batch.site
-    rows = np.flatnonzero(wanted[numbers])
-    rows = rows[np.argsort(batch.sequence[rows], kind="stable")]
-    if phase is Phase.START:
-        rows = rows[::-1]
-    return {_tensor(sites, int(numbers[row])): row for row in rows.tolist()}
+def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
+    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the step before left.
 
+    Where a run has not recorded that step, the other one tells.
+    """
+    alignment = table.alignment
+    before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
+    left_a, left_b = (at.tensors() if at.recorded else None for at in before)
 
-def _tensor(sites: Columns | Alignment, number: int) -> Tensor:
-    return int(sites.kind[number]), sites.fqn[number], sites.path[number]
+    def repeats(batch: StepBatch, rows: Ids, unions: Ids, left: dict[Tensor, int]) -> Mask:
+        repeated = np.zeros(len(rows), dtype=np.bool_)
+        for place in np.flatnonzero(starts(alignment, unions)):
+            repeated[place] = left.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
+        return repeated
 
-
-def values_of(reader: Reader, step: int, sites: Columns, phase: Phase | None = None) -> dict[Tensor, int]:
-    """Checksums of a step's tensors, of one phase or of all."""
-    batch = reader.read(step)
-    return {tensor: int(batch.checksum[row]) for tensor, row in _rows(batch, sites, phase).items()}
-
-
-def start_values(reader: Reader, sites: Columns) -> dict[Tensor, int]:
-    """Checksums of the parameters and buffers that a run's first captured step began with."""
-    found = values_of(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
-    codes = [kind_code(kind) for kind in _TENSORS]
-    return {tensor: value for tensor, value in found.items() if tensor[0] in codes}
-
-
-def redundant_starts(sides: Sides, alignment: Alignment, pair: Table) -> tuple[Mask, Mask]:
-    """Of the rows of `pair.only_a` and of `pair.only_b`, those that hold what the step before left."""
-    left = [
-        values_of(reader, step - 1, sites) if step - 1 in reader else None
-        for reader, step, sites in ((sides.a, pair.step, alignment.a), (sides.b, pair.step_b, alignment.b))
-    ]
     return (
-        _repeats(alignment, pair.a, pair.only_a, None, left[0] if left[0] is not None else left[1]),
-        _repeats(alignment, pair.b, pair.only_b, alignment.b_ids, left[1] if left[1] is not None else left[0]),
+        repeats(table.a, table.only_a, table.sites_a[table.only_a], (left_b if left_a is None else left_a) or {}),
+        repeats(table.b, table.only_b, table.sites_b[table.only_b], (left_a if left_b is None else left_b) or {}),
     )
 
 
-def _repeats(
-    alignment: Alignment, batch: StepBatch, rows: Ids, ids: Ids | None, left: dict[Tensor, int] | None
-) -> Mask:
-    """Rows that repeat what the step before left, in their run, or in the other where theirs has not recorded it."""
-    repeats = np.zeros(len(rows), dtype=np.bool_)
-    if left is None:
-        return repeats
-    unions = _unions(batch, ids)[rows]
-    for place in np.flatnonzero(starts(alignment, unions)):
-        repeats[place] = left.get(_tensor(alignment, int(unions[place]))) == int(batch.checksum[rows[place]])
-    return repeats
-
-
 def with_starts(
-    alignment: Alignment, reader: Reader, step: int, batch: StepBatch, ids: Ids | None, other_union: Ids
+    alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
     """A step's records, and before them tensors as the step before left them; and the union numbers of these.
 
     Args:
         alignment: the runs' sites.
-        reader: the run of the records.
-        step: the step, as that run numbers it.
+        side: 0 for a, 1 for b.
+        before: the step before.
         batch: the records.
-        ids: the run's site numbers to union numbers; None where they are the same.
         other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
             the run has not recorded there, are wanted.
     """
-    none = np.empty(0, dtype=np.int64)
+    ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
     wanted = other_union[starts(alignment, other_union)]
-    wanted = wanted[~np.isin(wanted, _unions(batch, ids))]
-    if not len(wanted) or step - 1 not in reader:
+    wanted = wanted[~np.isin(wanted, ids[batch.site])]
+    if not len(wanted) or not before.recorded:
         return batch, none
     numbers = np.full(alignment.size, -1, dtype=np.int64)
-    held = np.arange(len(alignment.a), dtype=np.int64) if ids is None else ids
-    numbers[held] = np.arange(len(held))
-    before = reader.read(step - 1)
-    rows_of = _rows(before, alignment.a if ids is None else alignment.b)
-    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and _tensor(alignment, union) in rows_of]
+    numbers[ids] = np.arange(len(ids))
+    rows_of = before.tensor_rows()
+    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
     if not unions:
         return batch, none
-    rows = np.array([rows_of[_tensor(alignment, union)] for union in unions], dtype=np.int64)
-    return preceded(batch, before, rows, numbers[unions]), np.array(unions, dtype=np.int64)
-
-
-def _unions(batch: StepBatch, ids: Ids | None) -> Ids:
-    sites = batch.site.astype(np.int64)
-    return sites if ids is None else ids[sites]
+    rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
+    return preceded(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
@@ -188,18 +142,11 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 
 def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
     """Tensors that the later of two captures began with and that differ from what the other had then."""
-    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step + offset
-    if first_a == first_b:
+    a, b = At.first(sides.a, alignment.a), At.first(sides.b, alignment.b)
+    if a.step == b.step + offset:
         return Carried()
-    late, whole, sites_late, sites_whole, first = (
-        (sides.b, sides.a, alignment.b, alignment.a, first_b)
-        if first_b > first_a
-        else (sides.a, sides.b, alignment.a, alignment.b, first_a - offset)
-    )
-    if first - 1 not in whole:
-        return Carried()
-    began = values_of(late, late.entry(0).step, sites_late, Phase.START)
-    ended = values_of(whole, first - 1, sites_whole, Phase.OPTIMIZER)
+    late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
+    began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Carried(
         params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},

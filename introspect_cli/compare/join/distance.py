@@ -47,6 +47,7 @@ class Layouts:
         self.unit = np.array(units or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
         self.shape = np.array(
@@ -106,11 +107,11 @@ def distances(
     return distance, scale
 
 
-def relative(apart: Floats, scale: Floats) -> Floats:
+def relative(distance: Floats, scale: Floats) -> Floats:
     """Relative distance; 0 where both tensors are zero, NaN where unknown."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = apart / scale
-    return np.where((apart == 0) & (scale == 0), 0.0, ratio)
+        ratio = distance / scale
+    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
 
 
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
-from introspect_cli.compare.join.distance import WHOLE, Floats, Layouts, other_shapes
+from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase, count
 from introspect_cli.store.whole import Reader, many_of, readers_of
@@ -100,17 +100,13 @@ class Gathered:
     def of_one_dtype(self, table: Table) -> Mask:
         """Differing rows but those of what ran inside in another dtype, on any rank: no other order makes that."""
         pairs = zip(self._layouts, table.pairs, strict=True)
-        one, two = (Layouts(own).dtype[batch.layout[rows]] for own, (batch, rows) in pairs)
+        one, two = (Layouts(layouts).dtype[batch.layout[rows]] for layouts, (batch, rows) in pairs)
         return np.asarray((one == two) | ~of_kinds(table.kinds, _RAN_INSIDE))
 
     def agree(self, table: Table, rtol: Floats) -> Mask:
         """Differing rows of which one side at least was gathered, and whose extrema and means agree.
 
         A batch that was kept sample by sample is the same samples or another batch: no rounding is in it.
-
-        Args:
-            table: the step.
-            rtol: of each differing row.
         """
         out, scaled = _other_units(table, self._layouts, rtol)
         self._scaled |= scaled
@@ -129,16 +125,16 @@ class Gathered:
         self._look_for_factor(table, np.flatnonzero(gathered & back))
         factor = np.where(back, self._smaller, 1.0)[rows]
         self._flows_back |= bool((gathered & back & chosen).any())
-        often = tuple(_often(batch, own[rows]) for batch, own in table.pairs)
-        size = np.maximum(*(_size(batch, own[rows]) for batch, own in table.pairs))
+        often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
+        size = np.maximum(*(_size(batch, of_run[rows]) for batch, of_run in table.pairs))
         limit, single, losses = rtol[rows], single[rows], (chosen & (table.kinds == kind_code(Kind.LOSS)))[rows]
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (values[rows] for values in _values(table, name))
             power = 2 if name == "var" else 1
             with np.errstate(invalid="ignore"):
-                apart = np.abs(one - two * factor**power)
-                near = (apart <= limit * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
+                distance = np.abs(one - two * factor**power)
+                near = (distance <= limit * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
             close &= near | (single & (name != "mean"))
@@ -151,8 +147,8 @@ class Gathered:
             return
         one, two = (values[rows] for values in _values(table, "amean"))
         seen: Counter[int] = Counter()
-        known = (one > 0) & (two > 0)
-        for ratio in (one[known] / two[known]).tolist():
+        positive = (one > 0) & (two > 0)
+        for ratio in (one[positive] / two[positive]).tolist():
             larger = round(max(ratio, 1 / ratio))
             if abs(max(ratio, 1 / ratio) / larger - 1) < _SURE:
                 seen[larger if ratio >= 1 else -larger] += 1
@@ -165,10 +161,10 @@ class Gathered:
         if not _has_sketches(table):
             return out
         rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & _how(table, Joined.OWED))
-        one, two = (np.asarray(batch.sketch, np.float64)[own[rows]] for batch, own in table.pairs)
-        apart, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
+        one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
+        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
         with np.errstate(invalid="ignore"):
-            out[rows] = apart <= rtol[rows] * size
+            out[rows] = distance <= rtol[rows] * size
         return out
 
     def _add_up(self, one: Floats, two: Floats, often: tuple[Ids, Ids], rtol: Floats, losses: Mask) -> Mask:
@@ -182,40 +178,40 @@ class Gathered:
 
     def notes(self) -> list[str]:
         """What to say of the factors, and of what was compared sample by sample."""
-        found = [] if self._amounts is None else self._amounts.notes()
+        lines = [] if self._amounts is None else self._amounts.notes()
         if self._exact:
             many = count(len(self._exact), "value")
             those, one = ("microbatches", "microbatch") if self._alone else ("ranks", "rank")
-            found.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
+            lines.append(f"{many} that {those} share out by samples: every sample is equal, whichever {one} has it.")
         if self._divided:
             few, many = ("a", "b") if self._often[0] < self._often[1] else ("b", "a")
             times = max(self._often) / min(self._often)
-            found.append(
+            lines.append(
                 f"The loss of run {few} is {times:g} x that of run {many}, which computes it {times:g} times as often "
                 "in a step: each of its losses is divided by that. That is taken into account."
             )
         for name, times in self._scaled.items():
             large, small = ("a", "b") if times > 0 else ("b", "a")
-            found.append(
+            lines.append(
                 f"The output {name} of run {large} is {abs(times):g} x that of run {small}, and its gradient "
                 f"1/{abs(times):g} of that there: one of them is scaled on its way to the loss. That is taken into "
                 "account."
             )
         if self.factor is None or abs(self.factor) == 1 or not self._flows_back:
-            return found
+            return lines
         small, large = ("b", "a") if self.factor > 0 else ("a", "b")
         if self.summed:
-            found.append(
+            lines.append(
                 f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
                 "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree all the "
                 "same, clipping hides that."
             )
-            return found
-        found.append(
+            return lines
+        lines.append(
             f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: there "
             "the loss is a mean over fewer samples. That is taken into account."
         )
-        return found
+        return lines
 
 
 # --- which differing rows
@@ -235,9 +231,9 @@ def _other_units(table: Table, layouts: Both, rtol: Floats) -> tuple[Mask, dict[
     for at in np.flatnonzero(np.isin(table.kinds, codes) & scalar).tolist():
         site = table.named(int(table.differing[at]))
         numbers.setdefault((site.fqn, site.path, site.call), {})[int(table.kinds[at])] = at
-    for (fqn, path, _), found in numbers.items():
-        if len(found) == len(codes):
-            place = np.array([found[code] for code in codes])
+    for (fqn, path, _), places in numbers.items():
+        if len(places) == len(codes):
+            place = np.array([places[code] for code in codes])
             one, two = (values[place] for values in _values(table, "mean"))
             with np.errstate(all="ignore"):
                 times = float(one[0] / two[0])
@@ -250,20 +246,18 @@ def _other_units(table: Table, layouts: Both, rtol: Floats) -> tuple[Mask, dict[
     return out, scaled
 
 
-def _added_up(table: Table, layouts: Both) -> Mask:
+def _added_up(table: Table, both: Both) -> Mask:
     """Rows that sums in another order may explain, where no sketch tells how far they are apart.
 
     What a step begins with is no sum.
     """
     out = table.alignment.phase[table.site[table.differing]] != phase_code(Phase.START)
     shapes = []
-    for own, (batch, rows) in zip(layouts, table.pairs, strict=True):
+    for layouts, (batch, rows) in zip(map(Layouts, both), table.pairs, strict=True):
         numbers = batch.layout[rows]
-        floating = np.array([layout.dtype.startswith(WHOLE) for layout in own], np.bool_)
-        out &= floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
-        shapes.append([own[number].shape for number in numbers.tolist()])
-    alike = np.array([one == two for one, two in zip(*shapes, strict=True)], np.bool_)
-    return np.asarray(out & alike & (table.kinds != kind_code(Kind.BATCH)))
+        out &= layouts.floating[numbers] & ~_joined(batch, rows, Joined.COPIES)
+        shapes.append(layouts.shape[numbers])
+    return np.asarray(out & (shapes[0] == shapes[1]) & (table.kinds != kind_code(Kind.BATCH)))
 
 
 def _equal_parts(table: Table, layouts: Both) -> Mask:
@@ -272,7 +266,7 @@ def _equal_parts(table: Table, layouts: Both) -> Mask:
     if table.a.how is None and table.b.how is None:
         return out
     numbers = [batch.layout[rows] for batch, rows in table.pairs]
-    for one, two in {*zip(*(own.tolist() for own in numbers), strict=True)}:
+    for one, two in {*zip(*(of_run.tolist() for of_run in numbers), strict=True)}:
         pair = layouts[0][one], layouts[1][two]
         if pair[0].shape != pair[1].shape:
             for at in np.flatnonzero((numbers[0] == one) & (numbers[1] == two)).tolist():
@@ -290,10 +284,8 @@ def _single(table: Table, layouts: Both) -> Mask:
 
 def _scalar(table: Table, layouts: Both) -> Mask:
     """Rows that are a single number in both runs."""
-    one, two = (
-        np.array([not own[number].shape for number in batch.layout[rows].tolist()], np.bool_)
-        for own, (batch, rows) in zip(layouts, table.pairs, strict=True)
-    )
+    pairs = zip(map(Layouts, layouts), table.pairs, strict=True)
+    one, two = (of_run.scalar[batch.layout[rows]] for of_run, (batch, rows) in pairs)
     return np.asarray(one & two)
 
 
@@ -325,7 +317,7 @@ def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
 
 def _losses(reader: Reader) -> int:
     """How often a run computes its loss in a step, at most."""
-    each = [own.sites for own in readers_of(reader)]
+    each = [rank.sites for rank in readers_of(reader)]
     most = 0
     for sites in each:
         calls = sites.call

@@ -14,27 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, phase_code, picked
+from introspect_cli.compare.join.sites import Columns, kind_code, phase_code
 from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.resume import Goes, Late
+    from introspect_cli.compare.join.at import At, Batch, State, States
+    from introspect_cli.compare.join.resume import Goes
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.whole import Reader
 
 _BACK = 8
 """Steps in which the other run may have read a batch ahead."""
-
-State = tuple[int, Status]
-"""What is on record of a generator: checksum and status."""
-
-States = dict[tuple[str, Phase, str, int], State]
-"""States by generator, phase, module and call."""
-
-Batch = tuple[tuple[str, int], ...]
-"""What a batch holds: paths and checksums."""
 
 
 @dataclass(frozen=True)
@@ -53,54 +44,25 @@ class ReadOn:
 
 def read_on(goes: Goes) -> ReadOn:
     """What the later run read and drew to get to where it goes on."""
-    own = goes.runs
-    batches = {}
-    theirs = batches_of(own.whole, goes.at, own.sites_whole)
-    for loader, read in batches_of(own.late, goes.first, own.sites).items():
+    batches, theirs = {}, goes.there.batches()
+    for loader, read in goes.begins.batches().items():
         there = theirs.get(loader, [])
-        ended = there or _read_before(own, goes.at, loader)
+        ended = there or _read_before(goes.there, loader)
         if len(read) > len(there) and ended and read[-len(ended) :] == ended:
             batches[loader] = len(read) - len(there)
     return ReadOn(batches, _restored_within(goes))
 
 
-def batches_of(reader: Reader, step: int, sites: Columns) -> dict[str, list[Batch]]:
-    """The batches that training read in a step, by loader, in order."""
-    if step not in reader:
-        return {}
-    batch = reader.read(step)
-    found: dict[str, dict[int, list[tuple[str, int]]]] = {}
-    for row, number in picked(batch, sites, Kind.BATCH, Phase.DATA):
-        if batch.status[row] != Status.NOT_OBSERVED:
-            calls = found.setdefault(sites.fqn[number], {})
-            calls.setdefault(int(sites.call[number]), []).append((sites.path[number], int(batch.checksum[row])))
-    return {loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in found.items()}
-
-
-def _read_before(own: Late, at: int, loader: str) -> list[Batch]:
+def _read_before(there: At, loader: str) -> list[Batch]:
     """The last batch that the whole run had read of a loader before a step, where it read ahead."""
-    for step in range(at - 1, max(at - 1 - _BACK, -1), -1):
-        found = batches_of(own.whole, step, own.sites_whole).get(loader)
-        if found:
-            return found[-1:]
+    for back in range(1, min(_BACK, there.step) + 1):
+        batches = there.to(there.step - back).batches().get(loader)
+        if batches:
+            return batches[-1:]
     return []
 
 
 # --- random states
-
-
-def random_states(reader: Reader, step: int, sites: Columns) -> States:
-    """The states of generators on record in a step: generator, phase, module and call to checksum and status."""
-    if step not in reader:
-        return {}
-    batch, states = reader.read(step), {}
-    for row, number in picked(batch, sites, Kind.RNG):
-        phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
-        if path.endswith(DRAWN_BEFORE):
-            continue  # draws of something between modules: the later run may have some to get to where it goes on
-        key = (path or fqn, phase, fqn, int(sites.call[number]))
-        states[key] = int(batch.checksum[row]), Status(int(batch.status[row]))
-    return states
 
 
 def _restored_within(goes: Goes) -> frozenset[str]:
@@ -136,11 +98,7 @@ def _later(goes: Goes, generator: str) -> list[tuple[State, State]]:
 
 def _states(goes: Goes, after: int) -> tuple[States, States]:
     """The random states of the later and the whole run, so many steps after the first."""
-    own = goes.runs
-    return (
-        random_states(own.late, goes.first + after, own.sites),
-        random_states(own.whole, goes.at + after, own.sites_whole),
-    )
+    return goes.begins.to(goes.first + after).random_states(), goes.there.to(goes.at + after).random_states()
 
 
 # --- the step without it
@@ -149,9 +107,9 @@ def _states(goes: Goes, after: int) -> tuple[States, States]:
 def as_if_begun(batch: StepBatch, sites: Columns, read: ReadOn) -> StepBatch:
     """The records of that step, its last batches under the numbers that they have in the other run."""
     numbers = batch.site
-    own = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
-    rows = np.flatnonzero(own[numbers])
-    by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(own).tolist()}
+    read_in_training = (sites.kind == kind_code(Kind.BATCH)) & (sites.phase == phase_code(Phase.DATA))
+    rows = np.flatnonzero(read_in_training[numbers])
+    by_place = {(sites.fqn[n], int(sites.call[n]), sites.path[n]): n for n in np.flatnonzero(read_in_training).tolist()}
     last = {
         loader: 1 + max(int(sites.call[n]) for n in numbers[rows] if sites.fqn[n] == loader) for loader in read.batches
     }
@@ -170,9 +128,12 @@ def without_read_on(table: Table, read: ReadOn, late: str) -> Table:
     alignment = table.alignment
     missing = table.row_a if late == "b" else table.row_b
     named = [alignment.site(site) for site in table.site.tolist()]
-    batches = [own.kind is Kind.BATCH and own.phase is Phase.DATA and own.fqn in read.batches for own in named]
+    batches = [
+        called.kind is Kind.BATCH and called.phase is Phase.DATA and called.fqn in read.batches for called in named
+    ]
     table = table.marked(np.array(batches, bool) & (missing < 0), ABSENT, Because.READ_ON)
     states = [
-        own.kind is Kind.RNG and own.phase is Phase.START and generator_of(own) in read.generators for own in named
+        called.kind is Kind.RNG and called.phase is Phase.START and generator_of(called) in read.generators
+        for called in named
     ]
     return table.marked(np.array(states, bool) & ~table.one_sided, NOT_SEEN, Because.READ_ON)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import Tensor, start_values, values_of
-from introspect_cli.compare.join.sites import Columns, columns, kind_code, of_kinds, phase_code, picked
+from introspect_cli.compare.join.at import At, Tensor, tensor_of
+from introspect_cli.compare.join.sites import columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.store.whole import Reader
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
 _SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
@@ -42,43 +41,42 @@ class Sign(Enum):
 
 
 @dataclass(frozen=True)
-class Late:
-    """The later of two runs beside the whole one, each with its sites, names as they are compared."""
-
-    late: Reader
-    whole: Reader
-    sites: Columns
-    sites_whole: Columns
-
-    @classmethod
-    def of(cls, sides: Sides, late: str) -> Late:
-        """The runs, given which is the later one."""
-        of_a, of_b = columns(sides.a.sites, sides.rename), columns(sides.b.sites)
-        return cls(sides.b, sides.a, of_b, of_a) if late == "b" else cls(sides.a, sides.b, of_a, of_b)
-
-
-@dataclass(frozen=True)
 class Goes:
     """One run goes on where the other has been.
 
     Attributes:
         late: `a` or `b`, the run that goes on.
-        first: its first step.
-        at: the step of the other run that it is compared with.
         sign: what says so.
-        runs: both.
+        begins: its first step.
+        there: the step of the other run that this is compared with.
     """
 
     late: str
-    first: int
-    at: int
     sign: Sign
-    runs: Late
+    begins: At
+    there: At
+
+    @property
+    def first(self) -> int:
+        """The first step of the run that goes on."""
+        return self.begins.step
+
+    @property
+    def at(self) -> int:
+        """The step of the other run that this is compared with."""
+        return self.there.step
 
     @property
     def whole(self) -> str:
         """The other run."""
         return "a" if self.late == "b" else "b"
+
+
+def _firsts(sides: Sides, late: str) -> tuple[At, At]:
+    """The first steps of the later run and of the other, given which is the later one."""
+    a = At.first(sides.a, columns(sides.a.sites, sides.rename))
+    b = At.first(sides.b, columns(sides.b.sites))
+    return (b, a) if late == "b" else (a, b)
 
 
 def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
@@ -89,42 +87,42 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     if first_a == first_b + offset:
         return None
     late = "b" if first_b + offset > first_a else "a"
-    first, at = (first_b, first_b + offset) if late == "b" else (first_a, first_a - offset)
+    at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifest_b if late == "b" else sides.manifest_a
-    if first and any(options_of(manifest).get(name) for name in _SELECTING):
+    begins, whole = _firsts(sides, late)
+    if begins.step and any(options_of(manifest).get(name) for name in _SELECTING):
         return None  # the capture left out what came before
-    own = Late.of(sides, late)
     for sign, holds in (
         (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
-        (Sign.STATE, _not_new(own)),
+        (Sign.STATE, _not_new(begins, whole)),
         (Sign.READ, bool(_read_more(sides, late))),
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
-            return Goes(late, first, at, sign, own)
+            return Goes(late, sign, begins, whole.to(at))
     return None
 
 
 def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
-    apart = offset_by_labels(a.labels, b.labels)
-    if apart:
-        return apart, (
-            f"Steps with the same global_step are compared, step {max(apart, 0)} of a with step {max(-apart, 0)} of b "
-            f"(--offset {apart}): one of the runs counts on from a checkpoint."
+    by_labels = offset_by_labels(a.labels, b.labels)
+    if by_labels:
+        return by_labels, (
+            f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
+            f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
         )
     if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
-        own = Late.of(sides, late)
-        found = _begins_after(own, read=bool(_read_more(sides, late)))
-        if found is None:
+        begins, other = _firsts(sides, late)
+        start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
+        if start is None:
             continue
-        step, decided = found
-        first = int(own.late.entry(0).step)
+        step, decided = start
+        first = begins.step
         offset = (step - first) * (1 if late == "b" else -1)
-        after = step_words(step - 1, own.whole.labels.get(step - 1, {}))
+        after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
         if offset and not decided:
             return 0, (
                 f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that "
@@ -142,9 +140,8 @@ def _may_go_on(sides: Sides) -> str:
     """That one run alone reads a checkpoint, and where it goes on is not seen; "" where some of the start agrees."""
     more = {late: _read_more(sides, late) for late in "ab"}
     late, whole = ("a", "b") if more["a"] else ("b", "a")
-    own = Late.of(sides, late)
-    begun, begun_whole = began_with(own.late, own.sites), began_with(own.whole, own.sites_whole)
-    if bool(more["a"]) is bool(more["b"]) or begun.items() & begun_whole.items():
+    begun, begun_whole = (at.tensors(Phase.START).items() for at in _firsts(sides, late))
+    if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
         return ""
     return (
         f"Run {late} alone reads {more[late][-1]}. If it goes on after a step of run {whole}, say which: --offset "
@@ -166,26 +163,22 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
     """By how much a's number of a step is larger than b's of the step with the same `global_step`; 0 where unknown."""
-    apart: list[int] = []
+    offsets: list[int] = []
     for labels in (a, b):
         counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
         if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
             return 0
-        apart.append(counted.pop())
-    return apart[1] - apart[0]
+        offsets.append(counted.pop())
+    return offsets[1] - offsets[0]
 
 
 # --- by what a run begins with
 
 
-def began_with(reader: Reader, sites: Columns) -> dict[Tensor, int]:
-    """Checksums of the parameters, buffers and optimizer state that a run's first captured step began with."""
-    return values_of(reader, reader.entry(0).step, sites, Phase.START) if len(reader) else {}
-
-
-def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
+def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
     """The step of the whole run that the later one begins with, and whether that is decided; None for none."""
-    start, start_whole = began_with(own.late, own.sites), start_values(own.whole, own.sites_whole)
+    start = begins.tensors(Phase.START)
+    start_whole = {tensor: value for tensor, value in whole.tensors(Phase.START).items() if tensor[0] != _STATE}
     tensors = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
     if (
         tensors
@@ -193,12 +186,12 @@ def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
         and len(start) == len(tensors)
     ):
         return None  # it begins as the other one does
-    new = not _not_new(own)
-    best = _step_with(own, start)
-    if not new and (best is None or best[0] == int(own.whole.entry(0).step)):  # the rest was not restored
-        best = _step_with(own, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}) or best
+    new = not _not_new(begins, whole)
+    best = _step_with(whole, start)
+    if not new and (best is None or best[0] == whole.step):  # the rest was not restored
+        best = _step_with(whole, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}) or best
     if best is None:
-        counted = None if new else _step_counted(own)
+        counted = None if new else _step_counted(begins, whole)
         return None if counted is None else (counted, True)
     step, explained = best
     fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
@@ -207,32 +200,32 @@ def _begins_after(own: Late, *, read: bool) -> tuple[int, bool] | None:
     return step, not new or read
 
 
-def _step_with(own: Late, start: dict[Tensor, int]) -> tuple[int, int] | None:
+def _step_with(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
     """The step of the whole run that begins with most of `start`, and with how much; None where none stands out.
 
     What a step begins with, the step before left; where that was not captured, its own start tells.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
-        found = _row_with(own, start, phase)
-        if found is not None:
-            return int(own.whole.entries["step"][found[0]]) + after, found[1]
+        place = _row_with(whole, start, phase)
+        if place is not None:
+            return int(whole.reader.entries["step"][place[0]]) + after, place[1]
     return None
 
 
-def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
+def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """The row of the step that has most of `start` in a phase, and how much; None where none stands out."""
-    sites = own.sites_whole
+    sites, reader = whole.sites, whole.reader
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
     wanted &= of_kinds(sites.kind, STATE_KINDS)
-    last = {(int(sites.kind[n]), sites.fqn[n], sites.path[n]): n for n in np.flatnonzero(wanted).tolist()}
+    last = {tensor_of(sites, n): n for n in np.flatnonzero(wanted).tolist()}
     shared = [tensor for tensor in start if tensor in last]
     if not shared:
         return None
     goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
     numbers = np.array([last[tensor] for tensor in shared])
-    equal = np.zeros(len(own.whole), dtype=np.int64)
-    for row in range(len(own.whole)):
-        batch = own.whole.read_row(row)
+    equal = np.zeros(len(reader), dtype=np.int64)
+    for row in range(len(reader)):
+        batch = reader.read_row(row)
         values = np.zeros(len(sites), dtype=np.uint64)
         values[batch.site] = batch.checksum
         equal[row] = int((values[numbers] == goal).sum())
@@ -244,65 +237,34 @@ def _row_with(own: Late, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
     return int(np.argmax(equal)), best
 
 
-def _step_counted(own: Late) -> int | None:
+def _step_counted(begins: At, whole: At) -> int | None:
     """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
-    goal = _counted(own.late, own.late.entry(0).step, own.sites, Phase.START)
-    if goal is None:
-        return None
-    for row in range(len(own.whole)):
-        step = int(own.whole.entries["step"][row])
-        if _counted(own.whole, step, own.sites_whole, Phase.OPTIMIZER) == goal:
-            return step + 1
-    return None
+    goal = _counted(begins, Phase.START)
+    steps = whole.reader.entries["step"].tolist() if goal is not None else ()
+    return next((step + 1 for step in steps if _counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
 
 
-def _counted(reader: Reader, step: int, sites: Columns, phase: Phase) -> float | None:
+def _counted(at: At, phase: Phase) -> float | None:
     """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
-    counts = [value for path, value, _ in optimizer_states(reader, step, sites, phase) if path == "['step']"]
+    counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
 
 
-def _not_new(own: Late) -> bool:
+def _not_new(begins: At, whole: At) -> bool:
     """Whether the later run's optimizer has stepped before its first step, and more often than the whole run's."""
-    if not _stepped(own.late, own.sites):
+    if not _stepped(begins):
         return False
-    if not _stepped(own.whole, own.sites_whole):
+    if not _stepped(whole):
         return True
-    ends = ((own.late, own.sites), (own.whole, own.sites_whole))
-    late, whole = (_counted(reader, reader.entry(0).step, sites, Phase.START) for reader, sites in ends)
-    return late is None or whole is None or late > whole
+    late, other = _counted(begins, Phase.START), _counted(whole, Phase.START)
+    return late is None or other is None or late > other
 
 
-def _stepped(reader: Reader, sites: Columns) -> bool:
+def _stepped(at: At) -> bool:
     """Whether an optimizer's state says, when a run begins, that it has stepped: it has counted, or has moments."""
-    if not len(reader):
-        return False
-    states = optimizer_states(reader, reader.entry(0).step, sites, Phase.START)
-    counts = [value for path, value, _ in states if path == "['step']"]
+    states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    counts = [number.value for number in states if number.path == "['step']"]
     if counts:
         return any(value is not None and value > 0 for value in counts)
-    return any(moves for path, _, moves in states if "exp_avg" in path or "momentum" in path or "square_avg" in path)
-
-
-def optimizer_states(reader: Reader, step: int, sites: Columns, phase: Phase) -> list[tuple[str, float | None, bool]]:
-    """Of each optimizer state of a step and phase: its path, its value as a scalar, whether any of it is not 0."""
-    batch = reader.read(step)
-    rows = picked(batch, sites, Kind.OPTIMIZER_STATE, phase)
-    return [(sites.path[number], scalar(batch, row), _moves(batch, row)) for row, number in rows]
-
-
-def scalar(batch: Any, row: int) -> float | None:
-    """The value of a record of one number; the mean of a tensor. None where it is not known."""
-    try:
-        if len(batch.text) and batch.text[row]:
-            return float(batch.text[row])
-    except ValueError:
-        return None
-    mean = batch.floats.get("mean")
-    value = None if mean is None else float(mean[row])
-    return None if value is None or np.isnan(value) else value
-
-
-def _moves(batch: Any, row: int) -> bool:
-    largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
-    return any(value != 0 for value in largest if not np.isnan(value))
+    moments = ("exp_avg", "momentum", "square_avg")
+    return any(number.moves for number in states if any(name in number.path for name in moments))

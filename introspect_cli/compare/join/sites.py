@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
 
 Ids = npt.NDArray[np.int64]
@@ -141,6 +140,11 @@ class Alignment:
         return len(self.a) + len(self.extra)
 
     @cached_property
+    def ids(self) -> tuple[Ids, Ids]:
+        """Site number to union number, of a and of b."""
+        return np.arange(len(self.a), dtype=np.int64), self.b_ids
+
+    @cached_property
     def kind(self) -> npt.NDArray[np.uint8]:
         """Kind codes by union number."""
         return np.concatenate([self.a.kind, self.b.kind[self.extra]])
@@ -184,9 +188,9 @@ class Alignment:
     @cached_property
     def in_both(self) -> Mask:
         """Which sites both runs have, at any step, by union number."""
-        found = np.zeros(self.size, dtype=np.bool_)
-        found[self.b_ids[self.b_ids < len(self.a)]] = True
-        return found
+        shared = np.zeros(self.size, dtype=np.bool_)
+        shared[self.b_ids[self.b_ids < len(self.a)]] = True
+        return shared
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
@@ -210,8 +214,8 @@ class Alignment:
         if calls is None:
             calls = self._by_call[fqn] = {}
             for union in self.by_fqn.get(fqn, []):
-                own = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
-                calls.setdefault(own, []).append(union)
+                key = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
+                calls.setdefault(key, []).append(union)
         return calls.get((phase_code(phase), kind_code(kind), call), [])
 
     @cached_property
@@ -249,16 +253,6 @@ class Alignment:
         return counted & ~of_kinds(self.kind, SETTING_KINDS)
 
 
-def picked(batch: StepBatch, sites: Columns, kind: Kind, phase: Phase | None = None) -> list[tuple[int, int]]:
-    """Rows of a step's records of a kind, in a phase or in all, each with the number of its site."""
-    wanted = sites.kind == kind_code(kind)
-    if phase is not None:
-        wanted = wanted & (sites.phase == phase_code(phase))
-    numbers = batch.site
-    rows = np.flatnonzero(wanted[numbers])
-    return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
-
-
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
     """Which sites are of the kinds (all where empty) and match a glob (all where empty), given their columns."""
     mask = np.full(len(fqn), True)
@@ -289,8 +283,8 @@ def align(a: Columns, b: Columns) -> Alignment:
     order = np.argsort(a.keys, kind="stable")
     ranked = a.keys[order]
     place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
-    found = ranked[place] == b.keys
-    extra = np.flatnonzero(~found).astype(np.int64)
-    ids = np.where(found, order[place], -1).astype(np.int64)
+    shared = ranked[place] == b.keys
+    extra = np.flatnonzero(~shared).astype(np.int64)
+    ids = np.where(shared, order[place], -1).astype(np.int64)
     ids[extra] = count + np.arange(len(extra))
     return Alignment(a, b, ids, extra)

@@ -8,6 +8,7 @@ loss is computed of: it is zero for each token that the loss leaves out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,23 +37,46 @@ _CLOSE = 0.2
 
 
 @dataclass(frozen=True)
+class Microbatch:
+    """One call of the model on one rank.
+
+    Attributes:
+        samples: leading size of what it is given; 0 where that is not on record.
+        elements: how many elements that has.
+        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+    """
+
+    samples: int = 0
+    elements: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Microbatches:
     """How one rank of a run takes the batch of a step.
 
     Attributes:
         number: forward passes of a step, at most.
-        sizes: samples of each in the first step of both; empty where that is not on record.
-        elements: elements of what each is given there.
+        first: those of the first step of both; empty where their samples are not on record.
     """
 
     number: int
-    sizes: tuple[int, ...] = ()
-    elements: tuple[int, ...] = ()
+    first: tuple[Microbatch, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each."""
+        return tuple(micro.samples for micro in self.first)
+
+    @property
+    def elements(self) -> int:
+        """Elements of what all are given."""
+        return sum(micro.elements for micro in self.first)
 
     @property
     def usual(self) -> int:
         """How many a step has, as the first step has it where that is on record."""
-        return len(self.sizes) or self.number
+        return len(self.first) or self.number
 
     @property
     def words(self) -> str:
@@ -107,15 +131,15 @@ class _Called:
         every = stages_in(run.manifests)
         for rank in run.ranks:
             table, stages = run.rank(rank).sites, every.get(rank)
-            own = columns_of(table)
-            is_evaluated = evaluating(own.phase, own.fqn)
-            for at in np.flatnonzero(np.isin(own.kind, _CALLED)).tolist():
+            sites = columns_of(table)
+            is_evaluated = evaluating(sites.phase, sites.fqn)
+            for at in np.flatnonzero(np.isin(sites.kind, _CALLED)).tolist():
                 fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
                 key = bool(is_evaluated[at]), fqn
-                self.most[key] = max(self.most.get(key, 0), int(own.call[at]) + 1)
-                if own.kind[at] == KIND_CODES[Kind.BATCH.value]:
+                self.most[key] = max(self.most.get(key, 0), int(sites.call[at]) + 1)
+                if sites.kind[at] == KIND_CODES[Kind.BATCH.value]:
                     self.batches.add(key)
-                if own.kind[at] in _MODULE and own.phase[at] == phase_code(Phase.FORWARD):
+                if sites.kind[at] in _MODULE and sites.phase[at] == phase_code(Phase.FORWARD):
                     self._modules[fqn] = self.most[key]
 
     @cached_property
@@ -130,27 +154,8 @@ class _Called:
 
     def microbatches(self, root: str, number: int, step: int | None) -> Microbatches:
         """How the lowest rank takes the batch of a step, by what goes into a module."""
-        reader = self._run.rank(self._run.recorded[0])
-        found = _given(reader, root, step) if root and step is not None else []
-        return Microbatches(number, tuple(own[0] for own in found), tuple(own[1] for own in found))
-
-
-def _given(reader: RankReader, root: str, step: int) -> list[tuple[int, int]]:
-    """Leading size and elements of the first tensor of each call of a module in a step; empty where one has none."""
-    sites, batch = reader.sites, reader.read(step)
-    found: dict[int, tuple[int, int]] = {}
-    calls = set()
-    for row in np.argsort(batch.sequence).tolist():
-        site = int(batch.site[row])
-        if sites.fqn[site] != root or sites.phase[site] != Phase.FORWARD.value:
-            continue
-        if sites.kind[site] not in {Kind.INPUT.value, Kind.OUTPUT.value}:
-            continue
-        layout = reader.layouts[int(batch.layout[row])]
-        calls.add(int(sites.call[site]))
-        if layout.shape:
-            found.setdefault(int(sites.call[site]), (layout.shape[0], layout.numel))
-    return [found[call] for call in sorted(calls)] if calls == set(found) else []
+        first = [] if step is None else _of_rank(self._run.rank(self._run.recorded[0]), root, step)
+        return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
 def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
@@ -160,29 +165,30 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
     one, two = _Called(a), _Called(b)
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
-    folds: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = {}, {}
-    for own, other, fold, number, others in (
-        (one, two, folds[0], numbers[0], numbers[1]),
-        (two, one, folds[1], numbers[1], numbers[0]),
-    ):
-        for key, times in own.most.items():
-            partner = other.most.get(key)
-            if key in own.batches:
-                if numbers[0] != numbers[1] and not key[0]:
-                    fold[key] = 1  # a loader may be asked for several batches ahead
-            elif partner is None:
-                if number != others and times > 1 and not key[0]:
-                    fold[key] = times // number if times % number == 0 else 1
-            elif partner != times:
-                each, rest = divmod(times, number)
-                fits = not rest and each * others == partner and not key[0]
-                fold[key] = each if fits else 1
+    folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
     splits = Splits(
         one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
     )
     return replace(splits, differ=_cut_differently(a, b, splits, step, alike=alike))
+
+
+def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+    """How many calls one microbatch makes of what is to be put together, given how many of these either run has."""
+    folds: dict[tuple[bool, str], int] = {}
+    for key, times in called.most.items():
+        evaluated, partner = key[0], other.most.get(key)
+        each, rest = divmod(times, number)
+        if key in called.batches:
+            if number != others and not evaluated:
+                folds[key] = 1  # a loader may be asked for several batches ahead
+        elif partner is None:
+            if number != others and times > 1 and not evaluated:
+                folds[key] = 1 if rest else each
+        elif partner != times:
+            folds[key] = each if not rest and each * others == partner and not evaluated else 1
+    return folds
 
 
 def _same_sites(a: Run, b: Run) -> bool:
@@ -212,12 +218,12 @@ def _cut_differently(a: Run, b: Run, splits: Splits, step: int | None, *, alike:
         return True
     if one.sizes and two.sizes:
         cut = len(one.sizes) != len(two.sizes)  # from the first step on
-        return cut and (sum(one.sizes) == sum(two.sizes) or sum(one.elements) == sum(two.elements))
+        return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
     losses = [_losses(run.rank(run.recorded[0]), step) for run in (a, b)]
     if not all(losses) or len(losses[0]) == len(losses[1]):
         return False  # runs that cut a batch differently do so from their first step on
-    sums = [sum(own) for own in losses]
-    means = [total / len(own) for total, own in zip(sums, losses, strict=True)]
+    sums = [sum(values) for values in losses]
+    means = [total / len(values) for total, values in zip(sums, losses, strict=True)]
     return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))
 
 
@@ -234,69 +240,53 @@ def _losses(reader: RankReader, step: int) -> Sequence[float]:
     return [float(batch.floats["mean"][row]) for row in rows]
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """One call of the model on one rank.
-
-    Attributes:
-        samples: leading size of what it is given; 0 where that is not on record.
-        tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
-    """
-
-    samples: int = 0
-    tokens: int = 0
-
-
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank."""
-    return [_of_rank(own, root, step) for own in readers_of(reader)]
+    return [_of_rank(rank, root, step) for rank in readers_of(reader)]
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+    """One for each call of the outermost module, by what is first of what it is given and gives."""
     sites, batch = reader.sites, reader.read(step)
-    order = np.argsort(batch.sequence, kind="stable").tolist()
-    samples: dict[int, int] = {}
+    given: dict[int, tuple[int, ...]] = {}
     tokens: dict[int, int] = {}
     last = ""
-    for row in order:
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
         number = int(batch.site[row])
         call, kind, fqn = int(sites.call[number]), sites.kind[number], sites.fqn[number]
         shape = reader.layouts[int(batch.layout[row])].shape
         if fqn == root and sites.phase[number] == Phase.FORWARD.value and kind in {"input", "output"}:
-            samples.setdefault(call, 0)
-            if shape and not samples[call]:
-                samples[call] = shape[0]
+            given[call] = given.get(call) or shape
         elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
             last = last or fqn
             if fqn == last and call not in tokens:
                 tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
-    exact = all(tokens.get(call, 0) > 0 for call in samples) and len(tokens) == len(samples)
-    return [Microbatch(samples[call], tokens[call] if exact else 0) for call in sorted(samples)]
+    exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
+    return [
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
+        for call, shape in sorted(given.items())
+    ]
 
 
 def _counted(shape: tuple[int, ...], zeros: int) -> int:
     """Rows of a gradient that are not zero; 0 where zeros do not come by whole rows."""
-    rows, rest = int(np.prod(shape[:-1])), zeros % shape[-1]
+    rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
 def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list[float]]:
     """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls.
 
-    Args:
-        reader: of the run.
-        site: where; its call is that within one microbatch.
-        step: the run's own number of the step.
-        each: how many calls a microbatch makes.
+    A microbatch makes `each` calls there; the site's call is that within one microbatch.
     """
-    found = []
-    for own in readers_of(reader):
-        sites, batch = own.sites, own.read(step)
+    of_ranks = []
+    for rank in readers_of(reader):
+        sites, batch = rank.sites, rank.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(batch.site.tolist()):
             there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
             call = int(sites.call[number])
             if there == (site.phase.value, site.kind.value, site.fqn, site.path) and call % each == site.call % each:
                 values[call] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
-        found.append([values[call] for call in sorted(values)])
-    return found
+        of_ranks.append([values[call] for call in sorted(values)])
+    return of_ranks

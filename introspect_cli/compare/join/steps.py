@@ -103,7 +103,7 @@ def pair_steps(
         extra_a, extra_b = tuple(numbers_a[shared:].tolist()), tuple(numbers_b[shared:].tolist())
         return Paired(a, b, rows, rows, True, extra_a, extra_b, len(extra_a), len(extra_b))
     common, rows_a, rows_b = np.intersect1d(numbers_a, numbers_b, assume_unique=True, return_indices=True)
-    only_a, only_b = (own[~np.isin(own, common)] for own in (numbers_a, numbers_b))
+    only_a, only_b = (numbers[~np.isin(numbers, common)] for numbers in (numbers_a, numbers_b))
     if wanted is not None:
         keep = np.fromiter((wanted(int(step)) for step in common), dtype=np.bool_, count=len(common))
         common, rows_a, rows_b = common[keep], rows_a[keep], rows_b[keep]
@@ -130,8 +130,8 @@ def open_tails(
     So may a run that lists arrays: nobody says that it ended.
     """
 
-    def left(tail: int, only: tuple[int, ...], told: Mapping[str, Any], shift: int) -> int:
-        text = told.get("steps")
+    def left(tail: int, only: tuple[int, ...], options_of_other: Mapping[str, Any], shift: int) -> int:
+        text = options_of_other.get("steps")
         if not tail or not isinstance(text, str):
             return tail
         from introspect_cli.schedule.rules import Schedule

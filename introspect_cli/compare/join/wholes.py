@@ -80,13 +80,13 @@ def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
 def _held(a: Run, b: Run, ranks: Iterable[int]) -> tuple[bool, set[tuple[_Names, _Names]]]:
     """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
     states: set[tuple[_Names, _Names]] = set()
-    known: dict[int, _Names] = {}
+    names: dict[int, _Names] = {}
     for rank in ranks:
         readers = a.rank(rank), b.rank(rank)
         if _parts(readers[0]) != _parts(readers[1]):
             return False, states
         sites = [reader.sites for reader in readers]
-        states.add((_state(sites[0], known), _state(sites[1], known)))
+        states.add((_state(sites[0], names), _state(sites[1], names)))
     return True, states
 
 
@@ -125,7 +125,9 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         if a.world_size == b.world_size == 1:
             sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
         else:
-            sizes = [f"{size}, {own}{' each' * (size != 'one process')}" for size, own in zip(sizes, cut, strict=True)]
+            sizes = [
+                f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)
+            ]
             each = "rank to rank or call to call"
     sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
@@ -157,12 +159,12 @@ def stages_note(readers: Iterable[Reader]) -> list[str]:
 
 def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    found = [
+    notes = [
         f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
-    return [*found, *_samples_note(first, runs)]
+    return [*notes, *_samples_note(first, runs)]
 
 
 def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
@@ -172,8 +174,8 @@ def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     shapes = first.a.layout.shape, first.b.layout.shape
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
         return []
-    for run, name, own, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == own[0] * run.world_size:
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
             size = count(run.world_size, "rank")
             return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
     return []

@@ -7,8 +7,8 @@ Sites with equal names are one. For the rest, each of these files is a question 
 - `candidates`: names that hold equal values, or near ones; from these one partner for each name, or none.
 - `by_value`: from these, roots, parameters, the modules above them, and modules without parameters.
 - `trees`: numbered children that have moved, by what they look like; what `--rename` could be given.
-- `evicted`: names that mean one module in a and another in b.
-- `correspondence`: all of these in their order; what a comparison asks (`correspond`).
+- `correspondence`: all of these in their order, and names that mean one module in a and another in b; what a comparison
+  asks (`correspond`).
 - `merged`: parameters that are several in one run and one in the other.
 - `flow`, `ports`, `port_answer`: two implementations that share hardly a name, and what is said of them.
 """

@@ -90,37 +90,34 @@ class Search:
     """
 
     def __init__(self, a: Side, b: Side, close: float) -> None:
-        """Search."""
         self.renamed: dict[str, Renamed] = {}
         self.settled: tuple[str, ...] = ()
         self._a, self._b, self._close = a, b, close
-        self._only_a, self._only_b = self._open_a, self._open_b = one_sided(a, b)
-        self._shifted = _shifted(a, b, self._open_a, self._open_b)
+        self._only = self._open = one_sided(a, b)
+        self._shifted = _shifted(a, b, self._only)
         if self._shifted:
-            self._open_a = self._open_a | {name for name in a.names if self._is_shifted(name)}
-            self._open_b = self._open_b | {name for name in b.names if self._is_shifted(name)}
-        if self._open_a and self._open_b:
+            self._open = (
+                self._only[0].union(filter(self._is_shifted, a.names)),
+                self._only[1].union(filter(self._is_shifted, b.names)),
+            )
+        if all(self._open):
             self._run()
 
     def _is_shifted(self, name: str) -> bool:
-        while self._shifted and name:
-            above, _, part = name.rpartition(".")
-            if part.isdecimal() and f"{above}." in self._shifted:
-                return True
-            name = above
-        return False
+        """Whether it is, or is inside of, a numbered child of a parent that has more of them in one run."""
+        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._shifted else ()
+        return any(part.isdecimal() and f"{above}." in self._shifted for above, _, part in parts)
 
-    def _in_a(self, name: str) -> bool:
-        """Whether a has the name; most that are asked for are in one run only, and that is known."""
-        return name in self._only_a or (name not in self._only_b and name in self._a.names)
-
-    def _in_b(self, name: str) -> bool:
-        return name in self._only_b or (name not in self._only_a and name in self._b.names)
+    def _has(self, side: int, name: str) -> bool:
+        """Whether a run has the name; most that are asked for are in one run only, and that is known."""
+        if name in self._only[side] or name in self._only[1 - side]:
+            return name in self._only[side]
+        return name in (self._a, self._b)[side].names
 
     def _run(self) -> None:
         """Match tensors, then the tree above them, then modules without tensors; each exactly first, then nearly."""
-        held = self._a.held(self._open_a), self._b.held(self._open_b)
-        tensors = self._a.tensors_of(self._open_a), self._b.tensors_of(self._open_b)
+        held = self._a.held(self._open[0]), self._b.held(self._open[1])
+        tensors = self._a.tensors_of(self._open[0]), self._b.tensors_of(self._open[1])
         one, two = held[0].only(tensors[0]), held[1].only(tensors[1])
         equal = equal_pairs(one, two)
         pairs = self._without_chance(equal, one, two)
@@ -136,7 +133,7 @@ class Search:
         """The steps in which something that a pair holds is equal."""
         if len(self._a.steps) == 1:
             return dict.fromkeys(pairs, frozenset(self._a.steps))
-        return {old: self._numbers(own[0] for own in one.of(old) & two.of(new)) for old, new in pairs.items()}
+        return {old: self._numbers(feature[0] for feature in one.of(old) & two.of(new)) for old, new in pairs.items()}
 
     def _numbers(self, places: Iterable[int]) -> frozenset[int]:
         return frozenset(self._a.steps[place] for place in places)
@@ -149,14 +146,14 @@ class Search:
             kept = self._kept()
             one, two = self._a.held(kept), self._b.held(kept)
             names = dict.fromkeys((*one.names, *two.names))
-            apart = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
-            return set(one.places[0].tolist()) - apart
+            differing = {feature[0] for name in names for feature in one.of(name) ^ two.of(name)}
+            return set(one.places[0].tolist()) - differing
 
         return plausible(pairs, {old: differing_steps(one.of(old), two.of(new)) for old, new in pairs.items()}, agree)
 
     def _kept(self) -> AbstractSet[str]:
         """Tensors that have the same name in both."""
-        return self._a.tensors & self._b.tensors - self._open_a
+        return self._a.tensors & self._b.tensors - self._open[0]
 
     # --- tensors, and the tree above them
 
@@ -193,15 +190,15 @@ class Search:
 
     def _add(self, old: str, new: str, source: Source, votes: int, steps: frozenset[int]) -> None:
         """Take in a pair; one of several below a name holds in the steps of all, and is near where one of them is."""
-        known = self.renamed.get(old)
-        if known is not None:
-            new, votes, steps = known.name, known.votes, known.steps & steps
-            source = Source.NEAR if Source.NEAR in (source, known.source) else source
+        earlier = self.renamed.get(old)
+        if earlier is not None:
+            new, votes, steps = earlier.name, earlier.votes, earlier.steps & steps
+            source = Source.NEAR if Source.NEAR in (source, earlier.source) else source
         self.renamed[old] = Renamed(new, source, votes, steps)
 
     def _better_kept(self, levels: Iterable[Pair]) -> set[Pair]:
         """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
-        taken = {(one, two) for one, two in levels if self._in_a(two) or self._in_b(one)}
+        taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
             return set()
         names = {name for level in taken for name in level}
@@ -220,17 +217,19 @@ class Search:
         others = _without_tensors(self._b, held[1], tensors[1]) if bare else []
         if not others:
             return
-        names = {old: own.name for old, own in self.renamed.items()}  # what is found here is known to `change` at once
+        names = {
+            old: each.name for old, each in self.renamed.items()
+        }  # what is found here is known to `change` at once
         change, back = renamer_of(names), renamer_of({new: old for old, new in names.items()})
 
         def reached(name: str) -> bool:
-            return any(self._in_a(own) and change(own) == name for own in (name, back(name)))
+            return any(self._has(0, each) and change(each) == name for each in (name, back(name)))
 
-        one = held[0].only({name for name in bare if not self._in_b(change(name)) or self._is_shifted(name)})
+        one = held[0].only({name for name in bare if not self._has(1, change(name)) or self._is_shifted(name)})
         two = held[1].only({name for name in others if not reached(name) or self._is_shifted(name)})
         if not one.names or not two.names:
             return
-        classes = _classes(self._a, self._open_a), _classes(self._b, self._open_b)
+        classes = _classes(self._a, self._open[0]), _classes(self._b, self._open[1])
 
         def choose(votes: Mapping[Pair, int]) -> dict[str, str]:
             fit = {pair: n for pair, n in votes.items() if not _is_given_others(one.of(pair[0]), two.of(pair[1]))}
@@ -290,9 +289,9 @@ def _is_given_others(one: set[Feature], two: set[Feature]) -> bool:
     )
 
 
-def _shifted(a: Side, b: Side, only_a: AbstractSet[str], only_b: AbstractSet[str]) -> frozenset[str]:
+def _shifted(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
     """Parents, with their dot, whose numbered children are more in one run than in the other."""
-    above = with_ancestors(only_a), with_ancestors(only_b)
+    above = with_ancestors(only[0]), with_ancestors(only[1])
     lost = [
         [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
         for names in (above[0] - above[1], above[1] - above[0])

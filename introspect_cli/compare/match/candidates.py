@@ -42,19 +42,16 @@ _Sketches = dict[Place, tuple[list[str], Any]]
 
 
 def plausible(
-    pairs: dict[str, str], apart: Mapping[str, AbstractSet[int]], agree: Callable[[], AbstractSet[int]]
+    pairs: dict[str, str], differing: Mapping[str, AbstractSet[int]], agree: Callable[[], AbstractSet[int]]
 ) -> dict[str, str]:
     """Pairs without those that were alike by chance.
 
-    Args:
-        pairs: names of a and of b.
-        apart: by name of a, the steps in which the two hold wholly different values.
-        agree: finds the steps in which all that has kept its name agrees.
+    They hold wholly different values in steps, `differing` by name of a, in which all that has kept its name agrees.
     """
-    if not any(apart.values()):
+    if not any(differing.values()):
         return pairs
     sure = agree()
-    return {old: new for old, new in pairs.items() if not apart.get(old, frozenset()) & sure}
+    return {old: new for old, new in pairs.items() if not differing.get(old, frozenset()) & sure}
 
 
 # --- equal values
@@ -63,10 +60,7 @@ def plausible(
 def sharing(one: Held, two: Held, most: int | None = None) -> tuple[Ids, Ids, Ids]:
     """Pairs of names, as numbers of a and of b, and how many values they share.
 
-    Args:
-        one: what the names of a hold.
-        two: what those of b hold.
-        most: values that more pairs of names have in common do not count.
+    Values that more than `most` pairs of names have in common do not count.
     """
     owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
@@ -108,9 +102,9 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
     """
     old, new, votes = sharing(one, two, _AMBIGUOUS)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
-    found = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
+    sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
     rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
-    return found | by_votes({(one.names[i], two.names[j]): number for i, j, number in rest})
+    return sole | by_votes({(one.names[i], two.names[j]): number for i, j, number in rest})
 
 
 def by_place(features: Iterable[Feature]) -> dict[Feature, set[int]]:
@@ -150,11 +144,11 @@ def near_pairs(
     if not all(names):
         return {}
     (one, began), (two, other_began) = (_sketches(side, those) for side, those in zip(sides, names, strict=True))
-    found: dict[Pair, list[int]] = defaultdict(list)
+    steps_of: dict[Pair, list[int]] = defaultdict(list)
     for place in one.keys() & two.keys():
         for pair in _nearest(*one[place], *two[place], close):
-            found[pair].append(place[0])
-    chosen = choose({pair: len(steps) for pair, steps in found.items()})
+            steps_of[pair].append(place[0])
+    chosen = choose({pair: len(steps) for pair, steps in steps_of.items()})
     met: dict[str, set[int]] = defaultdict(set)
     near: dict[str, set[int]] = defaultdict(set)
     for name, step, is_near in _compared(one, two, chosen, close):
@@ -169,7 +163,7 @@ def near_pairs(
         return {step for _, step, _ in records} - {step for _, step, is_near in records if not is_near}
 
     chosen = plausible(chosen, {name: steps - near[name] for name, steps in met.items()}, agree)
-    return {pair: frozenset(found[pair]) for pair in in_one_order(chosen.items(), began, other_began)}
+    return {pair: frozenset(steps_of[pair]) for pair in in_one_order(chosen.items(), began, other_began)}
 
 
 def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str, tuple[int, int]]]:
@@ -189,7 +183,7 @@ def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str,
             held.append(sites.fqn[number])
             sketches.append(batch.sketch[row])
             first.setdefault(sites.fqn[number], (step, int(sequence[row])))
-    return {place: (held, np.asarray(own, np.float64)) for place, (held, own) in standing.items()}, first
+    return {place: (held, np.asarray(rows_there, np.float64)) for place, (held, rows_there) in standing.items()}, first
 
 
 def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: Any, close: float) -> list[Pair]:
@@ -206,9 +200,9 @@ def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: An
 
 def _within(one: Any, two: Any, close: float) -> Mask:
     """Which sketches are within the distance of each other, relative to the larger."""
-    apart = np.array([sketch_norms(own - two) for own in one]).reshape(len(one), len(two))
+    distance = np.array([sketch_norms(sketch - two) for sketch in one]).reshape(len(one), len(two))
     scale = np.maximum(sketch_norms(one)[:, None], sketch_norms(two)[None, :])
-    near: Mask = (apart <= close * scale) & (scale > 0)
+    near: Mask = (distance <= close * scale) & (scale > 0)
     return near
 
 
@@ -226,7 +220,7 @@ def _compared(
         ]
         if not met:
             continue
-        left, right = sketches_one[[own[0] for own in met]], sketches_two[[own[1] for own in met]]
+        left, right = sketches_one[[rows_of[0] for rows_of in met]], sketches_two[[rows_of[1] for rows_of in met]]
         near = sketch_norms(left - right) <= close * np.maximum(sketch_norms(left), sketch_norms(right))
         yield from ((name, place[0], is_near) for (_, _, name), is_near in zip(met, near.tolist(), strict=True))
 
@@ -242,12 +236,7 @@ Pair = tuple[str, str]
 
 
 def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]:
-    """One partner for each name, by rank.
-
-    Args:
-        ranks: candidates, each with what it is sorted by.
-        ties: whether of partners that rank alike the first by name is taken, instead of none.
-    """
+    """One partner for each name, by rank; of partners that rank alike none, or with `ties` the first by name."""
     levels: dict[Any, list[Pair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
@@ -288,11 +277,7 @@ def modules_by_votes(
 ) -> dict[str, str]:
     """Modules without tensors of their own, by how many inputs and outputs they share, their class and their parent.
 
-    Args:
-        votes: pairs of names, and how many values they share in all steps.
-        change: what is known of other names.
-        classes: of a and of b, the class of a name.
-        weight: of one such value, where sharing a class counts 4 and sharing a parent 2.
+    A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
     """
     scores: dict[Pair, float] = {}
     for (old, new), shared in votes.items():

@@ -105,11 +105,11 @@ def forward_of(values: Iterable[Value]) -> list[Value]:
 
 def parameters_of(values: Iterable[Value]) -> list[Value]:
     """Parameters, each once, as the step finds them."""
-    kept: dict[str, Value] = {}
+    first: dict[str, Value] = {}
     for value in values:
         if value.site.kind is Kind.PARAM and value.site.phase is Phase.START:
-            kept.setdefault(value.site.fqn, value)
-    return list(kept.values())
+            first.setdefault(value.site.fqn, value)
+    return list(first.values())
 
 
 def agreement(a: Value, b: Value, close: float) -> Match | None:
@@ -168,13 +168,12 @@ class _Candidates:
     """Values of one size, asked for those near to another."""
 
     def __init__(self, values: Sequence[Value]) -> None:
-        """Take values of one number of elements."""
         self.values = values
         self.checksums: dict[int, list[Value]] = defaultdict(list)
         for value in values:
             self.checksums[value.checksum].append(value)
-        known = all(value.sketch is not None for value in values)
-        self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if known else None
+        sketched = all(value.sketch is not None for value in values)
+        self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if sketched else None
         self.squares = np.array([value.moments.squares for value in values])
 
     def near(self, value: Value, close: float) -> list[Match]:
@@ -215,15 +214,13 @@ class Parameters:
 
 def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
     """Put parameters together: by checksum, then by extrema and sums, then as parts of one."""
-    pairs, rest_a, rest_b = _paired(one, two)
-    parts_a, parts_b = ({value.site.fqn: value.moments for value in rest} for rest in (rest_a, rest_b))
-    merges = merges_between(parts_a, parts_b)
+    pairs, *rest = _paired(one, two)
+    merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
     used = {name for merge in merges for name in (*merge.parts, merge.whole)}
-    held = [{value.checksum for value in side} for side in (two, one)]
-    only = (
-        tuple(value for value in rest if value.site.fqn not in used and value.checksum not in there)
-        for rest, there in zip((rest_a, rest_b), held, strict=True)
-    )
+    only = [
+        tuple(value for value in left if value.site.fqn not in used and value.checksum not in there)
+        for left, there in zip(rest, ({value.checksum for value in side} for side in (two, one)), strict=True)
+    ]
     return Parameters(tuple(pairs), tuple(merges), *only)
 
 

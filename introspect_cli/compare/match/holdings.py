@@ -132,14 +132,14 @@ class Side:
             columns = np.array([np.full(len(rows), place), *where], np.int64)
             steps.append((numbers, columns, batch.checksum[rows]))
         every = np.concatenate([numbers for numbers, _, _ in steps])
-        known: dict[str, int] = {}
+        numbers_of: dict[str, int] = {}
         met = np.fromiter(
-            map(known.setdefault, map(sites.fqn.__getitem__, every.tolist()), count()), np.int64, len(every)
+            map(numbers_of.setdefault, map(sites.fqn.__getitem__, every.tolist()), count()), np.int64, len(every)
         )
         owner = (np.cumsum(met == np.arange(len(met))) - 1)[met]  # whose record it is, by where the name was first met
         places = np.concatenate([columns for _, columns, _ in steps], axis=1)
         checksums = np.concatenate([checksum for _, _, checksum in steps]).astype(np.uint64)
-        return Held(list(known), owner, places, checksums)
+        return Held(list(numbers_of), owner, places, checksums)
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,12 @@ def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
     keys = a.sites.keys, b.sites.keys
     shared = min(map(len, keys))
     same = keys[0][:shared] == keys[1][:shared]
-    rest = [np.concatenate([np.flatnonzero(~same), np.arange(shared, len(own))]) for own in keys]
-    left = [own[rows] for own, rows in zip(keys, rest, strict=True)]
-    found = []
-    for side, rows, own, other in zip((a, b), rest, left, reversed(left), strict=True):
+    rest = [np.concatenate([np.flatnonzero(~same), np.arange(shared, len(of_run))]) for of_run in keys]
+    left = [of_run[rows] for of_run, rows in zip(keys, rest, strict=True)]
+    sites = []
+    for side, rows, of_run, other in zip((a, b), rest, left, reversed(left), strict=True):
         ordered = np.sort(other)  # `np.isin` imports masked arrays, which take a while
-        place = np.minimum(np.searchsorted(ordered, own), max(len(ordered) - 1, 0))
-        lost = rows[ordered[place] != own] if len(ordered) else rows
-        found.append(lost[side.named[lost]].tolist())
-    return found[0], found[1]
+        place = np.minimum(np.searchsorted(ordered, of_run), max(len(ordered) - 1, 0))
+        lost = rows[ordered[place] != of_run] if len(ordered) else rows
+        sites.append(lost[side.named[lost]].tolist())
+    return sites[0], sites[1]

@@ -39,16 +39,16 @@ def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
 
 
 def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
-    known = flow.parameters
-    total = len(known.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in known.merges)
-    total_a = total + len(known.only_a)
+    parameters = flow.parameters
+    total = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
+    total_a = total + len(parameters.only_a)
     flows = f"{len(flow.forward)} of {count(len(flow.values[0]), 'value')} of a's forward pass are among the "
     evidence = (
-        f"{total} of {count(total_a, 'telling parameter')} of a are in b{_how(known)}",
+        f"{total} of {count(total_a, 'telling parameter')} of a are in b{_how(parameters)}",
         f"{flows}{len(flow.values[1]):,} of b",
         _farthest(flow),
-        _missing("a", known.only_a),
-        _missing("b", known.only_b),
+        _missing("a", parameters.only_a),
+        _missing("b", parameters.only_b),
     )
     verdict, sentence, first = _judged(flow)
     listed = _listed(flow, first)
@@ -78,7 +78,7 @@ def _listed(flow: Flow, first: Divergence | None) -> tuple[Divergence, ...]:
     """The first divergence, and the modules with equal parameters whose outputs differ after it."""
     if first is None:
         return ()
-    rest = [_divergence(flow, pair.one, pair.two, "propagated") for pair in flow.modules if not pair.agree]
+    rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
     return (first, *(divergence for divergence in rest if divergence.site != first.site))
 
 
@@ -99,22 +99,23 @@ def _counts(before: Counts, flow: Flow, diverged: int) -> Counts:
 
 def _farthest(flow: Flow) -> str:
     """The modules whose agreeing outputs are farthest apart, and how far the ones before them are."""
-    known = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
-    if not known:
+    measured_pairs = [(pair.rel_l2, pair) for pair in flow.modules if pair.agree and pair.rel_l2 is not None]
+    if not measured_pairs:
         return ""
-    rel, worst = max(known, key=lambda pair: pair[0])
+    rel, worst = max(measured_pairs, key=lambda pair: pair[0])
     if not rel:
         return "the outputs of modules with equal parameters that agree are equal bit for bit"
-    most = max((other for other, pair in known if pair.one.order < worst.one.order), default=0.0)
+    most = max((other for other, pair in measured_pairs if pair.a.order < worst.a.order), default=0.0)
     before = f", at most {most:.1e} before" if most else ""
-    return f"of the outputs that agree, those of {worst.a} and {worst.b} are farthest apart: {rel:.1e}{before}"
+    farthest = f"those of {worst.a.site.fqn} and {worst.b.site.fqn} are farthest apart"
+    return f"of the outputs that agree, {farthest}: {rel:.1e}{before}"
 
 
-def _how(known: Parameters) -> str:
-    parts = [f"{known.transposed} transposed, in another order or shape"] * bool(known.transposed)
-    if known.merges:
-        parts.append(f"{count(len(known.merges), 'tensor')} of one run {'are' if len(known.merges) > 1 else 'is'} "
-                     "several of the other put together")  # fmt: skip
+def _how(parameters: Parameters) -> str:
+    parts = [f"{parameters.transposed} transposed, in another order or shape"] * bool(parameters.transposed)
+    if parameters.merges:
+        are = "are" if len(parameters.merges) > 1 else "is"
+        parts.append(f"{count(len(parameters.merges), 'tensor')} of one run {are} several of the other put together")
     return f" ({'; '.join(parts)})" if parts else ""
 
 
@@ -139,7 +140,7 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
     if parted is not None:
         text = _parting(flow, parted, at, within)
         reason = "module" if parted.inputs else "gap"
-        return Verdict.DIVERGED, text, _divergence(flow, parted.one, parted.two, reason)
+        return Verdict.DIVERGED, text, _divergence(flow, parted.a, parted.b, reason)
     last = [next(iter(ends(values)), None) for values in flow.values]
     if last[0] is None or last[1] is None:
         return Verdict.UNDECIDED, f"Could not tell: a run has no output in {at}.", None
@@ -153,15 +154,15 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
 def _parting(flow: Flow, parted: ModulePair, at: str, within: str) -> str:
     """The first module whose output does not agree, and what is known of what went into it."""
     module = "{} in a, which is {} in b".format(
-        *(named(own.site, own.module_class) for own in (parted.one, parted.two))
+        *(named(output.site, output.module_class) for output in (parted.a, parted.b))
     )
-    far, odd = _far(parted.one, parted.two), _odd(flow, parted)
+    far, odd = _far(parted.a, parted.b), _odd(flow, parted)
     if parted.inputs:
         look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, parted)
         return (
             f"The values stop agreeing at {at} in {module}: its input agrees {within}, its output differs{far}. {look}"
         )
-    before = f"The last value that agrees {within} is {_last(flow, parted.one, parted.two)}.{_between(flow, parted)}"
+    before = f"The last value that agrees {within} is {_last(flow, parted.a, parted.b)}.{_between(flow, parted)}"
     if parted.inputs is False:
         return f"The values stop agreeing at {at} before {module}: its input differs already. {before}"
     look = f" Look at its parameters: {odd}." if odd else ""
@@ -182,23 +183,26 @@ def _far(one: Value, two: Value) -> str:
     return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
 
 
-def _odd(flow: Flow, apart: ModulePair) -> str:
+def _odd(flow: Flow, parted: ModulePair) -> str:
     """What is wrong with the parameters of a module; "" where nothing is known to be."""
-    known = flow.parameters
-    lone = [value.site.fqn for value in known.only_a if value.owner == apart.a]
-    lone += [value.site.fqn for value in known.only_b if value.owner == apart.b]
-    if lone:
-        return f"{' and '.join(lone)} {'has' if len(lone) == 1 else 'have'} no equal on the other side"
-    pairs = [(one, two) for one, two in known.pairs if one.owner == apart.a and one.shape == two.shape]
+    parameters, owners = flow.parameters, (parted.a.site.fqn, parted.b.site.fqn)
+    sides = zip((parameters.only_a, parameters.only_b), owners, strict=True)
+    only = [value.site.fqn for values, owner in sides for value in values if value.owner == owner]
+    if only:
+        return f"{' and '.join(only)} {'has' if len(only) == 1 else 'have'} no equal on the other side"
+    pairs = [(one, two) for one, two in parameters.pairs if one.owner == owners[0] and one.shape == two.shape]
     turned = [one.site.fqn for one, two in pairs if one.checksum != two.checksum]
-    hold = "holds" if len(turned) == 1 else "hold"
-    return f"{' and '.join(turned)} {hold} the same numbers as in b, in another order" if turned else ""
+    return f"{' and '.join(turned)} {_hold(turned)} the same numbers as in b, in another order" if turned else ""
 
 
-def _equal_parameters(flow: Flow, apart: ModulePair) -> str:
-    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == apart.a]
-    hold = "holds" if len(names) == 1 else "hold"
-    return f"Its telling parameters, {', '.join(names)}, {hold} the same numbers: look at its options and its code."
+def _equal_parameters(flow: Flow, parted: ModulePair) -> str:
+    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == parted.a.site.fqn]
+    equal = f"{', '.join(names)}, {_hold(names)} the same numbers"
+    return f"Its telling parameters, {equal}: look at its options and its code."
+
+
+def _hold(names: Sequence[str]) -> str:
+    return "holds" if len(names) == 1 else "hold"
 
 
 def _before(flow: Flow, one: Value, two: Value | None) -> Match | None:
@@ -221,18 +225,18 @@ def _last(flow: Flow, one: Value, two: Value | None) -> str:
     return f"{_both(last.a, last.b)}{', the same numbers in another order' if last.rel_l2 is None else ''}"
 
 
-def _between(flow: Flow, apart: ModulePair) -> str:
+def _between(flow: Flow, parted: ModulePair) -> str:
     """The modules that ran between the last agreeing value and the place, in both."""
-    last = _before(flow, apart.one, apart.two)
-    since = (last.a.order, last.b.order) if last is not None else (-1, -1)
-    clause = []
-    for place, (name, end) in enumerate((("a", apart.one), ("b", apart.two))):
+    last = _before(flow, parted.a, parted.b)
+    ends, clauses = {parted.a.site.fqn, parted.b.site.fqn}, []
+    for place, (name, end) in enumerate((("a", parted.a), ("b", parted.b))):
+        since = -1 if last is None else (last.a, last.b)[place].order
         ran = [value for value in flow.values[place] if value.site.kind is Kind.OUTPUT]
-        between = dict.fromkeys(value.site.fqn for value in ran if since[place] < value.order < end.order)
-        names = [module for module in between if module not in (apart.a, apart.b)]
+        between = dict.fromkeys(value.site.fqn for value in ran if since < value.order < end.order)
+        names = [module for module in between if module not in ends]
         if names and flow.ordered[place]:
-            clause.append(f"{name} ran {some(names, _LISTED)}")
-    return f" In between, {'; '.join(clause)}." if clause else ""
+            clauses.append(f"{name} ran {some(names, _LISTED)}")
+    return f" In between, {'; '.join(clauses)}." if clauses else ""
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
@@ -259,14 +263,15 @@ def _changes(flow: Flow) -> tuple[StructureChange, ...]:
     """Which module of a is which of b, and which parameters are put together."""
     changes = []
     for pair in flow.modules:
-        if pair.one.site.call == 0:
-            how = "its output agrees" if pair.agree else "its output differs"
-            text = f"{pair.a} is {pair.b} in b"
-            changes.append(StructureChange("renamed", pair.a, pair.b, text, evidence=f"equal parameters; {how}"))
+        if pair.a.site.call == 0:
+            evidence = f"equal parameters; its output {'agrees' if pair.agree else 'differs'}"
+            changes.append(_change("renamed", pair.a.site.fqn, "is", pair.b.site.fqn, evidence))
     for merge in flow.parameters.merges:
-        parts = " + ".join(merge.parts)
-        sides = (parts, merge.whole) if merge.side == "b" else (merge.whole, parts)
-        change = "merged" if merge.side == "b" else "split"
-        text = f"{sides[0]} {'are' if change == 'merged' else 'is'} {sides[1]} in b"
-        changes.append(StructureChange(change, *sides, text, evidence="equal extrema, equal sums to rounding"))
+        parts, evidence = " + ".join(merge.parts), "equal extrema, equal sums to rounding"
+        merged = ("merged", parts, "are", merge.whole) if merge.side == "b" else ("split", merge.whole, "is", parts)
+        changes.append(_change(*merged, evidence))
     return tuple(changes)
+
+
+def _change(change: str, a: str, verb: str, b: str, evidence: str) -> StructureChange:
+    return StructureChange(change, a, b, f"{a} {verb} {b} in b", evidence=evidence)

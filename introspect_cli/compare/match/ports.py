@@ -9,6 +9,7 @@ in `port_answer.py`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,28 +55,18 @@ class ModulePair:
     """A call of a module of a, and of the module of b that owns the same parameters.
 
     Attributes:
-        one: its output in a.
-        two: its output in b.
+        a: its output in a.
+        b: its output in b.
         inputs: whether every telling input of both agrees; None where a run has recorded none.
         rel_l2: how far apart the outputs are; None where that cannot be told, or they hold the same in another order.
         agree: whether the outputs agree.
     """
 
-    one: Value
-    two: Value
+    a: Value
+    b: Value
     inputs: bool | None
     rel_l2: float | None
     agree: bool
-
-    @property
-    def a(self) -> str:
-        """The module's name in a."""
-        return self.one.site.fqn
-
-    @property
-    def b(self) -> str:
-        """Its name in b."""
-        return self.two.site.fqn
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +100,8 @@ class Flow:
     @property
     def related(self) -> bool:
         """Whether the runs have a parameter or a module's output in common: batches alone make no port."""
-        known = self.parameters.pairs or self.parameters.merges
-        return bool(known) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
+        shared = self.parameters.pairs or self.parameters.merges
+        return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
 
 
 def flow_of(
@@ -118,23 +109,23 @@ def flow_of(
 ) -> Flow:
     """Put the values of one step of both together."""
     one, two = (values_of(reader, step) for reader in readers)
-    known = parameters(parameters_of(one), parameters_of(two))
+    shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
-    found = matched(*forward, close)
-    modules = _module_pairs(known, *forward, close)
+    matches = matched(*forward, close)
+    modules = _module_pairs(shared, *forward, close)
     if ordered == (False, True):
-        modules.sort(key=lambda pair: pair.two.order)
+        modules.sort(key=lambda pair: pair.b.order)
     return Flow(
         step=step,
         close=close,
         readers=readers,
         ordered=ordered,
-        parameters=known,
+        parameters=shared,
         values=forward,
-        forward=tuple(found[value.row] for value in forward[0] if value.row in found),
+        forward=tuple(matches[value.row] for value in forward[0] if value.row in matches),
         modules=tuple(modules),
         end=next(iter(matched(ends(forward[0]), ends(forward[1]), close).values()), None),
-        gradients=tuple(_gradients(known, one, two, close)),
+        gradients=tuple(_gradients(shared, one, two, close)),
     )
 
 
@@ -145,46 +136,45 @@ def ends(values: Sequence[Value]) -> list[Value]:
     return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
-def _module_pairs(known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
+def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
     """Modules that own the same parameters, with their inputs and outputs compared."""
     partners: dict[str, str] = {}
-    for first, second in known.pairs:
+    for first, second in shared.pairs:
         # A module whose parameters lie in several of the other run does what none of these does.
         if partners.setdefault(first.owner, second.owner) != second.owner:
             partners[first.owner] = ""
-    merged = {name.rpartition(".")[0] for merge in known.merges for name in (*merge.parts, merge.whole)}
-    sides = _by_call(one), _by_call(two)
-    pairs = []
+    merged = {name.rpartition(".")[0] for merge in shared.merges for name in (*merge.parts, merge.whole)}
+    calls_a, calls_b, pairs = _by_call(one), _by_call(two), []
     for value in one:
         name, call = value.site.fqn, value.site.call
         other = partners.get(name)
         if value.site.kind is not Kind.OUTPUT or not other or {name, other} & merged:
             continue
-        outputs = sides[1].get((Kind.OUTPUT, other, call), ())
+        outputs = calls_b.get((Kind.OUTPUT, other, call), ())
         partner = next((output for output in outputs if output.moments.numel == value.moments.numel), None)
         if partner is None:
             continue
-        inputs = sides[0].get((Kind.INPUT, name, call), ()), sides[1].get((Kind.INPUT, other, call), ())
-        agree = all(any(agreement(x, y, close) for y in inputs[1]) for x in inputs[0]) if all(inputs) else None
+        given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
+        inputs = all(any(agreement(x, y, close) for y in given_b) for x in given) if given and given_b else None
         match = agreement(value, partner, close)
         rel = match.rel_l2 if match is not None else measured(value, partner)
-        pairs.append(ModulePair(value, partner, agree, rel, match is not None))
+        pairs.append(ModulePair(value, partner, inputs, rel, match is not None))
     return pairs
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    by_call: dict[tuple[Kind, str, int], list[Value]] = {}
+    by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
     for value in values:
-        by_call.setdefault((value.site.kind, value.site.fqn, value.site.call), []).append(value)
+        by_call[value.site.kind, value.site.fqn, value.site.call].append(value)
     return by_call
 
 
 def _gradients(
-    known: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
+    shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
 ) -> list[tuple[Value, Value, bool]]:
     """Gradients of parameters that are the same, with whether they agree."""
     sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
-    pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in known.pairs]
+    pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
     # Gradients gather the rounding of the whole backward pass.
     agree = [(mine, other, agreement(mine, other, 10 * close) is not None) for mine, other in both]

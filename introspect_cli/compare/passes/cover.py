@@ -29,7 +29,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
     table = _without_uncounted(table)
     table = _without_unsaved(table)
     if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
-        again_a, again_b = redundant_starts(comparison.sides, table.alignment, table)
+        again_a, again_b = redundant_starts(comparison.sides, table)
         table = table.marked(_one_sided(table, again_a, again_b), ABSENT, Because.REPEATED)
     return _without_evaluation(table, comparison)
 

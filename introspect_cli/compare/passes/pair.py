@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.carried import with_starts
 from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
@@ -47,9 +48,9 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     sites = batch_a.site.astype(np.int64), alignment.b_ids[batch_b.site]
     if listing[0] != listing[1] and comparison.gathered is None:
         if listing[0]:
-            batch_b, left = with_starts(alignment, sides.b, step_b, batch_b, alignment.b_ids, sites[0])
+            batch_b, left = with_starts(alignment, 1, At(sides.b, alignment.b, step_b - 1), batch_b, sites[0])
         else:
-            batch_a, left = with_starts(alignment, sides.a, step_a, batch_a, None, sites[1])
+            batch_a, left = with_starts(alignment, 0, At(sides.a, alignment.a, step_a - 1), batch_a, sites[1])
     table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
     if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
         table = replace(table, a=_in_order_of_b(table))

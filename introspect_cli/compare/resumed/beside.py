@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.carried import Tensor, values_of
-from introspect_cli.compare.join.resume import Goes, began_with, scalar
-from introspect_cli.compare.join.sites import Columns, kind_code, phase_code, picked
+from introspect_cli.compare.join.at import At, Tensor
+from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
@@ -16,13 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.store.whole import Reader
+    from introspect_cli.compare.join.resume import Goes
 
 _LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
-
-Side = tuple["Reader", int, "Columns"]
-"""A run, a step of it, and its sites."""
 
 
 @dataclass(frozen=True)
@@ -52,48 +48,46 @@ class Beside:
     # --- steps
 
     @property
-    def first(self) -> tuple[Side, Side]:
+    def first(self) -> tuple[At, At]:
         """The first step of the later run, and the step of the whole run that it is compared with."""
-        own = self.goes.runs
-        return (own.late, self.goes.first, own.sites), (own.whole, self.goes.at, own.sites_whole)
+        return self.goes.begins, self.goes.there
 
-    def steps(self) -> Iterator[tuple[Side, Side]]:
+    def steps(self) -> Iterator[tuple[At, At]]:
         """The steps of both from there on, as far as they are looked at."""
-        own = self.goes.runs
-        for step in range(self.goes.first, self.goes.first + _LOOKED_AT):
-            at = step - self.goes.first + self.goes.at
-            if step in own.late and at in own.whole:
-                yield (own.late, step, own.sites), (own.whole, at, own.sites_whole)
+        late, whole = self.first
+        for after in range(_LOOKED_AT):
+            sides = late.to(late.step + after), whole.to(whole.step + after)
+            if sides[0].recorded and sides[1].recorded:
+                yield sides
 
-    def since(self, late: Side, whole: Side) -> str:
+    def since(self, late: At, whole: At) -> str:
         """From which step on, as a clause; "" for the first. Steps are those of a."""
-        step = whole[1] if self.goes.late == "b" else late[1]
-        return "" if late[1] == self.goes.first else f"from step {step} on"
+        step = whole.step if self.goes.late == "b" else late.step
+        return "" if late.step == self.goes.first else f"from step {step} on"
 
-    def whole_steps(self) -> Iterator[Side]:
+    def whole_steps(self) -> Iterator[At]:
         """The whole run's steps, as far as they are looked at."""
-        own = self.goes.runs
-        for row in range(min(len(own.whole), _LOOKED_AT)):
-            yield own.whole, int(own.whole.entries["step"][row]), own.sites_whole
+        there = self.goes.there
+        return map(there.to, there.reader.entries["step"][:_LOOKED_AT].tolist())
 
     # --- what either had when that step began
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums of the tensors that the later run begins with."""
-        return began_with(self.goes.runs.late, self.goes.runs.sites)
+        return self.goes.begins.tensors(Phase.START)
 
     @cached_property
     def there(self) -> dict[Tensor, int] | None:
         """Those of the whole run when that step began; None where they are not on record."""
-        own, at = self.goes.runs, self.goes.at
-        if at - 1 not in own.whole:
-            begun = values_of(own.whole, at, own.sites_whole, Phase.START) if at in own.whole else {}
-            return begun or None
-        again = (own.sites_whole.phase == phase_code(Phase.START)) & (own.sites_whole.call > 0)
-        start = {} if again.any() else began_with(own.whole, own.sites_whole)
+        there = self.goes.there
+        before, sites = there.to(there.step - 1), there.sites
+        if not before.recorded:
+            return there.tensors(Phase.START) or None
+        again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
+        start = {} if again.any() else At.first(there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != kind_code(Kind.OPTIMIZER_STATE)}
-        return frozen | values_of(own.whole, at - 1, own.sites_whole, Phase.OPTIMIZER)
+        return frozen | before.tensors(Phase.OPTIMIZER)
 
     @property
     def not_there(self) -> str:
@@ -109,16 +103,6 @@ class Beside:
     def change(self, late: str, whole: str) -> str:
         """The values of a and b: `5 -> 1`."""
         return " -> ".join(self.ab(late, whole))
-
-
-def numbers_of(side: Side, kind: Kind) -> Iterator[tuple[tuple[str, str], float | None]]:
-    """The records of a kind that an optimizer step leaves: name and path, and the value of a scalar."""
-    reader, step, sites = side
-    if step not in reader:
-        return
-    batch = reader.read(step)
-    for row, number in picked(batch, sites, kind, Phase.OPTIMIZER):
-        yield (sites.fqn[number], sites.path[number]), scalar(batch, row)
 
 
 def key_of(path: str) -> str:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.carried import Tensor, values_of
-from introspect_cli.compare.join.read_on import Batch, ReadOn, State, batches_of, looked_later, random_states
-from introspect_cli.compare.join.sites import kind_code, picked
+from introspect_cli.compare.join.read_on import ReadOn, looked_later
+from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import Part, Restored, Resumption
-from introspect_cli.compare.resumed.beside import Beside, Side, key_of, numbers_of
+from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.resumed.beside import Side
+    from introspect_cli.compare.join.at import At, Batch, State, States, Tensor
 
 
 RATES = "learning rates and schedulers"
@@ -104,7 +103,7 @@ def _ends_equal(beside: Beside) -> bool:
     """Whether the optimizers leave the first step with one state in both runs."""
     left = [
         {tensor: value for tensor, value in found.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
-        for found in (values_of(*side, Phase.OPTIMIZER) for side in beside.first)
+        for found in (side.tensors(Phase.OPTIMIZER) for side in beside.first)
     ]
     return bool(left[0]) and left[0] == left[1]
 
@@ -113,7 +112,7 @@ def _counted(beside: Beside) -> tuple[str, str] | None:
     """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
     counts = []
     for side in beside.first:
-        states = [value for (_, path), value in numbers_of(side, Kind.OPTIMIZER_STATE) if path == "['step']"]
+        states = [own.value for own in side.numbers(Kind.OPTIMIZER_STATE, Phase.OPTIMIZER) if own.path == "['step']"]
         counts.append(max((value for value in states if value is not None), default=None))
     late, whole = counts
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
@@ -137,9 +136,9 @@ def copies(beside: Beside) -> Part:
     return Part(name, Restored.UNSEEN, "none on record", matters=False)
 
 
-def _of(side: Side, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
+def _of(side: At, phase: Phase, *, copy: bool) -> dict[Tensor, int]:
     """The tensors of copies, or all others, as a phase of a step has them."""
-    return {tensor: value for tensor, value in values_of(*side, phase).items() if _is_copy(tensor[1]) is copy}
+    return {tensor: value for tensor, value in side.tensors(phase).items() if _is_copy(tensor[1]) is copy}
 
 
 def _is_copy(fqn: str) -> bool:
@@ -176,13 +175,12 @@ def rates(beside: Beside) -> Part:
     return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
 
 
-def _rates(side: Side) -> dict[tuple[str, str], float]:
+def _rates(side: At) -> dict[tuple[str, str], float]:
     """Learning rates by optimizer and group."""
-    rows = numbers_of(side, Kind.HYPERPARAMETER)
     return {
-        (fqn, path.partition("]")[0][1:]): value
-        for (fqn, path), value in rows
-        if path.endswith("['lr']") and value is not None
+        (own.fqn, own.path.partition("]")[0][1:]): own.value
+        for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        if own.path.endswith("['lr']") and own.value is not None
     }
 
 
@@ -190,9 +188,9 @@ def scaler(beside: Beside) -> Part:
     """The scale of a gradient scaler."""
     late, whole = (
         {
-            path: value
-            for (fqn, path), value in numbers_of(side, Kind.HYPERPARAMETER)
-            if fqn == SCALER and value is not None
+            own.path: own.value
+            for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+            if own.fqn == SCALER and own.value is not None
         }
         for side in beside.first
     )
@@ -208,8 +206,7 @@ def scaler(beside: Beside) -> Part:
 
 def counters(beside: Beside) -> Part:
     """What the framework counts."""
-    (one, first, _), (two, at, _) = beside.first
-    late, whole = one.labels.get(first, {}), two.labels.get(at, {})
+    late, whole = (side.reader.labels.get(side.step, {}) for side in beside.first)
     names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
     if not names:
         return Part("counters", Restored.UNSEEN, matters=False)
@@ -228,9 +225,9 @@ def random(beside: Beside) -> list[Part]:
     """The random state of each generator."""
     if Kind.RNG.value not in beside.kinds:
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (random_states(*side) for side in beside.first)
+    late, whole = (side.random_states() for side in beside.first)
     last = [*beside.steps()][-1:]
-    ends = tuple(random_states(*side) for side in last[0]) if last and last[0] != beside.first else ({}, {})
+    ends = tuple(side.random_states() for side in last[0]) if last and last[0] != beside.first else ({}, {})
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
@@ -258,7 +255,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
     return Restored.NO, ""
 
 
-def _unused(generator: str, states: tuple[dict[tuple[str, Phase, str, int], State], ...]) -> bool:
+def _unused(generator: str, states: tuple[States, ...]) -> bool:
     """Whether nothing drew from a generator between the first and the last step of a run that are looked at."""
     first, last = states
     start = (generator, Phase.START, generator, 0)
@@ -276,19 +273,19 @@ def place(beside: Beside) -> Part:
     read = beside.comparison.read_on
     thrown, seen = read.batches if read is not None else {}, 0
     for late, whole in beside.steps():
-        mine, theirs = batches_of(*late), batches_of(*whole)
+        mine, theirs = late.batches(), whole.batches()
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
-            if late[1] == beside.goes.first:
+            if late.step == beside.goes.first:
                 here = here[thrown.get(loader, 0) :]
             seen += bool(here) and here == there
-            if here and here != there and here == there[-len(here) :] and late[1] == beside.goes.first:
+            if here and here != there and here == there[-len(here) :] and late.step == beside.goes.first:
                 return _by_inputs(beside)  # those before may have been thrown away by the whole run, too
             if here != there:
                 when = beside.since(late, whole)
                 text = f"{when} " if when else ""
                 return Part(PLACE, Restored.NO, f"{text}{_which(beside, here, loader)}")
-        if late[1] == beside.goes.first and not seen and not thrown:
+        if late.step == beside.goes.first and not seen and not thrown:
             return _by_inputs(beside)
     if not seen and not thrown:
         return Part(PLACE, Restored.UNSEEN)
@@ -304,8 +301,8 @@ def _which(beside: Beside, read: list[Batch], loader: str) -> str:
     if not read:
         return f"{goes.late} reads no batch"
     for side in beside.whole_steps():
-        if read[-1] in batches_of(*side).get(loader, []):
-            return f"{goes.late} reads the batch of step {side[1]} of {goes.whole}"
+        if read[-1] in side.batches().get(loader, []):
+            return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
     return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
 
 
@@ -322,13 +319,10 @@ def _by_inputs(beside: Beside) -> Part:
     return Part(PLACE, Restored.NO, "the model's inputs differ")
 
 
-def _inputs(side: Side) -> dict[tuple[str, int, str], int]:
+def _inputs(side: At) -> dict[tuple[str, int, str], int]:
     """Checksums of what root modules are given in a step."""
-    reader, step, sites = side
-    if step not in reader:
-        return {}
-    batch, found = reader.read(step), {}
-    for row, number in picked(batch, sites, Kind.INPUT, Phase.FORWARD):
-        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED:
-            found[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(batch.checksum[row])
+    sites, found = side.sites, {}
+    for row, number in side.rows([Kind.INPUT], Phase.FORWARD):
+        if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
+            found[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
     return found

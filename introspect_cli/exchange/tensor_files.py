@@ -1,8 +1,9 @@
 """Files and directories that hold tensors, as plain data: what is in them, before anything is made of it.
 
-A checkpoint is somebody else's file. Nothing in it is executed, every length it claims is held against the file's, a
+They are somebody else's files. Nothing in them is executed, every length they claim is held against the file's, a
 directory's index may name files in that directory alone, and only regular files are opened: a pipe would wait for
-ever. Tensors are not read here; each says how to, so that no more than a piece of one is in memory.
+ever. Tensors are not read here; each says how to, so that no more than a piece of one is in memory. Element types that
+numpy does not know (bfloat16, fp8) keep their bits and are widened exactly.
 """
 
 from __future__ import annotations
@@ -15,27 +16,32 @@ import stat
 import struct
 import zipfile
 import zlib
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.exchange.arrays import SAFETENSORS_TYPES, safetensors_header
 from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files import reason
-from introspect_cli.store.tensorfile import NUMPY
+from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.torch_files import read_file as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl")
 """Endings of files that torch.save writes."""
 SUFFIXES = (".safetensors", ".npz", *TORCH)
+"""Endings of checkpoints."""
+ARRAYS = (".npy", ".npz", ".safetensors")
+"""Endings of files that hold arrays by name, or one array."""
 
 DISTRIBUTED = ".metadata"
 """The file that a directory of `torch.distributed.checkpoint` has."""
@@ -56,6 +62,8 @@ _BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_JSON = 1 << 26
+_MOST_HEADER = 1 << 27
+_SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 _DAMAGE = (
     *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError),
     *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -80,9 +88,9 @@ def _tensor_files(names: set[str]) -> list[str]:
     if indexes:
         return indexes
     for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        found = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
-        if found:
-            return found
+        files = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
+        if files:
+            return files
     return []
 
 
@@ -96,7 +104,7 @@ def _is_beside(name: str) -> bool:
 
 
 def read_any(path: Path) -> dict[Any, Any]:
-    """What a file or a directory holds, as nested plain data; tensors as `Pieces`.
+    """What a file or a directory holds, as nested plain data; tensors as `Pieces`, a lone array under "".
 
     Raises:
         StoreError: it cannot be read.
@@ -108,25 +116,23 @@ def read_any(path: Path) -> dict[Any, Any]:
 
 
 def _of(path: Path) -> dict[Any, Any]:
-    found = _file(path)
-    return found if isinstance(found, dict) else {"": found}
+    content = _file(path)
+    return content if isinstance(content, dict) else {"": content}
 
 
 def _directory(path: Path) -> dict[Any, Any]:
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
         return read_distributed(path)
-    found: dict[Any, Any] = {}
+    tensors: dict[Any, Any] = {}
     files = _tensor_files(names)
     for name in files:
         # of several files whose tensors are called alike, each is a part of its own
         inside = _sharded(path, name) if name.endswith(".index.json") else _of(path / name)
-        if found.keys() & inside.keys():
-            raise StoreError(
-                f"{path} has several files with a tensor {next(iter(found.keys() & inside.keys()))!r}: name one of them"
-            )
-        found |= inside
-    whole: dict[Any, Any] = {"model": found} if found else {}
+        if twice := tensors.keys() & inside.keys():
+            raise StoreError(f"{path} has several files with a tensor {next(iter(twice))!r}: name one of them")
+        tensors |= inside
+    whole: dict[Any, Any] = {"model": tensors} if tensors else {}
     for name in _parts(path, names):
         part = read_distributed(path / name)
         whole |= part if not whole.keys() & part.keys() else {name: part}
@@ -136,7 +142,7 @@ def _directory(path: Path) -> dict[Any, Any]:
     if _STATE in names:
         state = _json(path / _STATE)
         whole["trainer"] = {key: state[key] for key in _COUNTERS if key in state} if isinstance(state, dict) else {}
-    return whole if len(whole) > 1 or not found else found
+    return whole if len(whole) > 1 or not tensors else tensors
 
 
 def _sharded(folder: Path, name: str) -> dict[Any, Any]:
@@ -145,7 +151,7 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise StoreError(f"{folder / name} is no index of tensors: it has no weight_map")
-    found: dict[Any, Any] = {}
+    tensors: dict[Any, Any] = {}
     for file in dict.fromkeys(places.values()):
         if file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name, not a path
             raise StoreError(f"{folder / name} names {file!r}, which is no file beside it: nothing of it is read")
@@ -153,8 +159,8 @@ def _sharded(folder: Path, name: str) -> dict[Any, Any]:
         wanted = [tensor for tensor, place in places.items() if place == file]
         if lost := [tensor for tensor in wanted if tensor not in held]:
             raise StoreError(f"{folder / file} lacks {lost[0]}, which {name} says is there")
-        found |= {tensor: held[tensor] for tensor in wanted}
-    return found
+        tensors |= {tensor: held[tensor] for tensor in wanted}
+    return tensors
 
 
 def _json(path: Path) -> Any:
@@ -179,12 +185,12 @@ def _regular(path: Path) -> Any:
 def _file(path: Path) -> Any:
     with _regular(path):
         pass
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (*SUFFIXES, ".npy"):
         raise StoreError(f"{path} is no file of tensors: name one that ends in {', '.join(SUFFIXES)}")
     if path.suffix in TORCH:
         return read_torch(path)
     try:
-        return _safetensors(path) if path.suffix == ".safetensors" else _npz(path)
+        return {".safetensors": _safetensors, ".npz": _npz, ".npy": _npy}[path.suffix](path)
     except MemoryError:
         raise StoreError(f"cannot read {path}: there is not enough memory") from None
     except _DAMAGE as error:
@@ -199,24 +205,29 @@ def _file(path: Path) -> Any:
 def _safetensors(path: Path) -> dict[Any, Any]:
     with _regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data, header = safetensors_header(file, size)
-    found = {}
+        length = struct.unpack("<Q", file.read(8))[0]
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("its header claims more bytes than the file holds")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header lists no tensors")  # noqa: TRY004 - the reader's word for what cannot be read
+    data, tensors = 8 + length, {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        kind, shape, (begin, end) = SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+        kind, shape, (begin, end) = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
             raise ValueError(f"the sizes of {name} are not numbers")
         if begin > end or end > size - data:
             raise ValueError(f"{name} lies beyond the end of the file")
         if kind is None:
             unread = f"elements of type {str(entry['dtype'])[:40]} are not read"
-            found[name] = Pieces(str(entry["dtype"])[:40].lower(), tuple(shape), tuple, unread)
+            tensors[name] = Pieces(str(entry["dtype"])[:40].lower(), tuple(shape), tuple, unread)
             continue
         if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
             raise ValueError(f"{name} needs another number of bytes than it has")
-        found[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
-    return found
+        tensors[name] = Pieces(kind, tuple(shape), _span(path, data + begin, end - begin, NUMPY[kind]))
+    return tensors
 
 
 def _span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
@@ -244,26 +255,53 @@ def _numbers(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Itera
         yield data.view(stored)
 
 
-# --- numpy's archives
+# --- numpy's files
+
+
+def _npy(path: Path) -> dict[Any, Any]:
+    return {"": _array("it", path, lambda: _regular(path))}
 
 
 def _npz(path: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
     with _regular(path) as file, zipfile.ZipFile(file) as archive:
-        for member in archive.namelist():
-            if not member.endswith(".npy"):
-                continue
-            with archive.open(member) as inside:
-                shape, fortran, dtype = _npy_header(inside)
-            name = member.removesuffix(".npy")
-            if dtype.hasobject:
-                raise ValueError(f"{name} holds objects of python, which would have to be executed")
-            if dtype.name not in NUMPY:
-                unread = f"elements of numpy's type {dtype} are not read"
-                found[name] = Pieces(dtype.name, shape, tuple, unread)
-                continue
-            found[name] = Pieces(dtype.name, shape, _member(path, member, shape, dtype, fortran=fortran))
-    return found
+        members = [member for member in archive.namelist() if member.endswith(".npy")]
+    names = [member.removesuffix(".npy") for member in members]
+    return {name: _array(name, path, partial(_member, path, f"{name}.npy")) for name in names}
+
+
+@contextmanager
+def _member(path: Path, member: str) -> Iterator[Any]:
+    with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
+        yield inside
+
+
+def _array(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
+    """An array in numpy's format, read piece by piece: what is compressed may be larger than memory."""
+    with opened() as file:
+        shape, fortran, dtype = _npy_header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds objects of python, which would have to be executed")
+    if dtype.name not in NUMPY:
+        return Pieces(dtype.name, shape, tuple, f"elements of numpy's type {dtype} are not read")
+    plain = NUMPY[dtype.name]
+
+    def read() -> Iterator[NDArray[Any]]:
+        try:
+            with opened() as inside:
+                _npy_header(inside)
+                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
+                if fortran and len(shape) > 1:
+                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
+                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
+                    return
+                for piece in pieces:
+                    yield piece.astype(plain, copy=False)
+        except _DAMAGE as error:
+            raise StoreError(
+                f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
+            ) from None
+
+    return Pieces(dtype.name, shape, read)
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -275,26 +313,3 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if any(size < 0 for size in shape):
         raise ValueError("a size is negative")
     return tuple(shape), fortran, dtype
-
-
-def _member(
-    path: Path, member: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool
-) -> Callable[[], Iterator[NDArray[Any]]]:
-    """Reads an array of an archive piece by piece: what is compressed may be larger than memory."""
-
-    def read() -> Iterator[NDArray[Any]]:
-        try:
-            with _regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
-                _npy_header(inside)
-                pieces = _numbers(inside, path, math.prod(shape) * dtype.itemsize, dtype)
-                plain = NUMPY[dtype.name]
-                if fortran and len(shape) > 1:
-                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
-                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
-                    return
-                for piece in pieces:
-                    yield piece.astype(plain, copy=False)
-        except _DAMAGE as error:
-            raise StoreError(f"{path} is not a .npz file that can be read: {error or type(error).__name__}") from None
-
-    return read
