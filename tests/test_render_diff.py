@@ -25,7 +25,7 @@ from introspect_cli.render.blocks import Table, table_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import divergence_table, glance
 from introspect_cli.render.findings import findings_blocks, findings_document, findings_html
-from introspect_cli.render.map_text import map_blocks
+from introspect_cli.render.plots_text import map_blocks
 
 
 def side(shape=(2, 3), dtype="float32", status=Status.OBSERVED, checksum=1, text="", **stats):
