@@ -301,11 +301,12 @@ def test_evaluation_has_sites_and_calls_of_its_own(tmp_path, evaluate):
     assert {call for fqn, kind, call in found if (fqn, kind) == ("DataLoader", "batch")} == {0, 1, 2}
 
 
-def test_a_teacher_belongs_to_training(tmp_path):
+@pytest.mark.parametrize("held", [False, True], ids=["its own", "frozen in the optimizer"])
+def test_a_teacher_belongs_to_training(tmp_path, held):
     def distill():
         torch.manual_seed(1)
-        net, teacher, criterion = Net(), Net().eval(), nn.MSELoss()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, teacher, criterion = Net(), Net().eval().requires_grad_(not held), nn.MSELoss()
+        optimizer = torch.optim.SGD([*net.parameters(), *(teacher.parameters() if held else ())], lr=0.1)
         for x in DataLoader(torch.randn(8, 4), batch_size=4):
             with torch.no_grad():
                 wanted = teacher(x)
@@ -315,8 +316,8 @@ def test_a_teacher_belongs_to_training(tmp_path):
     with watched(tmp_path / "run"):
         distill()
     with open_run(tmp_path / "run") as run:
-        phases = {phase for phase, fqn, kind, _ in places(run) if fqn in ("Net", "Net#2") and kind == "output"}
-    assert phases == {"forward"}
+        found = {(fqn, phase) for phase, fqn, kind, _ in places(run) if fqn in ("Net", "Net#2") and kind == "output"}
+    assert found == {("Net", "forward"), ("Net#2", "forward")}
 
 
 def test_a_script_that_only_runs_a_model_is_recorded_without_being_asked_to(tmp_path):

@@ -420,6 +420,17 @@ def test_what_is_handed_a_saved_model_leads_to_what_is_saved(gone, likely):
     assert [one.likely for one in found] == [likely]
 
 
+def test_the_backward_of_an_autograd_function_is_reached_from_the_module_that_applies_it():
+    text = (
+        "class Clip(Function):\n    @staticmethod\n    def backward(ctx, g):\n        return g * {}\n\n"
+        "class Block(Module):\n    def forward(self, x):\n        return Clip.apply(self.fc(x))\n"
+    )
+    texts = text.format(1), text.format(2)
+    clues = Clues("backward", classes=("Linear", "Block"), attributes=("fc",))
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]
+
+
 def test_what_is_appended_to_an_attribute_leads_to_the_loss_that_is_made_of_it():
     text = "def act(x):\n    policy.saved.append({}(x))\n\ndef learn():\n    sum(policy.saved).backward()\n"
     texts = text.format("log"), text.format("exp")

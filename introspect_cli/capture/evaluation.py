@@ -62,14 +62,20 @@ class Trained:
         self._by_hand.set(module, True)
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether an optimizer holds any of a module's parameters, or the script trains it by hand."""
+        """Whether an optimizer holds any of a module's parameters and may change it, or the script trains it by hand.
+
+        An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
+        """
         is_trained = self._roots.get(module) or self._by_hand.get(module)
         if is_trained is None:
-            is_trained = any(
-                id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
+            held = [
+                parameter
                 for parameter in parameters_in(module)
-            )
-            self._roots.set(module, is_trained)
+                if id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
+            ]
+            is_trained = any(parameter.requires_grad for parameter in held)
+            if is_trained or not held:  # what is frozen may be set free later
+                self._roots.set(module, is_trained)
         return is_trained
 
     def _held(self) -> set[int]:

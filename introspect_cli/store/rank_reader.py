@@ -241,13 +241,16 @@ class RankReader(StepReader):
         if (stream, schema) not in self._shared.names:
             self._shared.names[stream, schema] = {}, Decoder(schema)
         kept, decoder = self._shared.names[stream, schema]
-        with rank_folder(self._run, self.rank) as folder:
-            key = folder.content(f"{stream}.arrow"), length, crc, count
-            if not key[0] or key not in kept:
-                data = _read_names(folder, f"{stream}.arrow", length)
-                if zlib.crc32(data) != crc:
-                    raise DamageError(path, "its bytes are not those that were indexed")
-                key = key[0] or blake2b(data).hexdigest(), *key[1:]
+        try:
+            with rank_folder(self._run, self.rank) as folder:
+                key = folder.content(f"{stream}.arrow"), length, crc, count
+                if not key[0] or key not in kept:
+                    data = _read_names(folder, f"{stream}.arrow", length)
+                    if zlib.crc32(data) != crc:
+                        raise DamageError(path, "its bytes are not those that were indexed")
+                    key = key[0] or blake2b(data).hexdigest(), *key[1:]
+        except FileNotFoundError:
+            raise DamageError(path, "it is missing") from None
         if key not in kept:
             kept[key] = made(decode_names(data, decoder, count, path), path)
         return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
@@ -345,7 +348,7 @@ def _read_names(folder: Folder, name: str, length: int) -> bytes:
         with folder.file(name) as handle:
             data = handle.read(0, length)
     except FileNotFoundError:
-        raise DamageError(f"{folder.path}/{name}", "it is missing") from None
+        raise
     except OSError as error:
         raise unreadable(f"{folder.path}/{name}", error) from None
     if len(data) < length:

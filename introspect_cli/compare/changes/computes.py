@@ -55,7 +55,7 @@ _AFTER_BACKWARD = words(
 )
 LOADS = words("load_state_dict load from_pretrained load_checkpoint")
 _SAVES = words("state_dict save save_file save_pretrained save_checkpoint")
-_IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|set_\Z")
+_IN_PLACE = re.compile(r"[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|apply|set_\Z")
 _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECASE)
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
 _DATA_CLASS = re.compile(r"Data[Ss]et|Sampler|Loader|DataModule|DataPipe|Collat")

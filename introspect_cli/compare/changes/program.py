@@ -139,6 +139,9 @@ class Program(Parsed):
         for statement in self.by_place.get(place, ()):
             for name in statement.calls:
                 yield from self.called(name, place)
+                if name == "apply":  # of an autograd function
+                    for _, used in statement.uses:
+                        yield from self.methods(used, "forward", "backward", "setup_context")
         yield from (other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<"))
 
     def called(self, name: str, by: Place) -> list[Place]:

@@ -3,7 +3,7 @@
 Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
 tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
 can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
-ranks (samples, activations) only extrema and means are known: those are compared (`passes/combine.py`), and no more is
+ranks (samples, activations) only extrema and means are known: those are compared (`passes/tolerate.py`), and no more is
 claimed.
 """
 
@@ -60,6 +60,8 @@ def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
     common = [rank for rank in a.ranks if rank in b.ranks]
     if len(a.ranks) == len(b.ranks) == 1:
         return True
+    if work is not None and not _held(a, b, common[:1])[0]:
+        return False  # as other layouts are, as a rule: no task is needed
     every = [_held(a, b, common)] if work is None else list(work(_held_by, tasks_of([a, b], common)))
     if not all(alike for alike, _ in every):
         return False
@@ -90,12 +92,12 @@ def _held(a: Run, b: Run, ranks: Iterable[int]) -> tuple[bool, set[tuple[_Names,
     return True, states
 
 
-def _state(sites: SiteTable, known: dict[int, _Names]) -> _Names:
+def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
     """The names of states among sites, which ranks share as a rule."""
-    if id(sites) not in known:
+    if id(sites) not in kept:
         names = zip(sites.fqn, sites.kind, strict=True)
-        known[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
-    return known[id(sites)]
+        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATES)
+    return kept[id(sites)]
 
 
 def _parts(reader: Reader) -> frozenset[object]:
