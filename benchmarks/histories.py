@@ -27,7 +27,7 @@ from forks import Forks
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes import prove
-from introspect_cli.rerun.element import place_of
+from introspect_cli.rerun.minimise import place_of
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 

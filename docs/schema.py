@@ -27,9 +27,8 @@ from introspect_cli.compare.groups import Groups
 from introspect_cli.compare.result import DiffResult
 from introspect_cli.health.findings import CheckResult, Rule
 from introspect_cli.inspect.data_flow import Graph
-from introspect_cli.inspect.history import History, Stored  # noqa: TC001 - read when the schema is made
 from introspect_cli.inspect.module_tree import ModuleRow  # noqa: TC001 - read when the schema is made
-from introspect_cli.inspect.overview import Overview
+from introspect_cli.inspect.overview import History, Overview, Stored
 from introspect_cli.inspect.runs import RunList
 from introspect_cli.records import Record  # noqa: TC001 - read when the schema is made
 from introspect_cli.render import json as documents

@@ -225,6 +225,8 @@ def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
     """A sentence on what the transformation left nothing of that could be watched."""
     if not lost:
         return ()
+    from introspect_cli.compare.reasons.words import some
+
     names = sorted({site.fqn for site in lost})
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    shown = some(names, _SHOWN)
     return (f"Not compared, since the transformed model does not show them: {len(lost)} values of {shown}.",)

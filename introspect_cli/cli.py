@@ -36,7 +36,7 @@ VERBS = {
     "diff": "Find where two runs first diverge, and why.",
     "export": "Write a run in other formats.",
     "golden": "Keep a small run in git and check a script against it.",
-    "import": "Import a run from reports of other tools.",
+    "import": "Import a run from arrays or reports of other tools.",
     "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
@@ -97,6 +97,7 @@ class _Verbs(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name  # `import`
         command = getattr(import_module(f"introspect_cli.commands.{name}"), name)
         assert isinstance(command, click.Command)
+        command.short_help = VERBS[cmd_name]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

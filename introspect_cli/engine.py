@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError, UsageError
 
@@ -29,12 +29,13 @@ _TOGETHER = 8
 """How many results are added up by one task of a tree."""
 
 
-class Engine(Protocol):
-    """Runs work; a context manager that gives back what it took."""
+class Engine:
+    """Runs work in this process; a context manager that gives back what it took."""
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
         """`run`, begun at once; None where work runs in this process, which has read what it works on already."""
+        return None if type(self) is Engine else self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """The result of each task, in order.
@@ -42,6 +43,7 @@ class Engine(Protocol):
         Raises:
             StoreError: a task could not read what it was to read, or its worker was killed.
         """
+        return map(work, tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
         """The results of all tasks, at least one, added up by `add`, which takes several and the order is no matter.
@@ -49,9 +51,11 @@ class Engine(Protocol):
         Raises:
             StoreError: as above.
         """
+        return reduce(add, self.run(work, tasks))
 
     def __enter__(self) -> Self:
         """Take what is needed."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Give it back."""
@@ -65,7 +69,7 @@ def engine_of(text: str) -> Engine:
     """
     match = _PROCESSES.fullmatch(text)
     if text == HERE:
-        return Here()
+        return Engine()
     if match:
         return Processes(int(match[1]))
     if text.startswith("dask:") and text != "dask:":
@@ -73,40 +77,14 @@ def engine_of(text: str) -> Engine:
     raise UsageError(f"there is no engine {text!r}: here, processes:N, or dask:ADDRESS, such as dask:tcp://host:8786")
 
 
-class Here:
-    """This process."""
-
-    elsewhere = None
-
-    def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """As `Engine.run`."""
-        return map(work, tasks)
-
-    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """As `Engine.total`."""
-        return reduce(add, map(work, tasks))
-
-    def __enter__(self) -> Self:
-        """Nothing is needed."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was taken."""
-
-
-class Processes:
-    """A pool of processes on this machine."""
+class Processes(Engine):
+    """A pool of processes on this machine, started by the first task."""
 
     def __init__(self, number: int) -> None:
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
-
-    @property
-    def elsewhere(self) -> Callable[..., Iterator[Any]]:
-        """As `Engine.elsewhere`."""
-        return self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""
@@ -122,30 +100,17 @@ class Processes:
                 "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
             ) from None
 
-    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """As `Engine.total`."""
-        return reduce(add, self.run(work, tasks))
-
-    def __enter__(self) -> Self:
-        """The processes are started by the first task."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """End the processes; tasks that did not begin never do."""
         self._pool.shutdown(cancel_futures=True)
 
 
-class Dask:
+class Dask(Engine):
     """A cluster of Dask, by the address of its scheduler."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._client: Any = None
-
-    @property
-    def elsewhere(self) -> Callable[..., Iterator[Any]]:
-        """As `Engine.elsewhere`."""
-        return self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """As `Engine.run`."""

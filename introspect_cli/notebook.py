@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import count
-from introspect_cli.selection import Selection, check_selection, one_step, read_selection
+from introspect_cli.selection import check_selection, one_step, read_selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,8 +68,7 @@ class RunView:
         from introspect_cli.exchange.frames import arrow, frames
 
         pa = arrow()
-        wanted = _selection(steps, kinds, modules)
-        wanted = check_selection(wanted, [self.run])
+        wanted = check_selection(read_selection(steps, kinds, modules), [self.run])
         tables = list(frames(self.run, wanted))
         return pa.concat_tables(tables) if tables else pa.table({})
 
@@ -218,25 +217,6 @@ class Comparison(_Shown):
         return fragment(first_screen(self.result) + table + rests_on(self.result) + settings_table(self.result))
 
 
-def _selection(
-    steps: str | Iterable[int] | None = None,
-    kinds: str | Iterable[str] = (),
-    modules: str | Iterable[str] = (),
-    ranks: str | Iterable[int] = "",
-) -> Selection:
-    """A selection from text as the command line takes it, or from numbers and names one by one."""
-
-    def joined(numbers: str | Iterable[int]) -> str:
-        return numbers if isinstance(numbers, str) else ",".join(map(str, numbers))
-
-    return read_selection(
-        None if steps is None else joined(steps),
-        [kinds] if isinstance(kinds, str) else kinds,
-        [modules] if isinstance(modules, str) else modules,
-        joined(ranks) or None,
-    )
-
-
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
     """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`."""
     from introspect_cli.compare.diff import compare_runs
@@ -252,7 +232,7 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
             hint = did_you_mean(name, names) or f": there are {', '.join(sorted(names | {'noise'}))}"
             raise UsageError(f"diff takes no option {name!r}{hint}")
     given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
-    fields_given |= vars(_selection(**given))
+    fields_given |= vars(read_selection(**given))
     with ExitStack() as stack:
         one, two, *others = (stack.enter_context(open_any(path)) for path in (a, b, *noise))
         one, two = as_moments(one, two, written)

@@ -253,7 +253,7 @@ class Part:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return math.prod(sum(length for _, length in own) for own in self.ranges)
+        return math.prod(sum(length for _, length in ranges) for ranges in self.ranges)
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ def clean(text: str, limit: int = 0) -> str:
     escape.
     """
     if not (text.isascii() and text.isprintable()):
-        text = "".join(char if _visible(char) else _escape(char) for char in text)
+        text = "".join(char if _visible(char) else char.encode("unicode_escape").decode() for char in text)
     return text if not limit or len(text) <= limit else text[: max(limit - 3, 0)] + "..."
 
 
@@ -406,10 +406,6 @@ def _visible(char: str) -> bool:
     if category == "Zs":
         return char == " "
     return category[0] not in "CZ" and not unicodedata.combining(char)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def count(number_of: int, word: str, plural: str = "") -> str:

@@ -33,32 +33,32 @@ def words(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def choose(
-    texts: Iterable[str], known: Sequence[str], what: str, *, default: Sequence[str] | None = None
+    texts: Iterable[str], names: Sequence[str], what: str, *, default: Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Names out of a list, in the order of the list.
 
     Args:
         texts: names, also with commas between; `all` is every one of them.
-        known: the names that there are.
+        names: the names that there are.
         what: what they are called in an error, such as `kind`.
         default: what the name `default` stands for; None where it, and `none`, are not taken.
 
     Raises:
         UsageError: a name is unknown, or `none` stands beside another.
     """
-    groups = {"all": tuple(known)} | ({} if default is None else {"default": tuple(default), "none": ()})
+    groups = {"all": tuple(names)} | ({} if default is None else {"default": tuple(default), "none": ()})
     texts = tuple(texts)
     asked = words(texts)
     if texts and not asked:
-        raise UsageError(f"no {what} is named: known are {', '.join((*known, *groups))}")
+        raise UsageError(f"no {what} is named: known are {', '.join((*names, *groups))}")
     if "none" in asked and "none" in groups and len(set(asked)) > 1:
         raise UsageError(f"'none' cannot stand beside another {what}: give it alone or leave it out")
     for name in asked:
-        if name not in known and name not in groups:
-            hint = did_you_mean(name, (*known, *groups))
-            raise UsageError(f"no {what} is called {name!r}{hint or ':'} known are {', '.join((*known, *groups))}")
+        if name not in names and name not in groups:
+            hint = did_you_mean(name, (*names, *groups))
+            raise UsageError(f"no {what} is called {name!r}{hint or ':'} known are {', '.join((*names, *groups))}")
     chosen = {one for name in asked for one in groups.get(name, (name,))}
-    return tuple(name for name in known if name in chosen)
+    return tuple(name for name in names if name in chosen)
 
 
 def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
@@ -218,14 +218,18 @@ class Selection:
 
 
 def read_selection(
-    steps: str | None = None, kinds: Iterable[str] = (), modules: Iterable[str] = (), ranks: str | None = None
+    steps: str | Iterable[int] | None = None,
+    kinds: str | Iterable[str] = (),
+    modules: str | Iterable[str] = (),
+    ranks: str | Iterable[int] | None = None,
 ) -> Selection:
-    """A selection as the options of a verb say it."""
+    """A selection as the options of a verb say it, or from numbers and names one by one."""
+    steps, ranks = (text if isinstance(text, str | None) else ",".join(map(str, text)) for text in (steps, ranks))
     return Selection(
         steps=None if steps is None else parse_steps(steps),
-        kinds=parse_kinds(kinds),
-        modules=words(modules),
-        ranks=() if ranks in (None, ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
+        kinds=parse_kinds([kinds] if isinstance(kinds, str) else kinds),
+        modules=words([modules] if isinstance(modules, str) else modules),
+        ranks=() if ranks in (None, "", ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
         replicas=ranks == ONE_PER_REPLICA,
     )
 

@@ -17,7 +17,7 @@ from introspect_cli.compare.changes.values import changed_values, with_values
 from introspect_cli.compare.endings import Raised
 from introspect_cli.compare.reasons.files import parsed
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
+from introspect_cli.rerun.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes import _Search
 from introspect_cli.rerun.elements import Sides
 from introspect_cli.rerun.ground import Ground, plant, survey
@@ -41,9 +41,9 @@ class Asked(Attempts):
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
-        self.made[chosen] = Rerun(Path(), 0, 1)
         said = self.rule({self.elements[place].file for place in chosen})
-        return {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said], None
+        verdict = {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said]
+        return Attempt(verdict, done=Rerun(Path(), 0, 1))
 
     def why(self, chosen):
         return "it ends with 1"

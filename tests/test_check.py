@@ -166,10 +166,10 @@ def test_each_number_that_a_rule_tells_is_a_constant_that_its_file_decides_by():
     told = 0
     for path in (Path(introspect_cli.__file__).parent / "health").glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        used = {node.id for function in functions for node in ast.walk(function) if isinstance(node, ast.Name)}
+        bodies = [part for node in tree.body if isinstance(node, ast.FunctionDef) for part in node.body]
+        used = {node.id for body in bodies for node in ast.walk(body) if isinstance(node, ast.Name)}
         for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"Rule", "RankRule"}:
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"rule", "rank_rule"}:
                 when, told = call.args[3], told + 1
                 parts = when.values if isinstance(when, ast.JoinedStr) else [when]
                 words = "".join(part.value for part in parts if isinstance(part, ast.Constant))

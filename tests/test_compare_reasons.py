@@ -650,7 +650,6 @@ class Exchanged(Reason):
         return f"{scene.site.fqn} was found by a new file."
 
 
-REASONS = (Exchanged(),)
 '''
 
 

@@ -17,7 +17,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_steps
 from introspect_cli.exchange.incoming import checksum_of
 from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
-from introspect_cli.inspect.nested import keys, nested
+from introspect_cli.inspect.module_tree import keys, nested
 from introspect_cli.records import STATISTICS, Layout, Statistic
 from introspect_cli.selection import read_selection
 from introspect_cli.store.reader import open_run

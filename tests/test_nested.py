@@ -17,8 +17,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.inspect.module_tree import module_tree
-from introspect_cli.inspect.nested import pieces
+from introspect_cli.inspect.module_tree import module_tree, pieces
 from introspect_cli.store.reader import open_run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laid_out import ALL, ROWS, SHARED, STATES, TWICE, WHOLE, as_while_it_ran, write
 
-from introspect_cli.engine import Here, engine_of
+from introspect_cli.engine import Engine, engine_of
 from introspect_cli.health.odd import odd_ranks
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import open_run
@@ -23,7 +23,7 @@ def other(*names, step=1, sites=(STATES[0],)):
 
 def checked(path, total=None):
     with open_run(path) as run:
-        return odd_ranks(run, total or Here().total)
+        return odd_ranks(run, total or Engine().total)
 
 
 def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect):

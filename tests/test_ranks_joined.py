@@ -11,7 +11,7 @@ from launches import SCRIPT, finish, launch, needs
 from sweeps import sliced
 
 from introspect_cli.compare.result import Verdict
-from introspect_cli.engine import Here
+from introspect_cli.engine import Engine
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
@@ -99,7 +99,7 @@ def test_steps_of_layouts_that_agree_have_one_digest(runs):
 @pytest.mark.parametrize("name", ["ddp", "rolled"])
 def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(runs, tmp_path, name):
     whole = tmp_path / "whole"
-    reduce_run(runs[0] / name, whole, Here().run)
+    reduce_run(runs[0] / name, whole, Engine().run)
     ranks, together = (opcapture.compared(runs[0] / "single", b) for b in (runs[0] / name, whole))
     assert (together.verdict, together.sentence, together.counts) == (ranks.verdict, ranks.sentence, ranks.counts)
     assert "b: 2 ranks put together" in together.notes[0]

@@ -7,6 +7,7 @@ import pytest
 
 from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change, Side
+from introspect_cli.compare.findings import Part, Reach, Restored, Resumption, StepReach, StructureChange
 from introspect_cli.compare.result import (
     Counts,
     DiffResult,
@@ -14,14 +15,8 @@ from introspect_cli.compare.result import (
     DivergenceMap,
     Finding,
     Origin,
-    Part,
-    Reach,
-    Restored,
-    Resumption,
     Role,
     SettingChange,
-    StepReach,
-    StructureChange,
     TreeNode,
     Verdict,
 )
@@ -30,7 +25,7 @@ from introspect_cli.render.blocks import Table, table_lines
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import divergence_table, glance
 from introspect_cli.render.findings import findings_blocks, findings_document, findings_html
-from introspect_cli.render.map_text import map_blocks
+from introspect_cli.render.plots_text import map_blocks
 
 
 def side(shape=(2, 3), dtype="float32", status=Status.OBSERVED, checksum=1, text="", **stats):

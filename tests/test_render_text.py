@@ -6,12 +6,25 @@ import math
 import pytest
 from rich.style import Style
 
-from introspect_cli.inspect.history import History
+from introspect_cli.inspect.overview import History
 from introspect_cli.records import count, human_size
-from introspect_cli.render.blocks import Column, Line, Table, fit, line, table_lines
+from introspect_cli.render.blocks import (
+    Column,
+    Line,
+    Table,
+    clean,
+    distance,
+    fit,
+    line,
+    number,
+    shape,
+    shorten,
+    sparkline,
+    table_lines,
+    two_numbers,
+)
 from introspect_cli.render.console import STYLES, Screen
-from introspect_cli.render.history_text import pair_blocks
-from introspect_cli.render.text import clean, distance, number, shape, shorten, sparkline, two_numbers
+from introspect_cli.render.plots_text import pair_blocks
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from synthetic import row, write_run
 from test_compare_reasons import MODULES, train
 
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.history import histories, step_records
 from introspect_cli.inspect.module_tree import module_tree
-from introspect_cli.inspect.overview import overview
+from introspect_cli.inspect.overview import histories, overview, step_records
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.selection import Selection, read_selection
 from introspect_cli.store.reader import open_run

@@ -21,7 +21,6 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told."""
 
 
 @click.command(
-    short_help="Find the commit, the statements or the settings that made a script diverge.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=_EPILOG,
 )
@@ -72,8 +71,7 @@ def bisect(
     Revisions are tried in a work tree of their own: your checkout, index and stash stay as they are. Options that are
     not listed here are handed to `introspect capture`.
     """
-    from introspect_cli.commands.capture import capture
-    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.render.json import culprit_document, proof_document, smallest_document
     from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks, smallest_blocks

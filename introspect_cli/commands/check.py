@@ -11,7 +11,6 @@ _WIDEST = 80  # of the list of rules, which is read as help is
 
 
 @click.command(
-    short_help="Look for what usually goes wrong in training.",
     epilog="""\b
 Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 no rule had its data.
 

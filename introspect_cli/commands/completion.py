@@ -15,7 +15,6 @@ _WHERE = {
 
 
 @click.command(
-    short_help="Print the script that completes this command in a shell.",
     epilog="\b\nPut one of these where the shell reads it:\n" + "\n".join(f"  {line}" for line in _WHERE.values()),
 )
 @click.argument("shell", type=click.Choice(list(_WHERE)))

@@ -45,7 +45,6 @@ class DiffCommand(click.Command):
 
 @click.command(
     cls=DiffCommand,
-    short_help="Find where two runs first diverge, and why.",
     epilog="""\b
 Examples:
   introspect diff                               (the last two runs below introspect-runs/)
@@ -137,10 +136,10 @@ def diff(
         verdict = _group((a, b, *more), format_, **asked) if more else _compare(a, b, format_, **asked)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
-        told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
+        shown = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
         if bisect:
-            told.exit_code = CANNOT_TEST
-        raise told from None
+            shown.exit_code = CANNOT_TEST
+        raise shown from None
     if zoom and verdict is Verdict.DIVERGED:
         from introspect_cli.commands.zoom import show_zoom
 
@@ -154,8 +153,7 @@ def _captured(
     a: str | None, b: str | None, command: tuple[str, ...], asked: dict[str, Any], again: dict[str, Any]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Capture what of a and b is a revision; both runs, and repetitions of a."""
-    from introspect_cli.commands.capture import capture
-    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.rerun.commits import Question, captured
@@ -173,8 +171,7 @@ def _captured(
     whole = any(asked[name] for name in ("atol", "rename", "strict", "everything", "want_map", *_SELECTING))
     whole |= asked["offset"] is not None or asked["match"] != "value" or is_checkpoint(runs[0] or "")
     question = Question(options, words, stop=not whole, rtol=asked["rtol"], noise=asked["noise"], **again)
-    pair = captured(a, b, runs, question, tell)
-    return pair.a, pair.b, pair.noise
+    return captured(a, b, runs, question, tell)
 
 
 def _revisions(*words: str | None) -> list[str]:
@@ -243,8 +240,8 @@ def _compare(
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import open_any, written
     from introspect_cli.records import Kind
-    from introspect_cli.render.code_text import changes_blocks
     from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.render.divergence_text import changes_blocks
     from introspect_cli.render.findings import settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
@@ -257,8 +254,12 @@ def _compare(
         if level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise, stack.enter_context(engine_of(asked["engine"])).elsewhere)
-        graph = _graph(one, two, result, options) if level == "op" else None
-        first = result.first if asked["values"] else None
+        first, graph = result.first, None
+        if level == "op" and first is not None:
+            from introspect_cli.commands.page import graph_at
+
+            graph = graph_at((one, two), first.step, options)
+        first = first if asked["values"] else None
         stored = (_stored(one, first.a), _stored(two, first.b)) if first is not None else None
     if graph is not None and output:
         from introspect_cli.render.graph import draw
@@ -275,7 +276,7 @@ def _compare(
 
             yield from side_by_side(first, *stored, screen.width)
         if asked["want_map"]:
-            from introspect_cli.render.map_text import map_blocks
+            from introspect_cli.render.plots_text import map_blocks
 
             yield from map_blocks(result, screen.width)
         if graph is not None and not output:
@@ -290,22 +291,6 @@ def _compare(
 def _stored(run: Any, summary: Any) -> Any:
     """The tensor that a run has stored of a record; None without one."""
     return run.tensor(summary.checksum) if summary is not None and summary.checksum else None
-
-
-def _graph(a: Any, b: Any, result: Any, options: Any) -> Any:
-    """The operators of the first diverging step, marked; None where the runs do not diverge."""
-    from dataclasses import replace
-
-    from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.inspect.data_flow import graph_of, prune
-    from introspect_cli.render.graph import marked
-    from introspect_cli.schedule.rules import Schedule
-
-    if result.first is None:
-        return None
-    step = result.first.step
-    every = compare_runs(a, b, replace(options, limit=None, steps=Schedule.only(step)))
-    return prune(marked(graph_of(a, step), every))
 
 
 def _options(*, grouped: bool, **asked: Any) -> Any:

@@ -12,7 +12,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Write a run in other formats.",
     epilog="\b\nFormats:\n"
     + "\n".join(f"  {name:<12} {form.about}" for name, form in FORMATS.items())
     + """

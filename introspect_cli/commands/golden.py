@@ -10,7 +10,7 @@ from introspect_cli.commands.shared import exit_code, say
 from introspect_cli.exit_codes import SAME
 
 
-@click.group(short_help="Keep a small run in git and check a script against it.")
+@click.group()
 def golden() -> None:
     """Keep a small run in git, and ask later whether the script still trains the same."""
 
@@ -42,8 +42,7 @@ def save(
     sources: bool,
 ) -> int:
     """Run a script for some steps and keep checksums and sketches of what it computes."""
-    from introspect_cli.commands.capture import capture
-    from introspect_cli.commands.capture_options import split_words
+    from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.rerun.golden import Golden, tolerance_of
     from introspect_cli.rerun.golden import save as keep
 

@@ -13,7 +13,6 @@ from introspect_cli.records import USUAL_PHASES, Kind, count
 
 @click.command(
     name="import",
-    short_help="Import a run from arrays or reports of other tools.",
     epilog="""\b
 Examples:
   introspect import dump -o theirs              (dump/output/h.0.mlp.npy, dump/param/wte.npy, ...)
@@ -54,8 +53,8 @@ def import_(
     if not source.is_dir() and not files:
         raise UsageError(f"{source} is no directory, and no .npy, .npz or .safetensors file: name one of these")
     reports, debug_trees = yaml_reports.find_reports(source), trees.find_trees(source)
-    found = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
-    there = [name for name, own in found.items() if own]
+    readable = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
+    there = [name for name, paths in readable.items() if paths]
     if len(there) != 1:
         neither = "neither .npy, .npz or .safetensors files nor step=<n>/rank<n>.yaml nor *_debug_tree_*"
         raise UsageError(f"{source} has {' and '.join(there) or neither} below it: name a directory that has one kind")

@@ -11,7 +11,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Put ranks that were recorded on several machines into one run.",
     epilog="""\b
 Examples:
   introspect merge node0/run node1/run -o run

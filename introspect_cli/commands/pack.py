@@ -11,7 +11,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Make one file of a run, which every verb reads.",
     epilog="""\b
 Examples:
   introspect pack introspect-runs/a

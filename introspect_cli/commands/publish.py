@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,12 @@ from introspect_cli.errors import IntrospectError
 from introspect_cli.exit_codes import SAME, UNDECIDED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.publish.places import Place
 
 
 @click.command(
-    short_help="Show a run in a logger while it is written.",
     epilog="""\b
 Examples:
   introspect publish introspect-runs/a tensorboard
@@ -52,6 +52,7 @@ def publish(
     """
     from introspect_cli.publish.follow import follow
     from introspect_cli.publish.numbers import numbers_of
+    from introspect_cli.publish.places import Remote
     from introspect_cli.records import DERIVED_STATS, STATISTICS
     from introspect_cli.selection import choose
     from introspect_cli.store.reader import RunState, open_run
@@ -70,9 +71,13 @@ def publish(
             return
         narrowed = selection if selection.narrowed else None
         numbers = numbers_of(list(reader.records(step)), reader.labels.get(step, {}), narrowed, chosen)
-        opened_places.log(step, numbers)
+        opened_places.each(methodcaller("log", step, numbers))
 
-    alone, look = rank or None, opened_places.look
+    alone = rank or None
+
+    def look() -> None:  # some send at times of their own
+        opened_places.each(lambda place: place.look() if isinstance(place, Remote) else None)
+
     count, state = follow(run, take, wait=wait, rank=alone, look=look) if opened_places else (0, RunState.RUNNING)
     if files and state is not RunState.RUNNING and count and not rank:
         _files(run, name, opened_places, sources=sources)
@@ -99,26 +104,11 @@ class _Places:
         with self._failing(text):
             self._open[text] = open_place(text, run, name, rank, sources=sources)
 
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Hand on the numbers of a step."""
+    def each(self, do: Callable[[Place], object]) -> None:
+        """Do something with each place that is still open."""
         for text, place in list(self._open.items()):
             with self._failing(text):
-                place.log(step, numbers)
-
-    def look(self) -> None:
-        """Let those send that send at times of their own."""
-        from introspect_cli.publish.places import Remote
-
-        for text, place in list(self._open.items()):
-            if isinstance(place, Remote):
-                with self._failing(text):
-                    place.look()
-
-    def keep(self, file: Path) -> None:
-        """Hand on a file."""
-        for text, place in list(self._open.items()):
-            with self._failing(text):
-                place.keep(file)
+                do(place)
 
     @contextmanager
     def _failing(self, text: str) -> Iterator[None]:
@@ -146,12 +136,14 @@ def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     """The page about the run, and the run in one file."""
     import tempfile
 
-    from introspect_cli.commands.report import page_of
+    from introspect_cli.commands.page import page_of
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.store.pack import ENDING, local, pack
 
-    with tempfile.TemporaryDirectory() as folder, local(run) as source:
+    with tempfile.TemporaryDirectory() as folder, local(run) as source, open_any(run) as opened:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
-        page.write_text(page_of(run), encoding="utf-8")
+        page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
         pack(source, packed, sources=sources)
         for file in (page, packed):
-            places.keep(file)
+            places.each(methodcaller("keep", file))

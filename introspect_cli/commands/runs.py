@@ -22,7 +22,6 @@ class _Runs(click.Group):
 
 @click.group(
     cls=_Runs,
-    short_help="List the runs there are, label them, and remove old ones.",
     subcommand_metavar="[list|label|prune] [DIR]...",
     epilog="""\b
 Examples:

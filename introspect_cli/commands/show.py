@@ -11,7 +11,6 @@ from introspect_cli.exit_codes import SAME
 
 
 @click.command(
-    short_help="Show what is in a run.",
     epilog="""\b
 Examples:
   introspect show runA
@@ -105,8 +104,8 @@ def _graph(run: str, format_: str, asked: dict[str, Any]) -> int:
 
 def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
     """What was asked for, read from the run: one function makes its document, the other its blocks."""
-    from introspect_cli.inspect import history, module_tree, overview
-    from introspect_cli.render import history_text, json, show_text
+    from introspect_cli.inspect import module_tree, overview
+    from introspect_cli.render import json, plots_text, show_text
     from introspect_cli.selection import check_selection, one_step
 
     rank = asked["rank"]
@@ -116,7 +115,7 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
         rows = module_tree.module_tree(run, fold=not asked["unfold"], rank=rank, depth=asked["depth"])
         return lambda: json.tree_document(rows), lambda _: show_text.tree_blocks(rows)
     if view == "step" and step is not None:
-        records = history.step_records(run, step, chosen, rank=rank)
+        records = overview.step_records(run, step, chosen, rank=rank)
         labels = overview.reader_of(run, rank).labels.get(step, {})
         return (
             lambda: json.records_document(records, step, labels),
@@ -124,15 +123,15 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
         )
     if view == "history":
         stat = asked["stat"]
-        series = history.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
+        series = overview.histories(run, asked["history"], stat, chosen.kinds, rank=rank)
         return (
             lambda: json.history_document(series, stat),
-            lambda screen: history_text.history_blocks(series, stat, screen.width, ascii_only=not screen.unicode),
+            lambda screen: plots_text.history_blocks(series, stat, screen.width, ascii_only=not screen.unicode),
         )
     if view == "values":
         from introspect_cli.render.values_text import values_blocks
 
-        stored = history.stored_values(run, asked["values"], chosen, step=step, rank=rank)
+        stored = overview.stored_values(run, asked["values"], chosen, step=step, rank=rank)
         return lambda: json.values_document(stored), lambda screen: values_blocks(stored, screen.width)
     if view == "settings":
         settings = dict(run.settings)
@@ -143,9 +142,9 @@ def _view(run: Any, view: str, asked: dict[str, Any]) -> tuple[Any, Any]:
 
 def _two(runs: list[Any], asked: dict[str, Any]) -> tuple[Any, Any]:
     """Histories of two runs side by side."""
-    from introspect_cli.inspect.history import histories, paired
-    from introspect_cli.render.history_text import pair_blocks
+    from introspect_cli.inspect.overview import histories, paired
     from introspect_cli.render.json import history_document
+    from introspect_cli.render.plots_text import pair_blocks
     from introspect_cli.selection import check_selection
 
     stat, rank = asked["stat"], asked["rank"]

@@ -16,7 +16,7 @@ from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.health.look import Look
+    from introspect_cli.health.curves import Look
     from introspect_cli.store.reader import Run
 
 _PAUSE = 1.0
@@ -29,7 +29,6 @@ _LOOKS = 30
 
 
 @click.command(
-    short_help="Show a run while it goes on.",
     epilog="""\b
 Examples:
   introspect watch                    (the last run below introspect-runs/)
@@ -134,7 +133,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
 
 def _look(path: str, ask: Any) -> tuple[Look, DiffResult | None]:
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.health.look import look
+    from introspect_cli.health.curves import look
 
     began = time.monotonic()
     with open_any(path) as run:

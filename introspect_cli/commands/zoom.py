@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, atol, exit_code, pair_of, rtol, selecting, selection_of, tell
+from introspect_cli.commands.shared import RunType, compared_by, comparing, exit_code, pair_of, tell
 
 
 @click.command(
-    short_help="Run two runs again and show which elements first differ.",
     epilog="""\b
 Examples:
   introspect zoom runA runB
@@ -22,10 +21,7 @@ Exit status: as of `introspect diff`: 0 the same, 1 diverged, 2 could not tell."
 )
 @click.argument("a", type=RunType(), required=False)
 @click.argument("b", type=RunType(), required=False)
-@selecting("steps", "kinds", "modules", "ranks")
-@rtol
-@atol
-@click.option("--noise", multiple=True, type=RunType(), help="A repeated run of A, as for diff.")
+@comparing
 @click.option("--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a commit's files need.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the new captures are kept.")
 def zoom(
@@ -33,7 +29,6 @@ def zoom(
     b: str | None,
     output: Path | None,
     links: tuple[str, ...],
-    noise: tuple[Path, ...],
     **asked: Any,
 ) -> int:
     """Run what A and B recorded again, up to their first divergence, and show which elements differ there.
@@ -46,9 +41,8 @@ def zoom(
     """
     from introspect_cli.compare.options import DiffOptions
 
-    options = DiffOptions(**vars(selection_of(asked)), **asked)
     one, two = map(Path, pair_of(a, b))
-    return show_zoom(one, two, options, output, links, noise)
+    return show_zoom(one, two, DiffOptions(**compared_by(asked)), output, links, asked["noise"])
 
 
 def show_zoom(

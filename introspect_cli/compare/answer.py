@@ -9,10 +9,9 @@ from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
 from introspect_cli.compare.match.trees import suggest_renames, tree_at
-from introspect_cli.compare.outcome import same_results
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
-from introspect_cli.compare.reach import furthest_of, leaves_words, measured_by_one, perturbed_notes
+from introspect_cli.compare.reach import leaves_words, measured_by_one, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.differences import on_some_ranks
 from introspect_cli.compare.reasons.hardware import suspect
@@ -21,16 +20,18 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import Counts, DiffResult, Divergence, Finding, Separate, Verdict
-from introspect_cli.compare.separate import separate_sentence, separately
-from introspect_cli.compare.verdict import agreeing_lines, counts_of, doubted, first_of, lines_of, undiverged
+from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, SettingChange, Verdict
+from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.training import answer_of_both, separately
+from introspect_cli.compare.verdict import agreeing_lines, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
 from introspect_cli.records import Kind, count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
 
@@ -38,90 +39,79 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
-def answer_for(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], notes: list[str]) -> DiffResult:
+def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
-    counts = counts_of(a, b, outcomes)
-    notes = _notes(a, b, outcomes, counts, notes)
-    best = first_of(outcomes)
-    results = same_results(a, b, options, outcomes)
-    if best is None or best.first is None or results:
-        answer = _agreeing(a, b, options, outcomes, counts, results=results)
-    else:
-        answer = _diverging(a, b, options, outcomes, best)
-    return replace(answer, notes=(*notes, *answer.notes), counts=counts)
+    best = compared.best
+    answer = _agreeing(compared) if best is None or compared.results_agree else _diverging(compared, best)
+    return replace(answer, notes=(*_notes(compared), *answer.notes), counts=compared.counts)
 
 
-def _notes(a: Run, b: Run, outcomes: Sequence[RankOutcome], counts: Counts, given: list[str]) -> list[str]:
+def _notes(compared: Compared) -> list[str]:
     """What was not compared, and what else a reader must know, whatever the answer is."""
-    manifests = a.manifest, b.manifest
-    notes = [*_state_notes(a, b), *given, *option_notes(*manifests), *_missing_notes(a, b, outcomes)]
+    a, b, outcomes = compared.a, compared.b, compared.outcomes
+    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
+    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
     notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
     notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
-    if blind := sum(outcome.tally["blind_both"] for outcome in outcomes):
-        seen = f"About {blind:,} of {count(counts.records, 'record')} could not be observed"
+    if blind := compared.tally["blind_both"]:
+        seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
         notes.append(f"{seen}, so nothing is said of them.")
     return notes
 
 
-def _agreeing(
-    a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], counts: Counts, *, results: bool
-) -> DiffResult:
+def _agreeing(compared: Compared) -> DiffResult:
     """The answer where nothing diverged, or nothing that a result rests on."""
+    a, b, outcomes = compared.a, compared.b, compared.outcomes
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
     subject = "Over the samples of each step, the runs are" if split else "The runs are"
-    verdict, text = undiverged(options, counts, outcomes, subject, results=results)
-    if verdict is Verdict.SAME:
-        verdict, text = doubted(a, b) or (verdict, text)
+    verdict, text = undiverged(compared, subject, results=compared.results_agree)
     if verdict is Verdict.UNDECIDED:
-        text = before_the_end(a, b, options, outcomes) or text
+        text = before_the_end(compared) or text
     else:
         text += after_the_end(a, b)
-    code = code_changes(a, b, None)
+    code, settings = _explained(compared)
     alike = Separate(verdict, text)
     return DiffResult(
         a=str(a.path),
         b=str(b.path),
         verdict=verdict,
         sentence=text,
-        settings=with_code(setting_changes(a, b), code),
-        findings=_present(code, furthest_of(outcome.reach for outcome in outcomes)),
+        settings=settings,
+        findings=_present(code, compared.reach),
         training=alike,
         evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
     )
 
 
-def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], best: RankOutcome) -> DiffResult:
+def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    scene = Scene(best, outcomes)
+    options, reach = compared.options, compared.reach
+    scene = Scene(best, compared.outcomes)
     first, reason = scene.first, scene.cause.reason
-    tuned = changes(scene) if reason == "optimizer" else scene.hyperparameters
-    blame = Blame(
-        reason_named(reason), tuned, scene.rounding, scene.blamed, scene.fed, rates=bool(tuned) or scene.no_rates
-    )
-    code = code_changes(a, b, scene)
-    scene.settings = settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
-    training, evaluation = separately(a, b, options, outcomes)
-    sentence = separate_sentence(scene, training, evaluation)
-    reach = furthest_of(outcome.reach for outcome in outcomes)
+    code, scene.settings = _explained(compared, scene)
+    training, evaluation = separately(compared)
+    place, why = answer_of_both(scene, training, evaluation)
     if reach is not None:
-        sentence = leaves_words(reach, first) + sentence
-    sentence, later = at_the_end(scene, sentence)
+        place = leaves_words(reach, first) + place
+    place, why, later = at_the_end(scene, place, why)
+    sentence = f"{place}: {why}"
     before = agreeing_lines(scene)
     trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
     renamed = reason in {"structure", "initial"}
     return DiffResult(
-        a=str(a.path),
-        b=str(b.path),
+        a=str(compared.a.path),
+        b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
+        why=why,
         evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
-        divergences=_listed(outcomes, first, None if options.whole_step else options.limit),
-        settings=settings,
+        divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
+        settings=scene.settings,
         findings=_present(code, reach),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
         suggestions=suggest_renames(best.paired.a, best.paired.b, options.rename) if renamed else (),
@@ -132,6 +122,18 @@ def _diverging(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutc
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
+
+
+def _explained(compared: Compared, scene: Scene | None = None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
+    """How the source differs, and which settings do, the strongest explanation of a divergence first."""
+    a, b = compared.a, compared.b
+    code, blame, rounding = code_changes(a, b, scene), Blame(), False
+    if scene is not None:
+        tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+        rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
+        reason = reason_named(scene.cause.reason)
+        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+    return code, with_code(setting_changes(a, b, blame), code, rounding=rounding)
 
 
 def _present(*findings: Finding | None) -> tuple[Finding, ...]:
@@ -159,44 +161,41 @@ def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
     return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
 
 
-def _state_notes(a: Run, b: Run) -> list[str]:
+def _state_notes(compared: Compared) -> Iterator[str]:
     """Runs that did not end, or have not yet."""
-    notes = []
-    for run, name in ((a, "a"), (b, "b")):
+    for name, run in compared.runs:
         last = run.last_step
         until = f"up to and including step {last}" if last is not None else "no complete step"
         if run.state.value == "running":
-            notes.append(f"Run {name} is still being written: {until} is compared.")
+            yield f"Run {name} is still being written: {until} is compared."
         elif run.state.value == "interrupted":
-            notes.append(f"Run {name} was interrupted: it holds {until}.")
-        notes += [f"Run {name}: {sentence}." for sentence in run.endings]
-        dropped = dict.fromkeys(str(own) for rank in run.ranks for own in run.rank(rank).thinned)
-        notes += [f"Run {name} does not hold {text}: nothing is said of what was there." for text in dropped]
-    return notes
+            yield f"Run {name} was interrupted: it holds {until}."
+        yield from (f"Run {name}: {sentence}." for sentence in run.endings)
+        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
+            yield f"Run {name} does not hold {text}: nothing is said of what was there."
 
 
-def _missing_notes(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> list[str]:
-    """Ranks and steps that only one run has."""
-    notes = []
-    for one, other, name in ((a, b, "a"), (b, a, "b")):
-        missing = [rank for rank in one.ranks if rank not in other.ranks]
-        if missing and not any(outcome.gathered is not None for outcome in outcomes):
+def _missing_notes(compared: Compared) -> Iterator[str]:
+    """Ranks, files and steps that only one run has."""
+    runs: dict[str, Run] = dict(compared.runs)
+    for name, run in runs.items():
+        missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
+        if missing and not compared.as_one:
             ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
-            notes.append(f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared.")
-    for outcome in outcomes[:1]:
-        saved_a, saved_b = (
-            {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
-            for sites in (outcome.paired.a.sites, outcome.paired.b.sites)
-        )
-        for names, name in ((saved_a - saved_b, "a"), (saved_b - saved_a, "b")):
-            if names:
-                notes.append(f"Only run {name} saves {listed(sorted(names)[:_SHOWN])}: not compared.")
-        for steps, name, other in ((outcome.paired.only_a, "a", b), (outcome.paired.only_b, "b", a)):
+            yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
+    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
+        saved = {
+            name: {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
+            for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
+        }
+        for name, names in saved.items():
+            if alone := names - saved[OTHER[name]]:
+                yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
+        for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
-                ended = f" (run {'ab'[name == 'a']} was ended at its first divergence)"
-                why = ended if other.manifest.get("stopped") is True else ""
-                notes.append(f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}.")
-    return notes
+                ended = f" (run {OTHER[name]} was ended at its first divergence)"
+                why = ended if runs[OTHER[name]].manifest.get("stopped") is True else ""
+                yield f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}."
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -8,24 +8,24 @@ diverges first more is needed, steps and names, so that one is compared once mor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
+from introspect_cli.compare.compared import first_of
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
-from introspect_cli.compare.separate import add_evaluation
 from introspect_cli.compare.structure import changes_of
-from introspect_cli.compare.verdict import first_of
+from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import perturbed_by
 from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
@@ -67,8 +67,8 @@ class Pair:
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
-    ) -> tuple[RankOutcome, list[str]]:
-        """Compare one rank, or all as one, under the offset and the moves that make their sites meet; with notes."""
+    ) -> RankOutcome:
+        """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
         a, b, match = self.a, self.b, correspond(one, two, options)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
@@ -96,45 +96,30 @@ class Pair:
         outcome.match = match
         add_evaluation(outcome, sides, options)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
-        notes = [text for text in (*match.notes, note, root) if text]
-        return outcome, [*notes, *(outcome.gathered.notes() if outcome.gathered is not None else ())]
+        outcome.notes = [text for text in (*match.notes, note, root) if text]
+        outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
+        return outcome
 
-    def compare_rank(self, rank: int, options: DiffOptions) -> tuple[RankOutcome, list[str]]:
+    def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
         """Compare one rank."""
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
 
 
-class Brief(NamedTuple):
-    """What came out of comparing a rank that does not diverge first, without readers and steps.
-
-    Attributes:
-        outcome: the outcome.
-        notes: on it.
-        alone: its evaluation (True) and training (False) alone, where they are told apart.
-        structural: whether structure differs.
-    """
-
-    outcome: RankOutcome
-    notes: list[str]
-    alone: dict[bool, RankOutcome]
-    structural: bool
-
-
-def compare_group(task: Task) -> list[Brief]:
+def compare_group(task: Task) -> list[RankOutcome]:
     """Compare some ranks."""
-    manifests, options, *rest = task.given
+    manifests, options, pair = task.given
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
         expect((runs[0].rank(rank) for rank in task.ranks), 0, -1)
-        pair = Pair(runs[0], runs[1], runs[2:], *rest)
-        return [_brief(*pair.compare_rank(rank, options)) for rank in task.ranks]
+        pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
+        return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
 def compare_ranks(
     pair: Pair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
-) -> tuple[list[RankOutcome], list[str]]:
-    """Compare ranks one by one; what came of each, and notes, each once.
+) -> list[RankOutcome]:
+    """Compare ranks one by one; what came of each.
 
     Of many ranks, all divergences of the first step are listed of the rank that diverges first alone.
 
@@ -150,45 +135,40 @@ def compare_ranks(
     if work is None:
         expect((pair.a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
     if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
-        every = [pair.compare_rank(rank, options) for rank in ranks]
-        return [outcome for outcome, _ in every], _once(notes for _, notes in every)
+        return [pair.compare_rank(rank, options) for rank in ranks]
     less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options
     if work is None:
-        briefs = [_brief(*pair.compare_rank(rank, less)) for rank in ranks]
+        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
     else:
         runs = (pair.a, pair.b, *pair.noise)
-        given = tuple(run.manifest for run in runs), less, pair.ends, pair.same_size, pair.files
-        briefs = [brief for done in work(compare_group, tasks_of(runs, ranks, given)) for brief in done]
-    outcomes = [_with_readers(pair, brief) for brief in briefs]
+        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        given = tuple(run.manifest for run in runs), less, closed
+        outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
+    outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
-    best = first_of(outcomes)
-    structural = next((at for at, brief in enumerate(briefs) if brief.structural), None)
-    for at in {*([] if best is None else [outcomes.index(best)]), *([] if structural is None else [structural])}:
-        is_best = best is not None and outcomes[at] is best
-        outcomes[at] = pair.compare_rank(ranks[at], options if is_best else less)[0]
-    return outcomes, _once(brief.notes for brief in briefs)
+    best, structural = first_of(outcomes), next((outcome for outcome in outcomes if outcome.structural), None)
+    for at, outcome in enumerate(outcomes):
+        if outcome is best or outcome is structural:
+            outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
+    return outcomes
 
 
-def _once(notes: Iterable[list[str]]) -> list[str]:
-    return list(dict.fromkeys(note for own in notes for note in own))
+def _alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
+    """Its evaluation (True) and training (False) alone, where they are told apart."""
+    which = (False, True) if outcome.evaluated else (False,)
+    return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
 
 
-def _brief(outcome: RankOutcome, notes: list[str]) -> Brief:
-    alone: dict[bool, RankOutcome] = {}
-    if outcome.alone is not None:
-        which = (False, True) if outcome.evaluated else (False,)
-        alone = {evaluation: _small(outcome.alone(evaluation)) for evaluation in which}
-    structural = outcome.structure is not None and bool(changes_of(outcome.structure, outcome.match, same=False))
-    return Brief(_small(outcome), notes, alone, structural)
-
-
-def _small(outcome: RankOutcome) -> RankOutcome:
-    """An outcome without what is asked of the rank alone that diverges first."""
-    nobody = cast("Reader", None)  # until `_with_readers`
+def _closed(outcome: RankOutcome) -> RankOutcome:
+    """An outcome without readers and steps, and what is asked of the rank alone that diverges first."""
+    nobody = cast("Reader", None)  # until `_opened`
+    alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
+    structure = outcome.structure
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
+        structural=structure is not None and bool(changes_of(structure, outcome.match, same=False)),
         cause=None,
         step=None,
         heat=None,
@@ -197,14 +177,12 @@ def _small(outcome: RankOutcome) -> RankOutcome:
         gathered=None,
         origins=[],
         lost=[],
-        alone=None,
+        alone=alone.__getitem__ if alone else None,
     )
 
 
-def _with_readers(pair: Pair, brief: Brief) -> RankOutcome:
+def _opened(pair: Pair, outcome: RankOutcome) -> RankOutcome:
     """An outcome with the readers that are open here."""
-    for outcome in (brief.outcome, *brief.alone.values()):
-        a, b = pair.a.rank(outcome.rank), pair.b.rank(outcome.rank)
-        outcome.paired = replace(outcome.paired, a=a, b=b)
-    brief.outcome.alone = brief.alone.__getitem__ if brief.alone else None
-    return brief.outcome
+    for one in (outcome, *_alone(outcome).values()):
+        one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
+    return outcome

@@ -18,11 +18,12 @@ import numpy as np
 from introspect_cli.compare.checkpoint_forms import Forms
 from introspect_cli.compare.checkpoint_words import Cast, Differences, sentence_of
 from introspect_cli.compare.element.elements import rounded
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import columns
 from introspect_cli.compare.moment import MODEL, changed, prefixes
-from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, StructureChange, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, Phase, Status, Summary
 
 if TYPE_CHECKING:

@@ -237,7 +237,7 @@ class Comparison:
     @cached_property
     def ended(self) -> frozenset[str]:
         """FQNs of the parameters and buffers that optimizer steps leave on record."""
-        after = self._of_tensors & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
@@ -249,13 +249,9 @@ class Comparison:
         return frozenset(one & two)
 
     @cached_property
-    def _of_tensors(self) -> Mask:
-        return of_kinds(self.alignment.kind, _TENSORS)
-
-    @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
         by_owner: dict[str, set[str]] = {}
-        for site in np.flatnonzero(self._of_tensors):
+        for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
             name = self.alignment.fqn[site]
             by_owner.setdefault(owner_of(name), set()).add(name)
         return by_owner

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.by_rank import Pair, compare_ranks
+from introspect_cli.compare.compared import Compared
 from introspect_cli.compare.element.closeup import samples_note
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.split import Splits, splits_of
 from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
 from introspect_cli.compare.match.names import parse_rename, renamer
@@ -18,8 +20,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
-from introspect_cli.compare.result import DiffResult, StructureChange, Verdict
-from introspect_cli.compare.verdict import structure_of
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
@@ -27,7 +28,6 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Work
 
@@ -89,31 +89,30 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
             multiple = answer.first is not None and answer.first.scale is not None
             if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
                 return answer
-    outcomes, notes = compare_ranks(pair, ranks, options, work)
-    answer = answer_for(a, b, options, outcomes, notes)
+    outcomes = compare_ranks(pair, ranks, options, work)
+    compared = Compared(a, b, options, outcomes)
+    answer = answer_for(compared)
+    # where no value differs, what differs in structure has changed nothing
+    same = compared.best is None and (checkpoints or answer.verdict is Verdict.SAME)
+    answer = answer.with_findings(StructureChange, compared.structure(same=same))
     if checkpoints:
-        same = outcomes[0].first is None
-        answer = answer.with_findings(StructureChange, structure_of(outcomes, same=same))
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
-    answer = answer.with_findings(StructureChange, structure_of(outcomes, same=_all_same(answer, outcomes)))
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     plain = options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
-    answer = with_origins(answer, outcomes)
+    answer = with_origins(answer, compared)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
         kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
-        told = [text for text in (samples_note(a, b, answer.first), kept) if text]
-        answer = replace(answer, evidence=(*answer.evidence, *told))
-    fault = _fault(a, b, options, noise) if noise and on_one_device([a, b, *noise]) else ""
-    return replace(answer, notes=(*answer.notes, fault)) if fault else answer
-
-
-def _all_same(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether no value differs, so that what differs in structure has changed nothing."""
-    return answer.verdict is Verdict.SAME and all(outcome.first is None for outcome in outcomes)
+        lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
+        answer = replace(answer, evidence=(*answer.evidence, *lines))
+    if noise and on_one_device([a, b, *noise]):  # what a against each, without tolerance, says of the device
+        exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
+        fault = fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
+        answer = replace(answer, notes=(*answer.notes, *([fault] if fault else ())))
+    return answer
 
 
 def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> DiffResult:
@@ -121,23 +120,19 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
     a, b, noise = pair.a, pair.b, pair.noise
     readers = wholes(a, b, splits, work)
     options = tolerances(options, readers)
-    outcome, told = pair.compare(readers, options, splits)
-    notes = [layouts_note(a, b, options, splits), *stages_note(readers), *told]
-    if outcome.first is not None:
-        notes = [*copies_note(outcome.first, (a, b)), *notes]
-    if noise:
-        notes.append("The noise runs are not used: they say nothing of what another layout changes.")
-    answer = answer_for(a, b, options, [outcome], notes)
+    outcome = pair.compare(readers, options, splits)
+    outcome.notes = [
+        *(copies_note(outcome.first, (a, b)) if outcome.first is not None else ()),
+        layouts_note(a, b, options, splits),
+        *stages_note(readers),
+        *outcome.notes,
+        *(["The noise runs are not used: they say nothing of what another layout changes."] if noise else ()),
+    ]
+    answer = answer_for(Compared(a, b, options, [outcome]))
     if outcome.first is None or outcome.step is None or outcome.gathered is None:
         return answer
     step, site = outcome.step, outcome.first.site
     at = step.sites.index(site)
     rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-    told = outcome.gathered.samples_note(step.table, rows, site.kind)
-    return replace(answer, evidence=(*answer.evidence, *told))
-
-
-def _fault(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run]) -> str:
-    """What run a against each of the others, without tolerance, says of the device."""
-    exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
-    return fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
+    lines = outcome.gathered.samples_note(step.table, rows, site.kind)
+    return replace(answer, evidence=(*answer.evidence, *lines))

@@ -8,19 +8,17 @@ consequence, or another fault, and is told as a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.table import EQUAL, WITHIN
-from introspect_cli.labels import step_words
+from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.store.reader import Run
 
@@ -82,78 +80,71 @@ def one_raised(a: Run, b: Run) -> Raised | None:
 
 def after_the_end(a: Run, b: Run) -> str:
     """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
-    found = one_raised(a, b)
-    if found is None:
-        return ""
-    other = raised(a, "a") if found.side == "b" else None
-    rest = f", and run a by another one: {other.words}" if other is not None else ""
-    return f" After that, run {found.side} ended by an exception: {found.words}{rest}."
-
-
-def before_the_end(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> str:
-    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
     ending = one_raised(a, b)
-    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
     if ending is None:
         return ""
-    other = "a" if ending.side == "b" else "b"
-    if not ends:
-        if any(len(run.rank(rank)) for run, side in ((a, "a"), (b, "b")) if side == ending.side for rank in run.ranks):
-            return f"Run {ending.side} ended by an exception: {ending.words}. The runs have no step in common."
-        return f"Run {ending.side} ended by an exception before its first step was complete: {ending.words}."
-    tails = [paired.tail_a if ending.side == "b" else paired.tail_b for paired in ends]
-    if not any(tails):
+    other = raised(a, "a") if ending.side == "b" else None
+    rest = f", and run a by another one: {other.words}" if other is not None else ""
+    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
+
+
+def before_the_end(compared: Compared) -> str:
+    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    ending = one_raised(compared.a, compared.b)
+    if ending is None:
         return ""
-    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-    everything = "everything selected" if options.narrowed else "everything that both recorded"
-    within = " within tolerance" if any(outcome.tally["within"] for outcome in outcomes) else ""
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        if any(len(run.rank(rank)) for rank in run.ranks):
+            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+        return ""
+    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
+    within = " within tolerance" if compared.tally["within"] else ""
     return (
-        f"Run {ending.side} ended by an exception where run {other} goes on: {ending.words}. Until then, up to and "
-        f"including {step_words(last, reader.labels.get(last, {}))}, {everything} agrees{within}."
+        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
+        f"{compared.until}, {everything} agrees{within}."
     )
 
 
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
-    found = one_raised(*scene.runs)
-    if found is None:
+    ending = one_raised(*scene.runs)
+    if ending is None:
         return None
-    first, in_b = scene.first, found.side == "b"
-    missing = (first.b if in_b else first.a) is None
-    cut = missing or (scene.run_b if in_b else scene.run_a).manifest.get("remainder") is True
+    first, in_b = scene.first, ending.side == "b"
+    cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
-    return found if cut and reader.last_step == step else None
+    return ending if cut and reader.last_step == step else None
 
 
-def at_the_end(scene: Scene, answer: str) -> tuple[str, str]:
-    """The answer where a run ended by an exception, and a note of that; "" where there is no note.
+def at_the_end(scene: Scene, place: str, why: str) -> tuple[str, str, str]:
+    """Place and why where a run ended by an exception, and a note of that; "" where there is no note.
 
     The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
     run did not come to any more, the exception is the whole answer.
     """
     end = one_raised(*scene.runs)
     if end is None:
-        return answer, ""
+        return place, why, ""
     if cut_short(scene) is None:
-        return answer, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
-    first = scene.first
-    missing = (first.b if end.side == "b" else first.a) is None
-    other = "a" if end.side == "b" else "b"
+        return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
     agreed = _last_agreed(scene)
-    until = (
-        f" The last record that agrees is {agreed}."
-        if agreed
-        else f" In this step nothing agrees before; {scene.all_before}."
-    )
-    text = f"Run {end.side} ended by an exception in {first.step_words} where run {other} goes on: {end.words}.{until}"
-    return text if missing else f"{text} {answer}", ""
+    until = f"The last record that agrees is {agreed}."
+    if not agreed:
+        until = f"In this step nothing agrees before; {scene.all_before}."
+    where = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
+    how = f"{end.words}. {until}"
+    return (where, how, "") if scene.lacks == end.side else (f"{where}: {how} {place}", why, "")
 
 
 def _last_agreed(scene: Scene) -> str:
     """What the last record of the step is that agrees before the first divergence; "" where none does."""
     step = scene.step
-    known = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
-    numbers = np.flatnonzero(known)
+    agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
+    numbers = np.flatnonzero(agree)
     if not len(numbers):
         return ""
     last = int(numbers[np.argmax(step.table.order_of[numbers])])

@@ -95,14 +95,9 @@ def group_runs(
         verdict = Verdict.DIVERGED if result.verdict is Verdict.DIVERGED else Verdict.UNDECIDED
         differences.append(GroupDifference(str(head.path), str(group[0].path), verdict, step, result.sentence))
     named = tuple(tuple(str(run.path) for run in group) for group in groups)
-    return Groups(_verdict(differences), _sentence(named, differences), named, tuple(differences))
-
-
-def _verdict(differences: Sequence[GroupDifference]) -> Verdict:
-    if not differences:
-        return Verdict.SAME
-    diverged = any(difference.verdict is Verdict.DIVERGED for difference in differences)
-    return Verdict.DIVERGED if diverged else Verdict.UNDECIDED
+    verdicts = {difference.verdict for difference in differences}
+    worst = next((verdict for verdict in (Verdict.DIVERGED, Verdict.UNDECIDED) if verdict in verdicts), Verdict.SAME)
+    return Groups(worst, _sentence(named, differences), named, tuple(differences))
 
 
 def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference]) -> str:

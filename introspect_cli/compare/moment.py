@@ -22,7 +22,7 @@ from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.store.reader import Run
 
@@ -87,8 +87,11 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     reader = _reader(run)
     chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
     rows = _rows(reader, state, checkpoint, run)
+    after = {step for step, when in alike if when == "after"}
+    # when a step begins is told where it does not follow one that is told
+    told = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
     about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": _later(reader, alike)},
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": told},
         "not_observed": [],
     }
     return write(rows, run.path, {}, about)
@@ -97,12 +100,6 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
 def _words(reader: Reader, step: int, when: str) -> str:
     step_named = step_words(step, reader.labels.get(step, {}))
     return f"after {step_named}" if when == "after" else f"when {step_named} begins"
-
-
-def _later(reader: Reader, alike: Sequence[tuple[int, str]]) -> list[str]:
-    """Moments in words; when a step begins is told where it does not follow one that is told."""
-    after = {step for step, when in alike if when == "after"}
-    return [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
 
 
 def _reader(run: Run) -> Reader:
@@ -125,16 +122,16 @@ def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
         ],
         np.int64,
     )
-    at = {phase: np.array([own == phase.value for own in sites.phase], np.bool_) for phase in _PHASES}
+    at = {phase: np.array([site == phase.value for site in sites.phase], np.bool_) for phase in _PHASES}
     blank = np.zeros(len(numbers), np.int64)
     now = State(list(numbers), np.zeros(len(numbers), np.uint64), blank.copy(), blank.copy())
     for step in np.asarray(reader.entries["step"]).tolist():
         batch = reader.read(step)
-        own, checksums = batch.site.astype(np.int64), batch.checksum
+        site, checksums = batch.site.astype(np.int64), batch.checksum
         for phase, when in _PHASES.items():
-            rows = np.flatnonzero((of_site[own] >= 0) & at[phase][own] & (checksums != 0))
+            rows = np.flatnonzero((of_site[site] >= 0) & at[phase][site] & (checksums != 0))
             if len(rows):
-                ids = of_site[own[rows]]
+                ids = of_site[site[rows]]
                 now.checksum[ids], now.step[ids], now.row[ids] = checksums[rows], step, rows
                 yield (step, when), now
 
@@ -147,7 +144,8 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
     held = _held(checkpoint)
     goal, beside = (
         np.array(
-            [own for (kind, _, _), own in held.items() if (kind == Kind.OPTIMIZER_STATE.value) is wanted], np.uint64
+            [checksum for (kind, _, _), checksum in held.items() if (kind == Kind.OPTIMIZER_STATE.value) is wanted],
+            np.uint64,
         )
         for wanted in (False, True)
     )
@@ -161,8 +159,8 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
     if best is None or not (best[1].checksum[~best[1].of_optimizer] != 0).any():
         raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
     most = scores[best[0]][0]
-    told = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
-    if told or most == len(goal) or len(scores) == 1:
+    decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
+    if decided or most == len(goal) or len(scores) == 1:
         return best[0], [moment for moment, score in scores.items() if score[0] == most and moment != best[0]], best[1]
     moment, state = _nearest(reader, checkpoint, best)
     return moment, [], state
@@ -197,15 +195,15 @@ def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -
     best, least = otherwise, np.inf
     for moment, state in _moments(reader):
         shared = np.flatnonzero((partner >= 0) & (state.checksum != 0))
-        apart = [
+        distances_of_steps = [
             relative(*distances(reader.read(int(step)), batch, state.row[of_step], partner[of_step], *layouts))
             for step in sorted(set(state.step[shared].tolist()))
             if len(of_step := shared[state.step[shared] == step])
         ]
-        every = np.concatenate(apart) if apart else np.zeros(0)
-        known = every[np.isfinite(every)]
-        if len(known) and known.mean() < least:
-            best, least = (moment, state.copy()), float(known.mean())
+        every = np.concatenate(distances_of_steps) if distances_of_steps else np.zeros(0)
+        finite = every[np.isfinite(every)]
+        if len(finite) and finite.mean() < least:
+            best, least = (moment, state.copy()), float(finite.mean())
     return best
 
 
@@ -222,14 +220,15 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
         ends[tuple(name.split(".")[-2:])].append(name)
     votes: Counter[tuple[str, str]] = Counter()
     for name in names:
-        own = name.split(".")
+        parts = name.split(".")
         both = [
-            (_shared(own, other.split(".")), other) for other in ends.get(tuple(own[-2:]), ends.get((own[-1],), []))
+            (_shared(parts, other.split(".")), other)
+            for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
         ]
         most = max((length for length, _ in both), default=0)
         best = [other for length, other in both if length == most]
         if len(best) == 1:
-            votes[".".join(own[:-most]), ".".join(best[0].split(".")[:-most])] += 1
+            votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
     return votes.most_common(1)[0][0] if votes else ("", "")
 
 

@@ -11,20 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.choose import is_drawn_from
 from introspect_cli.compare.reasons.base import judge, reason_named
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Origin, Part, Restored, Resumption, Role, Verdict
+from introspect_cli.compare.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
-from introspect_cli.compare.verdict import first_of
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.step import Step
 
@@ -116,9 +117,9 @@ _NAMED = 3
 _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
-def with_origins(answer: DiffResult, outcomes: Sequence[RankOutcome]) -> DiffResult:
+def with_origins(answer: DiffResult, compared: Compared) -> DiffResult:
     """The answer with every origin, and with what became of the parts of a checkpoint."""
-    best = first_of(outcomes) if answer.first is not None else None
+    outcomes, best = compared.outcomes, compared.best if answer.first is not None else None
     causes = _origins(best, outcomes) if best is not None else ()
     resumed = next((outcome.resumption for outcome in outcomes if outcome.resumption is not None), None)
     if resumed is None:
@@ -226,7 +227,7 @@ def _with_parts(
     leads = next(iter(parts)) if _makes(parts[0], first) else None
     lost_parts = []
     for part in parts:
-        record = first if part is leads else next((own for own in lost if shows(own.site, part)), None)
+        record = first if part is leads else next((shown for shown in lost if shows(shown.site, part)), None)
         were = "were" if part.part.partition(" of ")[0].endswith("s") else "was"
         lost_parts.append(Origin(f"the {together([part])[0]} {were} not restored", record, part.part))
     others = [

@@ -1,9 +1,8 @@
-"""What came out of comparing one rank, and the results of the steps, which decide.
+"""What came out of comparing one rank, and the results of a step.
 
 A layer that gives half as much where the next one takes it twice has another output and trains to the same bits. An
 attention mask in another form, a batch that is read and thrown away, or the inside of a compiled region change nothing
-that follows. So where all results of both runs (what training is for) are on record and agree, the runs are the same,
-and what else differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.
+that follows. So where all results of both runs (what training is for) are on record and agree, they decide.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_
 from introspect_cli.compare.match.correspondence import Correspondence
 from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
-from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
+from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from introspect_cli.compare.findings import Reach, Resumption
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
-    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.overview import Heat
     from introspect_cli.compare.passes.form import Form
-    from introspect_cli.compare.result import Divergence, Reach, Resumption
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
-    from introspect_cli.store.reader import Run
 
 
 @dataclass
@@ -42,7 +40,9 @@ class RankOutcome:
 
     Attributes:
         rank: process.
-        paired: the steps of both.
+        paired: the steps of both; without readers in what another process compared.
+        notes: what a reader must know of it.
+        structural: whether structure differs.
         offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
             `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
@@ -76,6 +76,8 @@ class RankOutcome:
 
     rank: int
     paired: Paired
+    notes: list[str] = field(default_factory=list)
+    structural: bool = False
     offset: int = 0
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
@@ -121,7 +123,7 @@ TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
 _COUNTED = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
 """Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
 
-_NAMES = {
+NAMES = {
     Kind.LOSS: "losses",
     Kind.GRAD: "gradients of the parameters",
     Kind.PARAM: "parameters",
@@ -145,7 +147,7 @@ def results_agree(table: Table) -> bool:
     alignment, sites = table.alignment, agreeing_sites(table)
     results = sites[_is_result(alignment, sites)]
     recorded = table.sites_a, table.sites_b
-    tensors = any((_is_result(alignment, own) & ~_is_loss(alignment, own)).any() for own in recorded)
+    tensors = any((_is_result(alignment, unions) & ~_is_loss(alignment, unions)).any() for unions in recorded)
     return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
 
 
@@ -197,43 +199,12 @@ def results_known(table: Table) -> Known:
     return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
 
 
-def same_results(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether all results of all compared steps are on record in both runs and agree, so that they decide.
-
-    Equal ones decide of whatever else differs. Ones that agree within tolerance decide of what was not seen alone: a
-    value beyond the tolerance is one. Steps that were not opened agree in everything.
-    """
-    if options.strict or options.narrowed or options.evaluation is not None:
-        return False
-    wanted = {kind.value for kind in RESULTS}
-    for run in (a, b):
-        if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
-            return False
-    if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
-        return False
-    if within(outcomes) and any(outcome.first is not None for outcome in outcomes):
-        return False
-    opened = [outcome.results for outcome in outcomes if outcome.results is not None]
-    return bool(opened) and all(kinds >= TRAINED for kinds in opened)
-
-
-def within(outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether results agree within tolerance or noise only."""
-    return any(outcome.results_known is Known.WITHIN for outcome in outcomes)
-
-
-def names_of(outcomes: Sequence[RankOutcome]) -> str:
-    """The results that agree in every opened step, as a list in a sentence."""
-    kinds = frozenset.intersection(*(outcome.results for outcome in outcomes if outcome.results is not None))
-    return listed([name for kind, name in _NAMES.items() if kind in kinds])
-
-
 def unchanged(outcome: RankOutcome) -> str:
     """The sentence on the results that agree in every step, "" where the parameters do not, or were not recorded."""
     first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
     if first is None or not kinds or Kind.PARAM not in kinds:
         return ""
-    names = listed([name for kind, name in _NAMES.items() if kind in kinds])
+    names = listed([name for kind, name in NAMES.items() if kind in kinds])
     which = "the step" if steps == 1 else f"all {steps:,} steps"
     clause = f"The {names} of {which} compared agree: what differs changed none of them."
     both = outcome.shared

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Floats, Layouts, distances, relative
+from introspect_cli.compare.join.distance import Floats, Layouts, relative
 from introspect_cli.compare.join.sites import KINDS, PHASES, Alignment, Ids, phase_code
 from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.result import Divergence, DivergenceMap, StripCell, TreeNode
@@ -65,10 +65,9 @@ class Heat:
         self.unknown = np.zeros((2, len(rows), len(self.steps)), dtype=np.bool_)  # of all, of the forward pass
         self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
 
-    def add(self, place: int, table: Table, layouts_a: Layouts, layouts_b: Layouts) -> None:
+    def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Take in a step, given its place among the compared ones."""
-        rel = relative(*distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_b))
-        unions = table.sites_a[table.rows_a]
+        rel, unions = relative(*table.distances(layouts)), table.unions
         unknown = unions[~np.isfinite(rel)]
         rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
         self._raise(unions, rel, place // self.fold)
@@ -160,9 +159,8 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     """Every record of the step that has a row in the strip, and the first divergence, as run a recorded them."""
     alignment, table, diverging = step.alignment, step.table, step.divergences
-    layouts = Layouts(step.sides.a.layouts), Layouts(step.sides.b.layouts)
-    rel = relative(*distances(table.a, table.b, table.rows_a, table.rows_b, *layouts))
-    distance_of = dict(zip(table.sites_a[table.rows_a].tolist(), rel.tolist(), strict=True))
+    rel = relative(*table.distances(step.comparison.layouts))
+    distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))
     only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
     only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
     order = table.order_of.copy()
@@ -178,6 +176,6 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
             continue
         distance = distance_of.get(union, np.nan)
         word = only.get(union) or _STATE.get(state, "differs")
-        known = word == "differs" and np.isfinite(distance)
-        cells.append(StripCell(row, alignment.site(union), word, float(distance) if known else None))
+        measured = word == "differs" and np.isfinite(distance)
+        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
     return tuple(cells)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.findings import Reach, StepReach
+from introspect_cli.compare.join.distance import Floats, Layouts, has_norms, norms, relative
 from introspect_cli.compare.join.sites import Alignment, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.result import Divergence, Reach, StepReach
 from introspect_cli.records import Kind, Phase, count, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.table import Table
 
 ROUNDING_FACTOR = 6.0
@@ -47,16 +48,16 @@ class Reached:
         """A perturbed run has a step, and is equal to a there."""
         self._rounding.setdefault(step, 0.0)
 
-    def learn(self, table: Table, apart: Floats, layouts: Layouts) -> None:
+    def learn(self, table: Table, distances: Floats, layouts: Layouts) -> None:
         """Take in how far a perturbed run is from a in a step."""
-        now, before = _parameters(table, apart, layouts), self._rounding.get(table.step)
+        now, before = _parameters(table, distances, layouts), self._rounding.get(table.step)
         self._rounding[table.step] = now if now is None or before is None else max(now, before)
 
     def see(self, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> None:
         """Take in how far b is from a in a step that a perturbed run has, before any of it is let pass."""
         if not rounded or table.step in self._steps or table.step not in self._rounding:
             return
-        distance, scale = distances(table.a, table.b, table.rows_a, table.rows_b, *layouts)
+        distance, scale = table.distances(layouts)
         with np.errstate(divide="ignore", invalid="ignore"):
             times = relative(distance, scale) / np.maximum.reduce(list(rounded))
         times[~(np.isfinite(times) & table.chosen[table.differing])] = 0.0
@@ -92,14 +93,12 @@ class NoiseFloor:
 
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts, reached: Reached) -> None:
         """Take in one step of a noise run: `table` is run a against it."""
-        distance, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_n)
-        rel = relative(distance, scale)
-        units = layouts_a.unit[table.a.layout[table.rows_a]]
-        if self.seed is not None and not _begins_beside(table, rel, units):
+        distance, scale = table.distances((layouts_a, layouts_n))
+        rel, union = relative(distance, scale), table.unions
+        if self.seed is not None and not _begins_beside(table, rel, _units(table, layouts_a)):
             self.seed = None  # it is no run that begins a rounding beside a
         if self.seed is not None:
             reached.learn(table, distance, layouts_a)
-        union = table.sites_a[table.rows_a]
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
         self.unmeasured[union[~finite]] = True
@@ -110,21 +109,24 @@ class NoiseFloor:
 
         A sum over samples is rounded in itself, whatever goes into it: there the least is more.
         """
-        union = table.sites_a[table.rows_a]
+        floor = np.asarray(self.floor[table.unions])
         if self.seed is None:
-            return np.asarray(self.floor[union])
-        summed = of_kinds(table.alignment.kind[union], _SUMS)
-        units = layouts_a.unit[table.a.layout[table.rows_a]]
-        return np.asarray(np.maximum(self.floor[union], np.where(summed, _OF_A_SUM, 1.0) * units))
+            return floor
+        least = np.where(of_kinds(table.kinds, _SUMS), _OF_A_SUM, 1.0) * _units(table, layouts_a)
+        return np.asarray(np.maximum(floor, least))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
         """Differing rows that do not stand out of the noise, by a factor; a perturbed run has one of its kind."""
         factor = factor if self.seed is None else ROUNDING_FACTOR
-        union = table.sites_a[table.rows_a]
         floor = self.of(table, layouts_a)
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
-        return np.asarray(small | (self.unmeasured[union] & ~np.isfinite(rel)))
+        return np.asarray(small | (self.unmeasured[table.unions] & ~np.isfinite(rel)))
+
+
+def _units(table: Table, layouts: Layouts) -> Floats:
+    """One rounding of each differing row's dtype in a."""
+    return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
 
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
@@ -139,16 +141,14 @@ def _rows_of(table: Table, phase: Phase) -> Mask:
     return np.asarray((kinds == kind_code(Kind.PARAM)) & (phases == phase_code(phase)))
 
 
-def _parameters(table: Table, apart: Floats, layouts: Layouts) -> float | None:
+def _parameters(table: Table, distances: Floats, layouts: Layouts) -> float | None:
     """The relative distance of all parameters after the step together; None where it cannot be told."""
     after = _rows_of(table, Phase.OPTIMIZER)
     if not has_norms(table.a):
         return None
-    own = apart[after[table.rows_a]]
+    distance = float(np.sqrt(np.square(distances[after[table.rows_a]]).sum()))
     size = float(np.sqrt(np.square(norms(table.a, np.flatnonzero(after), layouts)).sum())) if after.any() else 0.0
-    return (
-        float(np.sqrt(np.square(own).sum())) / size if np.isfinite(own).all() and np.isfinite(size) and size else None
-    )
+    return distance / size if np.isfinite(distance) and np.isfinite(size) and size else None
 
 
 def within_words(reach: Reach) -> str:
@@ -201,4 +201,4 @@ def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, f
 
 def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
     """What was measured on the rank where b goes furthest; None without perturbed runs."""
-    return max((reach for reach in reaches if reach is not None), key=lambda own: own.furthest.times, default=None)
+    return max((reach for reach in reaches if reach is not None), key=lambda reach: reach.furthest.times, default=None)

@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.join.sites import KINDS, of_kinds, phase_code
-from introspect_cli.compare.match.names import FORWARD, owner_of
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
@@ -48,7 +48,7 @@ Edge = Callable[[Step, Place], list[Evidence]]
 
 def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
     """What is known of all that something rests on."""
-    return [found for edge in edges for found in edge(step, place)]
+    return [fact for edge in edges for fact in edge(step, place)]
 
 
 def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
@@ -75,12 +75,12 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
     """The random states that a module's call drew from: nothing where it is known that it drew none."""
     sites = step.of(Kind.RNG, FORWARD).tolist()
-    own = [
+    drawn = [
         number
         for number in sites
         if step.table.order_of[number] < place.order and _drew(step.alignment.site(number), place.site)
     ]
-    state = step.known(own)
+    state = step.known(drawn)
     if state is not Known.UNSEEN:
         return [Evidence(Thing.DRAWN_FROM, state)]
     noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
@@ -152,8 +152,8 @@ def outputs(step: Step, place: Place) -> list[Evidence]:
 
 def forward(step: Step, place: Place) -> list[Evidence]:
     """The forward pass so far: an optimizer that evaluates the model again changes what comes after."""
-    (found,) = _flow(step, place)
-    return [LEFT_OUT if _left_out(step, found.known, place.order) else found]
+    (flow,) = _flow(step, place)
+    return [LEFT_OUT if _left_out(step, flow.known, place.order) else flow]
 
 
 _flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
@@ -172,9 +172,9 @@ def calls_left_out(step: Step, fqn: str) -> bool:
     return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
 
 
-def _left_out(step: Step, known: Known, order: float = np.inf) -> bool:
+def _left_out(step: Step, state: Known, order: float = np.inf) -> bool:
     """Whether what modules gave is equal as far as it is on record, and a capture chose modules and not the model."""
-    if known not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
         return False
     sites = step.of(Kind.OUTPUT, FORWARD)
     roots = [
@@ -191,7 +191,7 @@ def everything(step: Step, place: Place) -> list[Evidence]:
 
 def what_is_equal(step: Step, place: Place) -> list[Evidence]:
     """Of module outputs and batches, what is equal, for what may come from all of it."""
-    return [found for found in (*outputs(step, place), *batches(step, place)) if found.known is Known.EQUAL]
+    return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
 
 
 # --- the backward pass
@@ -211,8 +211,8 @@ backward = _before(Thing.BACKWARD, (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT), _BACKWAR
 
 def gradients(step: Step, place: Place) -> list[Evidence]:
     """The same gradients, where there are any."""
-    (found,) = backward(step, place)
-    return [] if found.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, found.known)]
+    (flow,) = backward(step, place)
+    return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
 
 
 # --- the optimizer
@@ -221,18 +221,18 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 def gradient(step: Step, place: Place) -> list[Evidence]:
     """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
-    known = step.known(sites, every=True)
-    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, known, needed=True)]
+    state = step.known(sites, every=True)
+    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
 
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
     """The side on which ranks still owe a sum that they do not owe on the other; "" for none."""
-    sides = []
-    for side, batch in (("a", step.table.a), ("b", step.table.b)):
-        rows = step.table.rows_of(side)
-        owed = [batch.how[rows[site]] == Joined.OWED for site in sites if batch.how is not None and site in rows]
-        sides += [side] if any(owed) else []
-    return sides[0] if len(sides) == 1 else ""
+    owing = [
+        half.side
+        for half in step.table.halves
+        if half.batch.how is not None and (half.batch.how[np.isin(half.sites, list(sites))] == Joined.OWED).any()
+    ]
+    return owing[0] if len(owing) == 1 else ""
 
 
 gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
@@ -261,17 +261,12 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    if updates_by_hand(step) and _may_have_gradients(step, place):  # what it made of them shows in the next step
+    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
+    backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
+    if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
         return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
     answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
-
-
-def _may_have_gradients(step: Step, place: Place) -> bool:
-    """Whether a backward pass came before a place of the step, as far as either capture watched for it."""
-    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
-    backward = table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)
-    return not watched or bool((backward & (table.order < place.order)).any())
 
 
 def updates_by_hand(step: Step) -> bool:
@@ -311,20 +306,12 @@ def _unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
     prefix = fqn + "."
     inside = {name for tree in step.modules for name in tree if name.startswith(prefix)}
-    told = {
+    recorded = {
         name
         for name in inside
         if any(step.state[union] in {EQUAL, WITHIN, DIFFERENT} for union in step.of(Kind.OUTPUT, FORWARD, name))
     }
-
-    def hidden(name: str) -> bool:
-        while name and name != fqn:
-            if name in told:
-                return False
-            name = owner_of(name)
-        return True
-
-    return [name for name in inside if hidden(name)]
+    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
 def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
@@ -350,15 +337,15 @@ def _is(step: Step, fqn: str, kind: Kind) -> bool:
 def _tensor(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor's value when something computes with it."""
     alignment, carried = step.alignment, step.carried
-    own = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
-    now = [union for union in own if step.state[union] and step.table.order_of[union] < order]
+    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
     if now:
         return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
     if fqn in carried.params or fqn in carried.buffers:
         return Known.DIFFERS
     before = step.state_before
-    if before is not None and own and before[own].any():
-        return answer(before[[union for union in own if before[union]][-1:]], every=True)
-    if not any(step.alignment.in_both[union] for union in own) or (step.gap and fqn in step.comparison.ended):
+    if before is not None and unions and before[unions].any():
+        return answer(before[[union for union in unions if before[union]][-1:]], every=True)
+    if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL

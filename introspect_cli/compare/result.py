@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
+from introspect_cli.compare.findings import Reach, Resumption, StructureChange, Suspect
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ class Divergence:
     labels_b: Labels = field(default_factory=dict)
 
     @property
+    def only(self) -> str:
+        """The run that alone has the site, `a` or `b`; "" where both have it."""
+        return "a" if self.b is None else "b" if self.a is None else ""
+
+    @property
     def step_words(self) -> str:
         """The step as its framework calls it, too; of both runs, where they differ."""
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
@@ -122,27 +128,6 @@ class SettingChange:
     b: str | None
     explains: bool = False
     weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class StructureChange:
-    """Something that differs besides numbers and settings: a name, a module, a call, a random state.
-
-    Attributes:
-        change: `renamed`, `only` (one run has it), `merged`, `split`, `calls` or `random`.
-        a: its name in run a, numbers of layers as stars; None where only b has it.
-        b: its name in run b; None where only a has it.
-        text: what differs, as a clause.
-        note: what else is known of it, as a clause.
-        evidence: what it rests on; "" where the text says it.
-    """
-
-    change: str
-    a: str | None
-    b: str | None
-    text: str
-    note: str = ""
-    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,60 +220,6 @@ class StripCell:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A device that may have computed the first divergence wrongly.
-
-    Attributes:
-        device: its name and identifier.
-        step: the step, in words.
-        place: the matrix product, in words.
-    """
-
-    device: str
-    step: str
-    place: str
-
-
-@dataclass(frozen=True)
-class StepReach:
-    """How far rounding has carried run a up to a step, and how far b is from a there.
-
-    Attributes:
-        step: step of run a.
-        rounding: relative L2 of all parameters after the step, a perturbed run against a; None where not measured.
-        b: the same of b against a.
-        times: the largest distance of b at any site, over what rounding made there up to this step.
-        site: where that is; None where b equals a.
-    """
-
-    step: int
-    rounding: float | None
-    b: float | None = 0.0
-    times: float = 0.0
-    site: Site | None = None
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Whether b stays within what one rounding of the initial parameters does to a.
-
-    Attributes:
-        seeds: of the perturbed runs.
-        steps: the compared steps that a perturbed run has, as far as they were walked; at least one.
-        compared: how many steps were compared.
-    """
-
-    seeds: tuple[int, ...]
-    steps: tuple[StepReach, ...]
-    compared: int
-
-    @property
-    def furthest(self) -> StepReach:
-        """The step in which b goes furthest beyond it, or comes nearest to that."""
-        return max(self.steps, key=lambda own: own.times)
-
-
-@dataclass(frozen=True)
 class Separate:
     """What came out for training alone, or for evaluation alone.
 
@@ -320,74 +251,6 @@ class Origin:
     part: str = ""
 
 
-class Restored(str, Enum):
-    """What became of a part of a checkpoint."""
-
-    YES = "restored"
-    NO = "not restored"
-    UNSEEN = "not recorded"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of what a resumed run goes on with.
-
-    Attributes:
-        part: its name: `parameters`, `random state of torch`.
-        state: whether it was restored.
-        text: more of it, with values; "" where there is no more to say.
-        a: its value in run a, where it is a number; None otherwise.
-        b: its value in run b.
-        matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
-            what neither run has.
-    """
-
-    part: str
-    state: Restored
-    text: str = ""
-    a: str | None = None
-    b: str | None = None
-    matters: bool = True
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """What a resumed run goes on with.
-
-    Attributes:
-        run: `a` or `b`, the resumed run.
-        at: the step of the other run that its first step is compared with.
-        first: that first step.
-        sign: what says that it is resumed.
-        parts: each part.
-        thrown_away: batches that it read before, to get to its place in the data.
-        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
-    """
-
-    run: str
-    at: int
-    first: int
-    sign: str
-    parts: tuple[Part, ...]
-    thrown_away: int = 0
-    in_time: tuple[str, ...] = ()
-
-    @property
-    def whole(self) -> str:
-        """`b` or `a`, the other run."""
-        return "a" if self.run == "b" else "b"
-
-    @property
-    def unseen(self) -> tuple[Part, ...]:
-        """The parts that were not recorded and on which something may rest."""
-        return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
-
-    @property
-    def lost(self) -> tuple[Part, ...]:
-        """The parts that were not restored and on which something may rest."""
-        return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)
-
-
 Finding: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
 """What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
 
@@ -403,6 +266,7 @@ class DiffResult:
         b: path of run b.
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
+        why: of the sentence, what follows the place of the first divergence; "" where it names none.
         evidence: what was equal and what was not, that makes the first divergence what it is.
         before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
@@ -426,6 +290,7 @@ class DiffResult:
     b: str
     verdict: Verdict
     sentence: str
+    why: str = ""
     evidence: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     first: Divergence | None = None

@@ -65,8 +65,7 @@ def size_of(
     if unit is None:
         return Size.MORE  # of integers and the like, nothing is rounded
     if rel is None:
-        nonfinite = (sum(own.stats.get(name, 0) for name in ("nans", "posinfs", "neginfs")) for own in (a, b))
-        return Size.MORE if any(nonfinite) else None
+        return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
     bound = _MULTIPLE * max(terms, _FEWEST) ** 0.5 * unit
     if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
         return Size.MORE
@@ -80,9 +79,8 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     if a is None or not a.layout.shape:
         return 0
     if site.kind is Kind.GRAD:
-        given = _elements(step, Kind.GRAD_OUTPUT, owner_of(site.fqn)) or _elements(
-            step, Kind.OUTPUT, owner_of(site.fqn)
-        )
+        owner = owner_of(site.fqn)
+        given = _elements(step, Kind.GRAD_OUTPUT, owner) or _elements(step, Kind.OUTPUT, owner)
         return given // max(a.layout.shape[0], 1)
     if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
         held = step.comparison.tensors_in(site.fqn)
@@ -92,12 +90,10 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
 
 def _elements(step: Step, kind: Kind, fqn: str) -> int:
     """Elements of the largest value of a kind that a module has in run a in the step."""
-    return max((_numel(step, int(union)) for union in step.of(kind, _PASSES, fqn)), default=0)
-
-
-def _numel(step: Step, union: int) -> int:
-    row = step.table.rows_of("a").get(union)
-    return 0 if row is None else int(step.comparison.layouts[0].numel[int(step.table.a.layout[row])])
+    rows = [
+        row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
+    ]
+    return int(step.comparison.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
 
 
 def _fan_in(step: Step, name: str) -> int:
@@ -113,7 +109,7 @@ def _fan_in(step: Step, name: str) -> int:
 
 def _alike(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
     """Whether extrema and mean agree to within rounding too; a sketch does not see small values beside huge ones."""
-    if any(stats.get(name, 0) for stats in (a, b) for name in ("nans", "posinfs", "neginfs")):
+    if has_nonfinite(a) or has_nonfinite(b):
         return False
     spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
     for name in ("min", "max", "mean"):
@@ -151,9 +147,9 @@ def _plain_relative(a: Summary, b: Summary) -> float | None:
     return 0.0 if scale == 0 else distance / scale
 
 
-def _not_finite(summary: Summary) -> bool:
-    """Whether a tensor holds NaNs or infinities, or may do."""
-    return not summary.stats or any(summary.stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
+def has_nonfinite(stats: Mapping[str, float]) -> bool:
+    """Whether statistics count NaNs or infinities."""
+    return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
 def materialise(step: Step, position: int, cause: Cause) -> Divergence:
@@ -163,11 +159,13 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
     row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])
     number = int(divergences.site[position])
     site = step.sites[position]
-    record_a = sides.a.record(table.a, row_a, table.step) if row_a >= 0 else None
-    record_b = sides.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None
-    a = None if record_a is None else record_a.summary
-    b = None if record_b is None else record_b.summary
-    info = next((record.info for record in (record_a, record_b) if record is not None), None)
+    records = (
+        sides.a.record(table.a, row_a, table.step) if row_a >= 0 else None,
+        sides.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None,
+    )
+    a, b = (None if record is None else record.summary for record in records)
+    info = next((record.info for record in records if record is not None), None)
+    same_shape = a is not None and b is not None and a.layout.shape == b.layout.shape
     rel: float | None = None
     fit: tuple[float, float] | None = None
     exact = False
@@ -179,17 +177,17 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
             one_a, one_b = np.array([row_a]), np.array([row_b])
             relative_l2 = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
             rel = float(relative_l2) if np.isfinite(relative_l2) else None
-            if rel == 0 and _not_finite(a):
+            finite = bool(a.stats) and not has_nonfinite(a.stats)
+            if rel == 0 and not finite:
                 rel = None  # sketches leave infinities out, and where these are differs
-            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and not _not_finite(a):
+            if same_shape and a.layout.numel > 16 and finite:
                 fit = proportion(table.a.sketch[row_a], table.b.sketch[row_b])
             if fit is not None:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
-        same_shape = a.layout.shape == b.layout.shape
         stored = sides.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
-    scale = None if fit is None else fit[0]
+    scale, residual = fit or (None, None)
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -205,9 +203,9 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         exact=exact and rel is not None,
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
         scale=scale,
-        residual=None if fit is None else fit[1],
+        residual=residual,
         floor=max(
-            (float(floor.floor[number]) for floor in comparison.floors if number < len(floor.floor)), default=None
+            (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None
         ),
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",

@@ -7,7 +7,6 @@ modules contain which. The step's divergences are walked once, and every later q
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.carried import Carried
-from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds
+from introspect_cli.compare.join.sites import Ids, kind_code, of_kinds
 from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of
 from introspect_cli.compare.match.trees import tree_at
 from introspect_cli.compare.table import WITHIN, Codes, Table
@@ -25,23 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.steps import Sides
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
-
-
-@dataclass(frozen=True)
-class OneSided:
-    """What one run alone has in a step.
-
-    Attributes:
-        names: FQNs of its records.
-        inside: for these FQNs and all that contain them, the first divergence inside.
-    """
-
-    names: frozenset[str]
-    inside: dict[str, int]
 
 
 class Step:
@@ -49,7 +34,12 @@ class Step:
 
     Attributes:
         comparison: both runs' rank, and what of it counts.
+        sides: both runs' rank.
         table: the step's records.
+        number: the step of run a.
+        alignment: both runs' sites under one numbering.
+        of: the sites of a kind, in some phases.
+        of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
         sites: their sites.
         carried: what differed before the step began.
@@ -68,9 +58,9 @@ class Step:
         gap: bool = False,
         resumed: bool = False,
     ) -> None:
-        self.comparison = comparison
-        self.table = table
-        self.divergences = table.divergences
+        self.comparison, self.sides, self.of = comparison, comparison.sides, comparison.of
+        self.table, self.number, self.divergences = table, table.step, table.divergences
+        self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.carried = carried
         self.before = before
         self.gap = gap
@@ -79,7 +69,7 @@ class Step:
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: set[tuple[Phase, Kind, str, int]] = set()
         self._inside: dict[tuple[bool, str], list[float]] = {}
-        self._one_sided: dict[str, OneSided] = {}
+        self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
         self._calls: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
         for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
@@ -96,21 +86,6 @@ class Step:
         return Step(self.comparison, table, self.carried, before=self.before, gap=self.gap, resumed=self.resumed)
 
     # --- what it belongs to
-
-    @property
-    def number(self) -> int:
-        """The step of run a."""
-        return self.table.step
-
-    @property
-    def sides(self) -> Sides:
-        """Both runs' rank."""
-        return self.comparison.sides
-
-    @property
-    def alignment(self) -> Alignment:
-        """Both runs' sites under one numbering."""
-        return self.table.alignment
 
     @property
     def state(self) -> Codes:
@@ -139,14 +114,6 @@ class Step:
             return False
         calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
         return not np.isin(self.alignment.kind, calls).any()
-
-    def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
-        """The sites of a kind, in these phases."""
-        return self.comparison.of(kind, phases, fqn)
-
-    def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """The sites of a kind there are for a module call, on all paths."""
-        return self.alignment.of_call(phase, kind, fqn, call)
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of some sites in this step.
@@ -203,18 +170,16 @@ class Step:
         orders = self._inside.get((False, fqn), [])
         return bisect_left(orders, low) < bisect_right(orders, high)
 
-    def one_sided(self, side: str) -> OneSided:
-        """What one run alone has in this step."""
+    def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
+        """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
         if side not in self._one_sided:
             missing = self.divergences.row_b if side == "a" else self.divergences.row_a
-            names: set[str] = set()
-            inside: dict[str, int] = {}
+            names, inside = self._one_sided.setdefault(side, (set(), {}))
             for position in np.flatnonzero(missing < 0).tolist():
                 name = self.sites[position].fqn
                 names.add(name)
                 for head in (name, *ancestors(name)):
                     inside.setdefault(head, position)
-            self._one_sided[side] = OneSided(frozenset(names), inside)
         return self._one_sided[side]
 
     # --- tensors, and when modules run
@@ -230,8 +195,8 @@ class Step:
 
     def sequence_of(self, sites: list[int]) -> float | None:
         """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""
-        found = self.table.order_of[sites].min(initial=np.inf)
-        return float(found) if np.isfinite(found) else None
+        earliest = self.table.order_of[sites].min(initial=np.inf)
+        return float(earliest) if np.isfinite(earliest) else None
 
     def running(self, fqn: str, order: float) -> tuple[float, int] | None:
         """When the call of a module that is running at a place of the sequence began, and which call it is.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.sites import Alignment, of_kinds
 from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
 from introspect_cli.compare.match.names import (
@@ -24,7 +25,6 @@ from introspect_cli.compare.match.names import (
     with_ancestors,
 )
 from introspect_cli.compare.reasons.words import listed, often, what
-from introspect_cli.compare.result import StructureChange
 from introspect_cli.records import Kind, Phase, Site, count
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.join.distance import Layouts
     from introspect_cli.compare.match.correspondence import Correspondence
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.table import Half, Table
 
 SHOWN = 3
 """Changes that the sentence of a comparison names."""
@@ -65,11 +65,10 @@ class Structure:
 
     def see(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Take in the causes of a step."""
-        sides = (causes.a, causes.sites_a, causes.only_a), (causes.b, causes.sites_b, causes.only_b)
-        for only, (batch, sites, rows) in zip(self.only, sides, strict=True):
-            only.update(dict.fromkeys(sites[rows].tolist()))
-            self._see_passing(batch.checksum, sites, rows)
-        for union in causes.sites_a[causes.rows_a].tolist():
+        for only, half in zip(self.only, causes.halves, strict=True):
+            only.update(dict.fromkeys(half.sites[half.only].tolist()))
+            self._see_passing(half)
+        for union in causes.unions.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
         if not self._looked and len(causes.only_a) and len(causes.only_b):
             self._looked = True
@@ -80,14 +79,14 @@ class Structure:
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
-    def _see_passing(self, checksums: np.ndarray, sites: np.ndarray, rows: np.ndarray) -> None:
+    def _see_passing(self, half: Half) -> None:
         """Which modules of one side gave back what they were given: one input, one output, one checksum."""
         calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
-        for row in rows.tolist():
-            site = self.alignment.site(int(sites[row]))
+        for row in half.only.tolist():
+            site = self.alignment.site(int(half.sites[row]))
             if site.kind in {Kind.INPUT, Kind.OUTPUT} and site.phase is Phase.FORWARD:
                 call = calls.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
-                call[site.kind].append(int(checksums[row]))
+                call[site.kind].append(int(half.batch.checksum[row]))
         for (fqn, _), call in calls.items():
             gives_back = call[Kind.INPUT] and call[Kind.INPUT] == call[Kind.OUTPUT]
             (self.giving if gives_back else self.changing).add(fqn)
@@ -270,7 +269,9 @@ def _subjects(
     for (pattern, tensor, of_class), members in groups.items():
         name = pattern if len(members) > 1 else members[0]
         if all(member in other for member in members):
-            runs = _has_tensors(alignment, members[0], other)
+            tensors = np.flatnonzero(of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))).tolist()
+            held = {name for name in map(alignment.fqn.__getitem__, tensors) if owner_of(name) == members[0]}
+            runs = not held.isdisjoint(other)
             around = "" if runs else " around what is inside it"
             text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
         elif tensor or "." in name:
@@ -283,13 +284,6 @@ def _subjects(
         nothing = "which changes nothing: it" if same else "which"
         changes.append(_only(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
     return changes
-
-
-def _has_tensors(alignment: Alignment, module: str, names: set[str]) -> bool:
-    """Whether a parameter or buffer of a module itself is among the names."""
-    tensors = of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))
-    of_tensors = {alignment.fqn[union] for union in np.flatnonzero(tensors).tolist()}
-    return any(owner_of(name) == module and name in names for name in of_tensors)
 
 
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:

@@ -12,11 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.join.distance import Floats, Layouts, distances
 from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
 
 Codes = npt.NDArray[np.int8]
+
+OTHER = {"a": "b", "b": "a"}
+"""The other run."""
 
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
 """What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
@@ -74,6 +78,22 @@ class Because(IntEnum):
     """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
+
+
+class Half(NamedTuple):
+    """What one run recorded in a step.
+
+    Attributes:
+        side: a or b.
+        batch: its records, as the store's columns.
+        sites: the site of each.
+        only: rows that the other run should have and has not.
+    """
+
+    side: str
+    batch: StepBatch
+    sites: Ids
+    only: Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +189,20 @@ class Table:
         return np.asarray(self.row_b[self.differing])
 
     @property
+    def unions(self) -> Ids:
+        """The sites of the rows that differ."""
+        return np.asarray(self.site[self.differing])
+
+    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
+        """The estimated L2 distance of each of them, and the larger of both L2 norms; NaN where that is not known."""
+        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
+
+    @property
+    def halves(self) -> tuple[Half, Half]:
+        """What a and b recorded."""
+        return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
+
+    @property
     def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
         """Of a and of b, its records and the rows of those that differ from their partners."""
         return (self.a, self.rows_a), (self.b, self.rows_b)
@@ -176,7 +210,7 @@ class Table:
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
         """Kind codes of the rows that differ."""
-        return np.asarray(self.alignment.kind[self.site[self.differing]])
+        return np.asarray(self.alignment.kind[self.unions])
 
     @cached_property
     def only_a(self) -> Ids:
@@ -195,8 +229,8 @@ class Table:
         """Each row's place in a's sequence; what b alone has stands before the next record that both have."""
         sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
-        own = self.row_b[self.row_a < 0]
-        if not len(own):
+        alone_b = self.row_b[self.row_a < 0]
+        if not len(alone_b):
             return order
         by_site = np.full(self.alignment.size, -1.0)
         by_site[self.sites_a] = sequence_a
@@ -205,7 +239,7 @@ class Table:
         reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
         # before the next record that both have, and after what a alone has there
         shared = np.sort(np.delete(sequence_a, self.only_a))
-        following = np.searchsorted(shared, reached[own], side="right")
+        following = np.searchsorted(shared, reached[alone_b], side="right")
         ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
         order[self.row_a < 0] = ends[following] - 0.5
         return order

@@ -1,4 +1,4 @@
-"""How much was compared, the verdict where nothing diverged, and the answer in plain sentences where something did.
+"""The verdict where nothing diverged, and the answer in plain sentences where something did.
 
 "Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
 cannot be told.
@@ -6,97 +6,56 @@ cannot be told.
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.outcome import names_of, within
-from introspect_cli.compare.reach import furthest_of, within_words
+from introspect_cli.compare.reach import within_words
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
-from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
-from introspect_cli.compare.result import Counts, StructureChange, Verdict
-from introspect_cli.compare.structure import changes_of, sentence_of
+from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.structure import sentence_of
 from introspect_cli.compare.watched import failed
-from introspect_cli.labels import step_words
 from introspect_cli.records import Phase, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.store.reader import Run
 
 
-def structure_of(outcomes: Sequence[RankOutcome], *, same: bool) -> tuple[StructureChange, ...]:
-    """What differs in structure, of the first rank on which anything does."""
-    for outcome in outcomes:
-        if outcome.structure is not None and (changes := changes_of(outcome.structure, outcome.match, same=same)):
-            return changes
-    return ()
-
-
-def counts_of(a: Run, b: Run, outcomes: Sequence[RankOutcome]) -> Counts:
-    """How much was compared and what came of it, over all ranks."""
-    total: Counter[str] = sum((outcome.tally for outcome in outcomes), Counter())
-    agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
-    return Counts(
-        steps_a=max((len(a.rank(rank)) for rank in a.ranks), default=0),
-        steps_b=max((len(b.rank(rank)) for rank in b.ranks), default=0),
-        steps_compared=sum(len(outcome.paired) for outcome in outcomes),
-        equal=max(agree, 0),
-        not_observed=max(total["not_observed"], total["blind_both"]),
-        **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
-    )
-
-
-def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
-    diverging = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
-    return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
-
-
-def extent(counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
-    """How much agrees, in words: `2,410 records of 16 steps`."""
-    layouts = any(outcome.gathered is not None for outcome in outcomes)
-    by = "only within the tolerance or by extrema and means" if layouts else "within the tolerance or noise given"
-    passed = f", {counts.within} of them {by}" if counts.within else ""
-    thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in outcomes)
-    kept = " that both runs kept" if thinned else ""
-    return f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')}{kept}{passed}"
-
-
-def undiverged(
-    options: DiffOptions,
-    counts: Counts,
-    outcomes: Sequence[RankOutcome],
-    subject: str = "The runs are",
-    *,
-    results: bool = False,
-) -> tuple[Verdict, str]:
+def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
     """Verdict and sentence where nothing diverged, or nothing that a result rests on."""
-    why = _too_little(options, counts, outcomes) or _one_saw_more(counts, outcomes, results=results)
+    why = _too_little(compared) or _one_saw_more(compared, results=results)
     if why:
         return Verdict.UNDECIDED, f"Could not tell: {why}."
-    until = _until(outcomes)
-    if results and (first_of(outcomes) is not None or any(outcome.tally["blind"] for outcome in outcomes)):
-        return Verdict.SAME, _by_results(outcomes, until)
-    told = extent(counts, outcomes) + ("," if counts.within else "")
-    agree = f"{told} agree{'s' * (counts.equal == 1)} {until}"
-    reach = furthest_of(outcome.reach for outcome in outcomes)
-    changes = sentence_of(structure_of(outcomes, same=True))
+    verdict, text = _agree(compared, subject, results=results)
+    broken = [name for name, run in compared.runs if failed(run.manifest)]
+    if verdict is Verdict.SAME and broken:
+        which = "both captures" if len(broken) == 2 else f"the capture of run {broken[0]}"
+        rest = f"part of {which} failed, and the rest was not seen."
+        return Verdict.UNDECIDED, f"Could not tell: all that both runs recorded agrees, but {rest}"
+    return verdict, text
+
+
+def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
+    counts, options, outcomes, reach = compared.counts, compared.options, compared.outcomes, compared.reach
+    if results and (compared.best is not None or compared.tally["blind"]):
+        return Verdict.SAME, _by_results(compared)
+    extent = compared.extent + ("," if counts.within else "")
+    agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
+    changes = sentence_of(compared.structure(same=True))
     if reach is not None and counts.within and not options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
     elif not changes or options.evaluation is not None:
@@ -109,60 +68,49 @@ def undiverged(
     return Verdict.SAME, f"{agree}.{changes}{emptied(outcomes)}"
 
 
-def _too_little(options: DiffOptions, counts: Counts, outcomes: Sequence[RankOutcome]) -> str:
+def _too_little(compared: Compared) -> str:
     """Why there was too little to compare; "" where there was enough."""
+    counts, unseen = compared.counts, compared.tally["blind_both"]
     if not counts.steps_compared:
-        return "no selected step is in both runs" if options.steps else "the runs have no step in common"
+        return "no selected step is in both runs" if compared.options.steps else "the runs have no step in common"
     if not counts.records or counts.equal + counts.within == 0:
         return "the runs have nothing in common that both observed"
-    unseen = sum(outcome.tally["blind_both"] for outcome in outcomes)
     if 2 * unseen > counts.records:
         return f"about {unseen:,} of {count(counts.records, 'record')} in common could not be observed"
     return ""
 
 
-def _one_saw_more(counts: Counts, outcomes: Sequence[RankOutcome], *, results: bool) -> str:
+def _one_saw_more(compared: Compared, *, results: bool) -> str:
     """What one run alone saw, of records or of steps; "" where both saw the same."""
-    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
-    if blind is not None and not results:
-        number = count(sum(outcome.tally["blind"] for outcome in outcomes), "record")
-        only = f"{number} only one of them could see (the first: {blind.blind_site})"
+    blind = count(compared.tally["blind"], "record")
+    if compared.tally["blind"] and not results:
+        only = f"{blind} only one of them could see (the first: {compared.blind_site})"
         return f"all that both runs saw agrees, but {only}"
-    for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in outcomes):
+    for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in compared.outcomes):
         if any(tails):
             long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
-            agree = "agreed within the tolerance or noise given" if counts.within else "equal"
+            agree = "agreed within the tolerance or noise given" if compared.counts.within else "equal"
             more = f"{tail} more step{'s' * (tail > 1)}"
-            return f"{agree} {_until(outcomes)}, where run {short} ends; run {long} has {more}"
+            return f"{agree} {compared.until}, where run {short} ends; run {long} has {more}"
     return ""
 
 
-def _until(outcomes: Sequence[RankOutcome]) -> str:
-    """The last step that was compared: `up to and including step 12`."""
-    ends = [outcome.paired for outcome in outcomes if len(outcome.paired)]
-    last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-    return f"up to and including {step_words(last, reader.labels.get(last, {}))}"
-
-
-def _by_results(outcomes: Sequence[RankOutcome], until: str) -> str:
+def _by_results(compared: Compared) -> str:
     """The sentence where all results are equal, with what else differs or was not seen."""
-    reach = furthest_of(outcome.reach for outcome in outcomes)
-    text = f"The runs have the same results: the {names_of(outcomes)} are equal {until}."
-    if within(outcomes) and reach is not None:
-        text = f"{within_words(reach)}: the {names_of(outcomes)} agree to that {until}."
-    elif within(outcomes):
+    names, until = compared.results, compared.until
+    text = f"The runs have the same results: the {names} are equal {until}."
+    if compared.within and compared.reach is not None:
+        text = f"{within_words(compared.reach)}: the {names} agree to that {until}."
+    elif compared.within:
         how = "within the tolerance or noise given"
-        text = f"The runs have the same results {how}: the {names_of(outcomes)} agree {until}, not all bit for bit."
-    best = first_of(outcomes)
-    if best is not None and best.first is not None:
-        first = best.first
+        text = f"The runs have the same results {how}: the {names} agree {until}, not all bit for bit."
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
         text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
-    blind = next((outcome for outcome in outcomes if outcome.tally["blind"]), None)
-    if blind is not None:
-        number = sum(outcome.tally["blind"] for outcome in outcomes)
-        unseen = f"{count(number, 'record')} that only one run could see (the first: {blind.blind_site})"
+    if blind := compared.tally["blind"]:
+        unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
         text += f" Nothing is said of {unseen}."
-    return f"{text}{sentence_of(structure_of(outcomes, same=False))}{emptied(outcomes)}"
+    return f"{text}{sentence_of(compared.structure(same=False))}{emptied(compared.outcomes)}"
 
 
 def emptied(outcomes: Sequence[RankOutcome]) -> str:
@@ -192,24 +140,12 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
-def doubted(a: Run, b: Run) -> tuple[Verdict, str] | None:
-    """Verdict and sentence where nothing diverged, but part of a capture failed; None where none did."""
-    names = [name for run, name in ((a, "a"), (b, "b")) if failed(run.manifest)]
-    if not names:
-        return None
-    which = "both captures" if len(names) == 2 else f"the capture of run {names[0]}"
-    return (
-        Verdict.UNDECIDED,
-        f"Could not tell: all that both runs recorded agrees, but part of {which} failed, and the rest was not seen.",
-    )
-
-
 _ROOM = 240
 """Characters that the likely causes may take in the first sentence."""
 
 
-def sentence(scene: Scene, head: str = "First divergence at") -> str:
-    """The answer; `head` is what stands before the place."""
+def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
+    """The answer: the place, and what differs there and why; `head` is what stands before the place."""
     first, cause = scene.first, scene.cause
     where = first.step_words
     reduced = ranks.summed(scene)
@@ -218,20 +154,20 @@ def sentence(scene: Scene, head: str = "First divergence at") -> str:
         where += ", recomputed"
     elif first.site.evaluates and "evaluation" not in head:
         where += ", in evaluation"
-    told_by_reason = reason_named(scene.tells).sentence(scene) + copies_words(scene)
+    why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
     if cause.grown and not reduced and cause.reason != Split.word:
-        told_by_reason += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    text = f"{head} {where}: {told_by_reason}{unseeded_sentence(scene)}"
-    told = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
+        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
+    why += unseeded_sentence(scene)
+    settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
-        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in told
+        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
     ]
     if blamed and not scene.lost:
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
         causes = [describe(change) for change in blamed[:3]]
         fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
-        text += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
-    return text
+        why += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
+    return f"{head} {where}", why
 
 
 def agreeing_lines(scene: Scene) -> tuple[str, ...]:

@@ -27,16 +27,14 @@ from introspect_cli.compare.outcome import (
     watches_results,
 )
 from introspect_cli.compare.overview import Heat
-from introspect_cli.compare.passes.choose import brings_values, choose
-from introspect_cli.compare.passes.combine import combine
+from introspect_cli.compare.passes.choose import brings_values, choose, separate
 from introspect_cli.compare.passes.cover import cover, evaluates
 from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.pair import matched, pair
-from introspect_cli.compare.passes.separate import separate
-from introspect_cli.compare.passes.tolerate import tolerate
+from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Resumption, Role
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
@@ -49,6 +47,7 @@ from introspect_cli.store.whole import Reader, readers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from introspect_cli.compare.findings import Resumption
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.index import StepEntry
 
@@ -141,9 +140,6 @@ class Walk:
 
     # --- counts
 
-    def _count(self, **more: int) -> None:
-        self.outcome.tally.update(more)
-
     def _count_passed(self, table: Table, entry_a: StepEntry) -> None:
         """Count what the passes of a step let pass, or found that nothing can be said of."""
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
@@ -152,19 +148,19 @@ class Walk:
         of_a = alone & (table.state == ABSENT) | operators & (table.because == Because.NOT_COMPARED)
         of_a |= table.because == Because.READ_ON
         of_a &= table.row_a >= 0  # compared with nothing, so not equal
-        self._count(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
+        self.outcome.tally.update(causes=int((of_a if comparison.entire else of_a & chosen).sum()))
         if len(table.a) > entry_a.rows:
-            self._count(records=int(comparison.chosen[table.left].sum()))
+            self.outcome.tally.update(records=int(comparison.chosen[table.left].sum()))
         if (chosen & (table.because == Because.EVALUATION)).any():
             runs = evaluates(table)
             if runs[0] != runs[1]:
                 self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
-            self._count(causes=int((table.row_a[formed] >= 0).sum()))
+            self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
             outcome.forms = outcome.forms or forms_of(table, formed, self.comparison.sides)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
-        self._count(within=len(within))
+        self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:
             first = within[int(np.argmin(table.order[within]))]
             outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
@@ -182,12 +178,12 @@ class Walk:
         """Count records that one run or both could not see."""
         unseen = table.chosen & (table.state == NOT_SEEN)
         lost = np.flatnonzero(unseen & np.isin(table.because, (Because.NOT_COUNTED, Because.LISTED)))
-        self._count(not_observed=len(lost), blind=len(lost))
+        self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
         blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
         status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]
-        seen_a, seen_b = (own != int(Status.NOT_OBSERVED) for own in status)
+        seen_a, seen_b = (column != int(Status.NOT_OBSERVED) for column in status)
         by_one = blind[seen_a != seen_b]
-        self._count(not_observed=len(blind), blind=len(by_one))
+        self.outcome.tally.update(not_observed=len(blind), blind=len(by_one))
         lost = np.concatenate([lost[table.one_sided[lost]], lost[~table.one_sided[lost]], by_one])
         if len(lost) and not self.outcome.blind_site:
             site = table.named(lost[0])
@@ -205,11 +201,13 @@ class Walk:
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if self._only_causes(chosen):
             return
-        self._count(steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b))
+        self.outcome.tally.update(
+            steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
+        )
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
-            outcome.heat.add(place, chosen, *comparison.layouts)
+            outcome.heat.add(place, chosen, comparison.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         before, carried = self._before(table)
@@ -223,8 +221,8 @@ class Walk:
         if begins and comparison.causes is not None:
             lead = choose(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._list(lead.step, lead.position, lead.cause)
-                positions = [position for position in positions if position != lead.stands_for]
+                self._list(*lead[:3])
+                positions = [position for position in positions if position != lead[3]]
         lost = shown_by(step, self.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
@@ -232,9 +230,8 @@ class Walk:
                 break
             self._list(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
-            self._share(step, positions)
             outcome.lost += [materialise(step, position, cause) for position, cause in lost.items()]
-            self._see_origins(step, positions)
+            self._see_others(step, positions)
         self.carried, self.last = carry_over(step, carried, comparison.ended), table.step
 
     def _before(self, table: Table) -> tuple[Table | None, Carried]:
@@ -265,7 +262,7 @@ class Walk:
         self.began = self.began or table
         self.new_values = self.new_values or brings_values(causes)
         if outcome.first is None:
-            self._count(causes=len(causes.rows_a) + len(causes.only_a))
+            self.outcome.tally.update(causes=len(causes.rows_a) + len(causes.only_a))
             if not self.options.evaluation and not results_agree(table):
                 if records_results(table):
                     outcome.one_sided_step = table.step
@@ -283,22 +280,17 @@ class Walk:
             step.resumed = False
         outcome.listed.append(divergence)
 
-    def _see_origins(self, step: Step, positions: Sequence[int]) -> None:
-        """Keep what else of the step rests on nothing that differs, where the first divergence is an origin itself."""
+    def _see_others(self, step: Step, positions: Sequence[int]) -> None:
+        """Keep what else of the step rests on nothing that differs, and the first that both runs have."""
         first, cause = self.outcome.first, self.outcome.cause
-        if first is None or cause is None or cause.role is not Role.ORIGIN or first.step != step.number:
+        if first is None or cause is None:
             return
-        for position, other in origins(step, positions, first.site, cause):
-            self.outcome.origins.append((materialise(step, position, other), other))
-
-    def _share(self, step: Step, positions: Sequence[int]) -> None:
-        """Keep the first divergence of the step in which the first one is that both runs have, if that one is not."""
-        first = self.outcome.first
-        if first is None or (first.a is not None and first.b is not None):
-            return
-        position = next((own for own in positions if not step.is_one_sided(own)), None)
-        if position is not None:
+        both = (position for position in positions if not step.is_one_sided(position))
+        if first.only and (position := next(both, None)) is not None:
             self.outcome.shared = materialise(step, position, judge(step, position))
+        if cause.role is Role.ORIGIN and first.step == step.number:
+            for position, other in origins(step, positions, first.site, cause):
+                self.outcome.origins.append((materialise(step, position, other), other))
 
 
 def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome:
@@ -307,14 +299,14 @@ def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome
     started = options_of(sides.manifest_a), options_of(sides.manifest_b)
     listing = lists(sides.manifest_a), lists(sides.manifest_b)
     paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, sides.ends), started, offset, listing)
-    outcome = RankOutcome(sides.rank, paired, offset)
+    outcome = RankOutcome(sides.rank, paired, offset=offset)
     comparison = Comparison(sides, options, offset)
     outcome.gathered = comparison.gathered
     places = differing(paired)
-    own = columns(sides.a.sites, sides.rename)
-    counted = selected(own.kind, own.fqn, options.kinds, options.modules)
+    sites = columns(sides.a.sites, sides.rename)
+    counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
     if options.evaluation is not None:
-        counted &= evaluating(own.phase, own.fqn) == options.evaluation
+        counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
     if places:
         Walk(comparison, outcome).run(places)
         if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
@@ -323,18 +315,13 @@ def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
     outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
     outcome.foreign = sum(seed is not None for seed in sides.seeds) - len(seeds)
-    records = _records(paired, None if counted.all() else counted)  # ranks as one know it of what was read
+    records = paired.records  # ranks as one know it of what was read
+    if not counted.all():
+        records = sum(int(counted[np.asarray(sides.a.read(entry.step).site)].sum()) for entry, _ in paired)
     outcome.tally.update(records=records, blind_both=_blind_rows(sides.a, paired, counted))
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = resumption_of(comparison)
     return outcome
-
-
-def _records(paired: Paired, counted: Mask | None) -> int:
-    """How many records of run a count in the common steps; `counted` says it by site number, None for all."""
-    if counted is None:
-        return paired.records
-    return sum(int(counted[np.asarray(paired.a.read(entry.step).site)].sum()) for entry, _ in paired)
 
 
 def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
@@ -343,15 +330,13 @@ def _blind_rows(reader: Reader, paired: Paired, counted: Mask) -> int:
     Steps with equal digests are not opened to find out, and what a run cannot see hardly changes from step to step: the
     first and the last common step are counted, and the last stands for those between.
     """
-    if not len(paired):
-        return 0
-    first, last = (_blind_in(reader, paired[place][0], counted) for place in (0, len(paired) - 1))
-    return first + last * (len(paired) - 1)
 
+    def blind(place: int) -> int:
+        batch = reader.read(paired[place][0].step)
+        status = np.asarray(batch.status)
+        partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
+        unseen = (status == int(Status.NOT_OBSERVED)) | partial
+        return int((unseen & counted[np.asarray(batch.site)]).sum())
 
-def _blind_in(reader: Reader, entry: StepEntry, counted: Mask) -> int:
-    batch = reader.read(entry.step)
-    status = np.asarray(batch.status)
-    partial = (status == int(Status.PARTIAL)) & (np.asarray(batch.checksum) == 0)
-    unseen = (status == int(Status.NOT_OBSERVED)) | partial
-    return int((unseen & counted[np.asarray(batch.site)]).sum())
+    last = len(paired) - 1
+    return blind(0) + blind(last) * last if len(paired) else 0

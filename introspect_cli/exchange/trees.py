@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_steps
 from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, value
-from introspect_cli.inspect.nested import flattened, keys, nested
+from introspect_cli.inspect.module_tree import flattened, keys, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_steps
 from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, value
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
-from introspect_cli.inspect.nested import flattened, nested
+from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
 from introspect_cli.store import documents
 

@@ -8,6 +8,7 @@ aligned step after the other, and its file has the rules that ask for it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Rows = Mapping[int, int]  # rank -> its row
 
 _MULTIPLE = 1e-5
+_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
 
 
 class SiteName(NamedTuple):
@@ -171,6 +173,23 @@ class Ranks:
         sites = self.whole.sites
         names = zip(sites.kind, sites.phase, sites.fqn, sites.path, sites.call.tolist(), strict=True)
         return [SiteName(*name) for name in names]
+
+    @cached_property
+    def adding_up(self) -> dict[str, list[int]]:
+        """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
+        classes = {module.fqn: module.module_class for module in self.whole.modules}
+        outputs: dict[str, list[int]] = {}
+        for number, site in enumerate(self.sites):
+            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
+                outputs.setdefault(site.fqn, []).append(number)
+        adding = {}
+        for site in self.sites:
+            owner, _, name = site.fqn.rpartition(".")
+            biased, looked_up = _BIAS.match(classes.get(owner, "")), classes.get(owner) == "Embedding"
+            adds_up = (name == "bias" and biased is not None) or (name == "weight" and looked_up)
+            if site.kind == Kind.GRAD and owner in outputs and adds_up:
+                adding[site.fqn] = outputs[owner]
+        return adding
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:

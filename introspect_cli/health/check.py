@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import activations, gradients, inputs, losses, nonfinite, parameters
+from introspect_cli.health import flow, inputs, nonfinite, parameters
 from introspect_cli.health.aligned import Ranks
-from introspect_cli.health.collectives import COLLECTIVES, Collectives
-from introspect_cli.health.copies import COPIES_DIFFER, RANK_LAYOUT, Copies
-from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, RankRule, Rule
-from introspect_cli.health.given import RANK_SETTINGS, SAME_SAMPLES, UNEVEN_BATCHES, Given
-from introspect_cli.health.outputs import RANK_DRAWS, RANK_OUTPUTS, Outputs
-from introspect_cli.health.parts import SHARDS, TIED_WEIGHTS, Parts
-from introspect_cli.health.progress import LOST_RANK, RANK_GRADIENTS, RANK_STEPS, Progress
+from introspect_cli.health.collectives import Collectives, collectives
+from introspect_cli.health.copies import Copies, Parts, copies_differ, rank_layout, shards, tied_weights
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
+from introspect_cli.health.given import (
+    Given,
+    Progress,
+    lost_rank,
+    rank_gradients,
+    rank_settings,
+    rank_steps,
+    same_samples,
+    uneven_batches,
+)
+from introspect_cli.health.outputs import Outputs, rank_draws, rank_outputs
 from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.health.reduction import REDUCTION, Reductions
-from introspect_cli.health.scaling import LOCAL_CLIP, SUMMED_GRADIENTS, Scaling
+from introspect_cli.health.reduction import Reductions, reduction
+from introspect_cli.health.scaling import Scaling, local_clip, summed_gradients
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
@@ -32,27 +39,25 @@ if TYPE_CHECKING:
 
 RULES: tuple[Rule, ...] = (
     *nonfinite.RULES,
-    *losses.RULES,
-    *gradients.RULES,
-    *activations.RULES,
+    *flow.RULES,
     *parameters.RULES,
     *inputs.RULES,
-    LOST_RANK,
-    REDUCTION,
-    SUMMED_GRADIENTS,
-    LOCAL_CLIP,
-    COPIES_DIFFER,
-    SAME_SAMPLES,
-    RANK_SETTINGS,
-    RANK_LAYOUT,
-    COLLECTIVES,
-    RANK_STEPS,
-    RANK_GRADIENTS,
-    RANK_OUTPUTS,
-    RANK_DRAWS,
-    UNEVEN_BATCHES,
-    SHARDS,
-    TIED_WEIGHTS,
+    lost_rank,
+    reduction,
+    summed_gradients,
+    local_clip,
+    copies_differ,
+    same_samples,
+    rank_settings,
+    rank_layout,
+    collectives,
+    rank_steps,
+    rank_gradients,
+    rank_outputs,
+    rank_draws,
+    uneven_batches,
+    shards,
+    tied_weights,
 )
 """Every rule, in the order in which they are documented."""
 
@@ -89,7 +94,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         work: runs tasks, each of which puts rules to some ranks; None to do so here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
-    together = several and any(isinstance(rule, RankRule) for rule in rules)
+    together = several and any(rule.together for rule in rules)
     begun: Iterable[Iterable[_OfRank]] | None = None
     if work is not None and several:
         ids = tuple(rule.id for rule in rules)
@@ -132,7 +137,7 @@ def _check_group(task: Task) -> list[_OfRank]:
 
 
 def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
-    answers = {rule.id: _answer(rule, table) for rule in rules if not isinstance(rule, RankRule)}
+    answers = {rule.id: _answer(rule, table) for rule in rules if not rule.together}
     return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
 
 
@@ -167,14 +172,14 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
     unseen: list[tuple[str, str]] = []
     for rule in rules:
         answers = [of.answers[rule.id] for of in each if rule.id in of.answers]
-        if isinstance(rule, RankRule):
+        if rule.together:
             if ranks is None:
                 continue
             answers = [_answer(rule, ranks)]
-        hits = [hit for found, _ in answers for hit in found]
+        hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
-            findings.append(_folded(rule, hits))
+            findings.append(folded(rule, hits))
         if len(lacking) < len(answers):
             checked.append(rule.id)
         else:
@@ -196,10 +201,10 @@ def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
             hits = list(rule.find(subject))
     except NotObservedError as error:
         return [], [str(error)]
-    return hits if isinstance(rule, RankRule) else [replace(hit, rank=subject.rank) for hit in hits], []
+    return hits if rule.together else [replace(hit, rank=subject.rank) for hit in hits], []
 
 
-def _folded(rule: Rule, hits: list[Hit]) -> Finding:
+def folded(rule: Rule, hits: list[Hit]) -> Finding:
     """One finding for a rule: the earliest of what it found, the other sites beside it."""
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))

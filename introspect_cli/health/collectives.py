@@ -16,7 +16,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
-from introspect_cli.health.findings import Hit, Level, NotObservedError, RankRule
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, clean, count
 from introspect_cli.store.launch import IN_FLIGHT, group_size
 
@@ -202,21 +202,17 @@ def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
     return lines
 
 
-def _collectives(ranks: Ranks) -> Iterator[Hit]:
-    collectives = ranks.of(Collectives)
-    under_way = _under_way(list(ranks.readers.values()))
-    if not collectives.seen and not under_way:
-        raise NotObservedError("collectives (capture --record default,collective)")
-    hits = chain(collectives.mismatched.values(), collectives.messages.wrong(), collectives.wrong.values(), under_way)
-    yield from sorted(hits, key=lambda hit: hit.step)
-
-
-COLLECTIVES = RankRule(
+@rank_rule(
     "collectives",
     Level.ERROR,
     "a collective is missing, doubled, mismatched or in another order on a rank, or its result is wrong",
     "seen with --record default,collective, in a hang too; a send without a recv counts, and results are "
     "checked of reductions, gathers, broadcasts, scatters and all_to_all",
     "a call that only some ranks make, a loop of another length, an order that depends on the rank",
-    _collectives,
 )
+def collectives(ranks: Ranks) -> Iterator[Hit]:
+    collectives = ranks.of(Collectives)
+    under_way = _under_way(list(ranks.readers.values()))
+    observed(collectives.seen or under_way, "collectives (capture --record default,collective)")
+    hits = chain(collectives.mismatched.values(), collectives.messages.wrong(), collectives.wrong.values(), under_way)
+    yield from sorted(hits, key=lambda hit: hit.step)

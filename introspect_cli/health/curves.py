@@ -1,18 +1,27 @@
-"""The curves everyone looks at first: losses, the norm of all gradients, learning rates; and scales along the depth."""
+"""What everyone looks at first: losses, the norm of all gradients, learning rates, scales along the depth of a model.
+
+A look at a run that may go on has these, how far it is, how fast, and what a check finds so far.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.health.check import check_tables
+from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
+from introspect_cli.store.reader import Run, RunState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.table import Table
+    from introspect_cli.labels import Labels
 
 _MOST = 4  # of a kind; a script with more losses than that has a history for each
 
@@ -120,3 +129,70 @@ def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
         return Depth((), (), (), ())
     names, low, middle, high, dtypes = zip(*rows, strict=True)
     return Depth(names, low, middle, high, dtypes, len(sites))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen of a run.
+
+    Attributes:
+        path: where it is.
+        state: whether it goes on, or how it ended.
+        steps: steps that can be read, of the rank with most.
+        last: the last of them that every rank has; None without any.
+        labels: what its framework calls that step.
+        rate: steps of the script in a second; None where nothing tells.
+        recent: whether that is the rate of late; else it is the average since the script started.
+        curves: losses, norms and learning rates of its lowest rank.
+        check: what a check of it finds.
+        behind: steps that the run went on while it was looked at.
+    """
+
+    path: str
+    state: RunState
+    steps: int
+    last: int | None
+    labels: Labels
+    rate: float | None
+    curves: tuple[Curve, ...]
+    check: CheckResult
+    recent: bool = False
+    behind: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.state is not RunState.RUNNING
+
+
+def look(run: Run) -> Look:
+    """Look at a run that was opened just now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    tables = {rank: read_table(run.rank(rank)) for rank in run.ranks}
+    drawn = curves(tables[run.ranks[0]]) if run.ranks else ()
+    last = run.last_step
+    labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
+    steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
+    check = check_tables(str(run.path), list(tables.values()))
+    return Look(str(run.path), run.state, steps, last, labels, _rate(run), drawn, check)
+
+
+def _rate(run: Run) -> float | None:
+    """Steps in a second from the start of the script to now, or to its end."""
+    began, ended = _time(run.manifest.get("started")), _time(run.manifest.get("ended"))
+    if run.state is RunState.RUNNING:
+        ended = dt.datetime.now(dt.timezone.utc)
+    if began is None or ended is None or run.last_step is None or ended <= began:
+        return None
+    return (run.last_step + 1) / (ended - began).total_seconds()
+
+
+def _time(value: object) -> dt.datetime | None:
+    try:
+        time = dt.datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return time if time.tzinfo else None

@@ -75,7 +75,7 @@ def wrong_result(now: AlignedStep, calls: Mapping[int, Call], *, complete: bool)
     if operation == "all_reduce":
         expected = _reduced(given, gives, how, near)
     elif operation == "broadcast":
-        expected = "" if {give.checksum for give in gives} == {own.checksum for own in given} else "what the root sent"
+        expected = "" if {one.checksum for one in gives} == {one.checksum for one in given} else "what the root sent"
     elif operation in ("all_gather", "gather", "scatter", "all_to_all"):
         put = "put together" if "gather" in operation else "shared out"
         expected = "" if _only_moved(given, gives, operation, near) else f"what went in, {put}"

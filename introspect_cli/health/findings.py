@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
+
+Find: TypeAlias = "Callable[[Any], Iterable[Hit]]"
 
 
 class Level(str, Enum):
@@ -58,7 +60,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule about one rank.
+    """A rule about one rank, or about all ranks of a run together.
 
     Attributes:
         id: name on the command line.
@@ -66,7 +68,8 @@ class Rule:
         about: what it looks for, in a line.
         when: the numbers from which something counts, what does not count, and whose advice that is, if anybody's.
         cause: what usually causes it.
-        find: yields what it finds in a rank's table, or raises `NotObservedError`.
+        find: yields what it finds in a rank's `table.Table`, or raises `NotObservedError`.
+        together: whether `find` takes the `aligned.Ranks` of a run instead.
     """
 
     id: str
@@ -74,11 +77,18 @@ class Rule:
     about: str
     when: str
     cause: str
-    find: Callable[[Any], Iterable[Hit]]
+    find: Find
+    together: bool = False
 
 
-class RankRule(Rule):
-    """A rule about all ranks of a run together: `find` takes an `aligned.Ranks`."""
+def rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
+    """Make a rule about one rank of the function that finds what it looks for."""
+    return lambda find: Rule(id_, level, about, when, cause, find)
+
+
+def rank_rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
+    """Make a rule about all ranks together of the function that finds what it looks for."""
+    return lambda find: Rule(id_, level, about, when, cause, find, together=True)
 
 
 @dataclass(frozen=True)

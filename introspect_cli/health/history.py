@@ -155,7 +155,14 @@ def pack(
             if name[1] in _ORDER and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
                 by_name.setdefault(name, {})[run] = number
     names = sorted(by_name, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
-    every = np.unique(np.concatenate([_steps(table) + shift for table, shift in zip(tables, shifts, strict=True)]))
+    every = np.unique(
+        np.concatenate(
+            [
+                (table.many.steps if len(table.many.steps) else table.few.steps) + shift
+                for table, shift in zip(tables, shifts, strict=True)
+            ]
+        )
+    )
     kept = _thinned(every, MOST_POINTS, keep_step)
     parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
     used, whole = 0, None
@@ -200,10 +207,6 @@ def _states(a: NDArray[np.uint64] | None, b: NDArray[np.uint64] | None, steps: i
         return np.where((np.zeros(steps) if checksums is None else checksums) != 0, seen_in, UNKNOWN).astype(np.uint8)
     seen = (a != 0) & (b != 0)
     return np.select([seen & (a == b), seen], [EQUAL, DIFFERS], UNKNOWN).astype(np.uint8)
-
-
-def _steps(table: Table) -> NDArray[np.int64]:
-    return table.many.steps if len(table.many.steps) else table.few.steps
 
 
 def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray[np.int64]:

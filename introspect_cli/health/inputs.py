@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
+from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -37,7 +37,16 @@ DRIFT_MEAN = 3.0
 """Running standard deviations by which a running mean may move after that."""
 
 
-def _raw_inputs(table: Table) -> Iterator[Hit]:
+@rule(
+    "raw-inputs",
+    Level.WARNING,
+    "inputs far from mean 0 and variance 1",
+    f"in {OFTEN:.0%} of the steps or more, a model's float input has a root mean square above {LARGE:g}, or a "
+    f"mean over one and more than {OFFSET:g} standard deviations from zero (LeCun and others, Efficient "
+    "BackProp, 1998)",
+    "a missing normalisation of the data",
+)
+def raw_inputs(table: Table) -> Iterator[Hit]:
     with_parameters = {module.fqn.partition(".")[0] for module in table.modules if module.parameters}
     inputs = table.tensors(Kind.INPUT, phase=Phase.FORWARD)
     sites = [site for site in inputs if "." not in table.fqn[site] and table.fqn[site] in with_parameters]
@@ -49,7 +58,7 @@ def _raw_inputs(table: Table) -> Iterator[Hit]:
         if len(raw) and raw.mean() >= OFTEN:
             at = int(np.argmax(raw))
             text = f"mean {mean[at]:.4g} and standard deviation {np.sqrt(var[at]):.4g} at step {steps[at]}"
-            yield Hit(int(steps[at]), table.name(site), text)
+            yield table.hit(site, steps[at], text)
 
 
 class _Batch(NamedTuple):
@@ -86,7 +95,14 @@ def _batches(table: Table) -> dict[str, list[_Batch]]:
     return observed(batches, "batches of a DataLoader")
 
 
-def _repeated_batch(table: Table) -> Iterator[Hit]:
+@rule(
+    "repeated-batch",
+    Level.WARNING,
+    "the same batch twice in a row",
+    "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
+    "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
+)
+def repeated_batch(table: Table) -> Iterator[Hit]:
     for loader, batches in _batches(table).items():
         if len({batch.checksums for batch in batches}) < 2:
             continue
@@ -98,7 +114,14 @@ def _repeated_batch(table: Table) -> Iterator[Hit]:
             yield Hit(after.step, loader, text)
 
 
-def _one_batch(table: Table) -> Iterator[Hit]:
+@rule(
+    "one-batch",
+    Level.INFO,
+    "a loader that yields one batch only",
+    f"a loader yields one and the same batch {REST} times or more and no other",
+    "full-batch training, or a data set cut down to try something",
+)
+def one_batch(table: Table) -> Iterator[Hit]:
     for loader, batches in _batches(table).items():
         if len(batches) >= REST and len({batch.checksums for batch in batches}) == 1:
             yield Hit(batches[0].step, loader, f"all {len(batches)} batches are the same, bit for bit")
@@ -111,7 +134,14 @@ def _running(table: Table, name: str) -> list[int]:
     return observed(sites, "running statistics of a BatchNorm")
 
 
-def _frozen_statistics(table: Table) -> Iterator[Hit]:
+@rule(
+    "batchnorm-frozen",
+    Level.WARNING,
+    "BatchNorm statistics that never change in training",
+    f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
+    "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
+)
+def batchnorm_frozen(table: Table) -> Iterator[Hit]:
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
     for site in _running(table, "running_mean"):
         if table.fqn[site].rpartition(".")[0] not in called:
@@ -119,10 +149,18 @@ def _frozen_statistics(table: Table) -> Iterator[Hit]:
         column = table.column(site)
         rows = np.flatnonzero(column.layout >= 0)
         if len(rows) > REST and len(set(column.checksum[rows].tolist())) == 1:
-            yield Hit(int(column.steps[rows[0]]), table.name(site), f"the same bits after each of {len(rows)} steps")
+            yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")
 
 
-def _drifting_statistics(table: Table) -> Iterator[Hit]:
+@rule(
+    "batchnorm-drift",
+    Level.WARNING,
+    "BatchNorm statistics that do not settle",
+    f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
+    f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
+    "activations that grow, data whose distribution changes, or a learning rate that is too high",
+)
+def batchnorm_drift(table: Table) -> Iterator[Hit]:
     long_enough = False
     for site in _running(table, "running_var"):
         steps, var = table.stat(site, "mean")
@@ -144,52 +182,7 @@ def _drifting_statistics(table: Table) -> Iterator[Hit]:
                 f"the running mean moves by {moved:.1f} running deviations between steps {steps[after]} and {steps[-1]}"
             )
             yield Hit(int(steps[after]), f"buffer {owner}.running_mean", text)
-    if not long_enough:
-        raise NotObservedError(f"more than {BURN_IN + REST} steps of a BatchNorm")
+    observed(long_enough, f"more than {BURN_IN + REST} steps of a BatchNorm")
 
 
-RULES = (
-    Rule(
-        "raw-inputs",
-        Level.WARNING,
-        "inputs far from mean 0 and variance 1",
-        f"in {OFTEN:.0%} of the steps or more, a model's float input has a root mean square above {LARGE:g}, or a "
-        f"mean over one and more than {OFFSET:g} standard deviations from zero (LeCun and others, Efficient "
-        "BackProp, 1998)",
-        "a missing normalisation of the data",
-        _raw_inputs,
-    ),
-    Rule(
-        "repeated-batch",
-        Level.WARNING,
-        "the same batch twice in a row",
-        "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
-        "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
-        _repeated_batch,
-    ),
-    Rule(
-        "one-batch",
-        Level.INFO,
-        "a loader that yields one batch only",
-        f"a loader yields one and the same batch {REST} times or more and no other",
-        "full-batch training, or a data set cut down to try something",
-        _one_batch,
-    ),
-    Rule(
-        "batchnorm-frozen",
-        Level.WARNING,
-        "BatchNorm statistics that never change in training",
-        f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
-        "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
-        _frozen_statistics,
-    ),
-    Rule(
-        "batchnorm-drift",
-        Level.WARNING,
-        "BatchNorm statistics that do not settle",
-        f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
-        f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
-        "activations that grow, data whose distribution changes, or a learning rate that is too high",
-        _drifting_statistics,
-    ),
-)
+RULES = (raw_inputs, repeated_batch, one_batch, batchnorm_frozen, batchnorm_drift)

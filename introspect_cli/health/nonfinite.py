@@ -1,4 +1,4 @@
-"""Numbers that are none: the first NaN or infinity and who made it, and those that are about to come."""
+"""Numbers that are none, the first NaN or infinity and who made it, and a loss that is none, stuck or spiking."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
+from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -44,7 +44,16 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
-def _nonfinite(table: Table) -> Iterator[Hit]:
+@rule(
+    "nonfinite",
+    Level.ERROR,
+    "the first NaN or Inf, and the site that made it",
+    "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
+    "input, output, buffer, batch or result of a forward operator counts as a mask, and gradients of a step that "
+    "changed no parameter as skipped-steps",
+    "a division by zero, the log or root of something not positive, an overflow, or bad data",
+)
+def nonfinite(table: Table) -> Iterator[Hit]:
     observed(len(table.many.steps), "a step with records")
     if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
         raise NotObservedError("statistics (`--stats`)")
@@ -87,7 +96,15 @@ def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     return f"{what}; nothing earlier has any"
 
 
-def _overflow_ahead(table: Table) -> Iterator[Hit]:
+@rule(
+    "overflow-ahead",
+    Level.WARNING,
+    "values near the largest that their dtype holds",
+    f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
+    f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
+    "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
+)
+def overflow_ahead(table: Table) -> Iterator[Hit]:
     observed(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
@@ -103,17 +120,32 @@ def _overflow_ahead(table: Table) -> Iterator[Hit]:
         if len(near):
             at = int(near[0])
             text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
-            yield Hit(int(steps[at]), table.name(site), text)
+            yield table.hit(site, steps[at], text)
 
 
-def _skipped(table: Table) -> Iterator[Hit]:
+@rule(
+    "skipped-steps",
+    Level.INFO,
+    "steps skipped because gradients overflowed",
+    "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
+    "a gradient scaler that looks for its scale; usual in the first steps",
+)
+def skipped_steps(table: Table) -> Iterator[Hit]:
     observed(table.moves.names, "parameters after optimizer steps")
     backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
     for step in sorted(backward & table.moves.skipped)[:1]:
         yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
 
 
-def _underflow(table: Table) -> Iterator[Hit]:
+@rule(
+    "underflow",
+    Level.WARNING,
+    "float16 gradients that have become zero",
+    f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
+    f"than {KEPT:.0%} of the one at its output",
+    "no gradient scaler, or a scale that is too low",
+)
+def underflow(table: Table) -> Iterator[Hit]:
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
     observed(sites, "float16 gradients")
@@ -131,44 +163,97 @@ def _underflow(table: Table) -> Iterator[Hit]:
             text = (
                 f"{zeros[at]:.0%} of the gradient is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
             )
-            yield Hit(int(steps[at]), table.name(site), text)
+            yield table.hit(site, steps[at], text)
 
 
-RULES = (
-    Rule(
-        "nonfinite",
-        Level.ERROR,
-        "the first NaN or Inf, and the site that made it",
-        "a recorded value is NaN or infinite; says whether what went into the module was finite. -Inf alone in an "
-        "input, output, buffer, batch or result of a forward operator counts as a mask, and gradients of a step that "
-        "changed no parameter as skipped-steps",
-        "a division by zero, the log or root of something not positive, an overflow, or bad data",
-        _nonfinite,
-    ),
-    Rule(
-        "overflow-ahead",
-        Level.WARNING,
-        "values near the largest that their dtype holds",
-        f"an input, output, parameter or its gradient exceeds 1/{HEADROOM:g} of the largest value of its dtype "
-        f"({LARGEST['float16']:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled",
-        "activations or a loss scale that grow; use bfloat16, normalise, or lower the scale",
-        _overflow_ahead,
-    ),
-    Rule(
-        "underflow",
-        Level.WARNING,
-        "float16 gradients that have become zero",
-        f"at {UNDERFLOWS} steps or more, over {LOST:.0%} of a float16 gradient at a module's input is zero, and less "
-        f"than {KEPT:.0%} of the one at its output",
-        "no gradient scaler, or a scale that is too low",
-        _underflow,
-    ),
-    Rule(
-        "skipped-steps",
-        Level.INFO,
-        "steps skipped because gradients overflowed",
-        "gradients are not finite and no parameter changes in that step, as with a gradient scaler",
-        "a gradient scaler that looks for its scale; usual in the first steps",
-        _skipped,
-    ),
+STUCK_STEPS = 20
+"""Steps below which a loss may rest."""
+
+STUCK = 0.002
+"""Span of the loss over the whole run, relative to its median, below which it is stuck."""
+
+SPIKE_DEVIATIONS = 20.0
+"""Robust standard deviations that make a spike."""
+
+SPIKE_FACTOR = 3.0
+"""Times the usual loss that a spike reaches at least."""
+
+SPIKE_HISTORY = 10
+"""Steps before a spike that say what is usual."""
+
+RECENT = 50
+"""Steps before it that count at most."""
+
+ROBUST = 1.4826
+"""Times the median absolute deviation that make a standard deviation, where values are normally distributed."""
+
+
+def _losses(table: Table) -> list[int]:
+    return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+
+
+@rule(
+    "loss-nonfinite",
+    Level.ERROR,
+    "a loss that is NaN or Inf",
+    "a loss is NaN or infinite at any step",
+    "what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain",
 )
+def loss_nonfinite(table: Table) -> Iterator[Hit]:
+    for site in _losses(table):
+        steps, bad = table.stat(site, "bad")
+        rows = np.flatnonzero(bad > 0)
+        if len(rows):
+            text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
+            yield table.hit(site, steps[rows[0]], text)
+
+
+@rule(
+    "loss-stuck",
+    Level.WARNING,
+    "a loss that does not move",
+    f"over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median",
+    "a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels",
+)
+def loss_stuck(table: Table) -> Iterator[Hit]:
+    long_enough = False
+    for site in _losses(table):
+        steps, value = table.stat(site, "mean")
+        if len(value) < STUCK_STEPS:
+            continue
+        long_enough = True
+        usual = abs(float(np.median(value)))
+        span = float(np.ptp(value))
+        if usual > 0 and span < STUCK * usual:
+            text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
+            yield table.hit(site, steps[0], text)
+    observed(long_enough, f"{STUCK_STEPS} or more steps with a finite loss")
+
+
+@rule(
+    "loss-spike",
+    Level.WARNING,
+    "a loss that spikes",
+    f"a loss exceeds the median of those before it ({SPIKE_HISTORY} at least, {RECENT} at most) by "
+    f"{SPIKE_FACTOR - 1:g} times that median and by {SPIKE_DEVIATIONS:g} robust standard deviations ({ROBUST} "
+    "times the median absolute deviation)",
+    "a bad batch, a learning rate that is too high, or an overflow",
+)
+def loss_spike(table: Table) -> Iterator[Hit]:
+    long_enough = False
+    for site in _losses(table):
+        steps, value = table.stat(site, "mean")
+        for position in range(SPIKE_HISTORY, len(value)):
+            long_enough = True
+            before = value[max(0, position - RECENT) : position]
+            usual = float(np.median(before))
+            spread = ROBUST * float(np.median(np.abs(before - usual)))
+            now = float(value[position])
+            if now - usual > max(SPIKE_DEVIATIONS * spread, (SPIKE_FACTOR - 1) * abs(usual), 1e-6):
+                text = f"{now:.4g} at step {steps[position]}, where {usual:.4g} was usual"
+                yield table.hit(site, steps[position], text)
+                break
+    observed(long_enough, f"more than {SPIKE_HISTORY} steps with a finite loss")
+
+
+RULES = (nonfinite, overflow_ahead, underflow, skipped_steps, loss_nonfinite, loss_stuck, loss_spike)

@@ -8,12 +8,14 @@ parameter it is, and since when.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.copies import COPIES_DIFFER
-from introspect_cli.health.findings import CheckResult, Finding
+from introspect_cli.health.check import folded
+from introspect_cli.health.copies import copies_differ
+from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind, count
 from introspect_cli.store.spread import tasks_of
 from introspect_cli.store.totals import SHARE, place_of
@@ -51,7 +53,7 @@ def shares_of(task: Task) -> Array:
 def _of_rank(reader: RankReader, last: int) -> Array:
     totals = reader.totals
     steps = reader.entries["step"]
-    found: dict[bytes, int] = {}
+    numbers_of: dict[bytes, int] = {}
     for form, shares in enumerate(totals.forms):
         rows = np.flatnonzero((totals.form == form) & (steps <= last))
         numbers = steps[rows].astype(np.uint64)
@@ -59,9 +61,9 @@ def _of_rank(reader: RankReader, last: int) -> Array:
             if share["kind"] in _KINDS:
                 total = totals.totals[form][totals.place[rows], column]
                 mixed = mix(total[:, 0] ^ mix(total[:, 1] ^ mix(numbers + np.uint64(1))))
-                found[share.tobytes()] = found.get(share.tobytes(), 0) + int(mixed.sum(dtype=np.uint64))
-    out = np.zeros(len(found), _HELD)
-    for row, (share, number) in enumerate(found.items()):
+                numbers_of[share.tobytes()] = numbers_of.get(share.tobytes(), 0) + int(mixed.sum(dtype=np.uint64))
+    out = np.zeros(len(numbers_of), _HELD)
+    for row, (share, number) in enumerate(numbers_of.items()):
         out[row] = share, number & MASK, reader.rank
     return out
 
@@ -87,34 +89,30 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     held = total(shares_of, groups, together) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
     if len(np.unique(held["rank"])) < max(len(ranks), 2):
         needs = _LACKING if len(ranks) > 1 else "several ranks"
-        return CheckResult(path, (), (), ((COPIES_DIFFER.id, needs),), tuple(run.endings), steps)
+        return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
     unequal, undecided = _unequal(held)
-    seen: dict[int, list[_Seen]] = {}
+    seen: dict[int, list[tuple[int, int, Hit]]] = {}
     for each in unequal:
         seen.setdefault(each.rank, []).extend(_looked_at(run, each))
-    findings = []
-    for rank, every in seen.items():
-        first, *others = sorted(every, key=lambda one: (one.step, one.sequence))
-        also = tuple(dict.fromkeys(other.site for other in others))
-        rule = COPIES_DIFFER
-        findings.append(Finding(rule.id, rule.level, first.step, rank, first.site, first.evidence, _CAUSE, also))
+    ordered = ([hit for *_, hit in sorted(every, key=lambda one: one[:2])] for every in seen.values())
+    findings = [replace(folded(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     alone = int((np.unique(held["share"], return_counts=True)[1] == 1).sum())
     notes = [*run.endings, _scope(len(np.unique(held["share"])), alone, undecided)]
     if undecided and not findings:
         needs = f"a value that most ranks have of {count(undecided, 'share')}"
-        return CheckResult(path, (), (), ((COPIES_DIFFER.id, needs),), tuple(notes), steps)
-    return CheckResult(path, tuple(findings), (COPIES_DIFFER.id,), (), tuple(notes), steps)
+        return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(notes), steps)
+    return CheckResult(path, tuple(findings), (copies_differ.id,), (), tuple(notes), steps)
 
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
     """What was compared, and what was not."""
-    told = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
+    scope = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
     if alone:
-        told += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
+        scope += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
     if undecided:
-        told += f", and {undecided} with no value that most of its ranks have, of which nothing is said"
-    return told
+        scope += f", and {undecided} with no value that most of its ranks have, of which nothing is said"
+    return scope
 
 
 class _Unequal(NamedTuple):
@@ -149,35 +147,17 @@ def _unequal(held: Array) -> tuple[list[_Unequal], int]:
     base[of_share[most]] = starts[most]
     size_of = np.zeros(len(names), np.int64)
     size_of[of_share[most]] = sizes[most]
-    found = [
+    unequal = [
         _Unequal(bytes(names[of]).ljust(SHARE.itemsize, b"\0"), int(rank[at]), int(rank[base[of]]), int(size_of[of]))
         for start, size, of in zip(starts.tolist(), sizes.tolist(), of_share.tolist(), strict=True)
         if base[of] >= 0 and start != base[of]
         for at in range(start, start + size)
     ]
-    return found, int((base < 0).sum())
+    return unequal, int((base < 0).sum())
 
 
-class _Seen(NamedTuple):
-    """The first difference of a rank's copies of one share.
-
-    Attributes:
-        step: the step.
-        sequence: when in that step.
-        rank: whose.
-        site: kind and name.
-        evidence: one sentence.
-    """
-
-    step: int
-    sequence: int
-    rank: int
-    site: str
-    evidence: str
-
-
-def _looked_at(run: Run, unequal: _Unequal) -> list[_Seen]:
-    """The records of a share that differ, of the first step in which any does."""
+def _looked_at(run: Run, unequal: _Unequal) -> list[tuple[int, int, Hit]]:
+    """The records of a share that differ, of the first step in which any does, with when they were recorded."""
     one, two = (run.rank(rank) for rank in (unequal.base, unequal.rank))
     share = np.frombuffer(unequal.share, SHARE)[0]
     for row, step in enumerate(two.entries["step"].tolist()):
@@ -187,7 +167,7 @@ def _looked_at(run: Run, unequal: _Unequal) -> list[_Seen]:
         records = [_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
         differ = [key for key, at in records[1].items() if key in records[0] and _checksums(batches, records, key)]
         if differ:
-            return [_told(run, unequal, step, batches[1], records[1][key]) for key in differ]
+            return [_seen_at(run, unequal, step, batches[1], records[1][key]) for key in differ]
     return []
 
 
@@ -205,7 +185,7 @@ def _checksums(batches: Sequence[StepBatch], records: Sequence[dict[int, int]], 
     return bool(one != two)
 
 
-def _told(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> _Seen:
+def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> tuple[int, int, Hit]:
     reader = run.rank(unequal.rank)
     site, _ = reader.sites[int(batch.site[row])]
     device = reader.layouts[int(batch.layout[row])].device
@@ -215,4 +195,5 @@ def _told(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) ->
         f"from step {step} on rank {unequal.rank}'s {site.kind.one.removeprefix('the ')} {site.fqn}{site.path} differs "
         f"from that of {count(unequal.most, 'rank')} with equal copies{f' ({where})' if where else ''}"
     )
-    return _Seen(step, int(batch.sequence[row]), unequal.rank, f"{site.kind.value} {site.fqn}{site.path}", evidence)
+    hit = Hit(step, f"{site.kind.value} {site.fqn}{site.path}", evidence, unequal.rank)
+    return step, int(batch.sequence[row]), hit

@@ -13,13 +13,13 @@ import numpy as np
 
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.copies import Copies, is_data_parallel
-from introspect_cli.health.findings import Hit, Level, NotObservedError, RankRule
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Phase, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from introspect_cli.health.aligned import AlignedStep, Difference, Ranks, Rows
+    from introspect_cli.health.aligned import AlignedStep, Difference, Ranks
 
 _BY_DESIGN = 0.1
 """Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
@@ -91,7 +91,9 @@ class Outputs(Gathered):
             for group in groups:
                 same = {rank: rows[rank] for rank in group}
                 placed = any(now.layout(rank, row).part is not None for rank, row in same.items())
-                if len(same) < 2 or differs or site.fqn in unsound or placed or (drawn and self._parallel(same)):
+                # some of the ranks are to have samples, and so draws, that the others have not
+                draws_differ = drawn and any(len(same.keys() & ranks) > 1 for ranks in self.ranks.groups)
+                if len(same) < 2 or differs or site.fqn in unsound or placed or draws_differ:
                     continue
                 differs = len(now.values(number, group)) > 1
                 compared = self.compared.setdefault(site.fqn, Compared())
@@ -114,10 +116,6 @@ class Outputs(Gathered):
                 inside.add(name)
         return inside
 
-    def _parallel(self, rows: Rows) -> bool:
-        """Whether some of the ranks are to have samples, and so draws, that the others have not."""
-        return any(len(rows.keys() & group) > 1 for group in self.ranks.groups)
-
 
 def _by_call(now: AlignedStep, kind: Kind) -> dict[tuple[str, int], list[int]]:
     by_call: dict[tuple[str, int], list[int]] = {}
@@ -137,7 +135,15 @@ def _with_equal_inputs(now: AlignedStep, inputs: Sequence[int], ranks: Iterable[
     return list(groups.values())
 
 
-def _outputs(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "rank-outputs",
+    Level.ERROR,
+    "a module's output differs between ranks although inputs and parameters are equal",
+    "any bit differs in a call; what always differs, without a draw, by more than a relative L2 of "
+    f"{_BY_DESIGN:g} is meant to",
+    "random states that differ where ranks must draw alike, other flags or kernels, or a faulty device",
+)
+def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
     differing = [(each.first, fqn, each) for fqn, each in ranks.of(Outputs).compared.items() if each.first]
     for first, fqn, compared in sorted(differing, key=lambda item: item[0].step):
         if compared.times == compared.chances and not compared.drew and first.distance > _BY_DESIGN:
@@ -151,12 +157,17 @@ def _outputs(ranks: Ranks) -> Iterator[Hit]:
         yield Hit(first.step, f"output {fqn}", evidence, first.rank)
 
 
-def _draws(ranks: Ranks) -> Iterator[Hit]:
-    if not is_data_parallel(ranks):
-        raise NotObservedError("data-parallel ranks and their random draws")
+@rank_rule(
+    "rank-draws",
+    Level.WARNING,
+    "data-parallel ranks draw from equal random states",
+    "a module's inputs differ on two ranks, and its draws begin from one random state",
+    "one seed on all ranks: add the rank to it after the model is made",
+)
+def rank_draws(ranks: Ranks) -> Iterator[Hit]:
+    observed(is_data_parallel(ranks), "data-parallel ranks and their random draws")
     draws = ranks.of(Outputs).draws
-    if not draws and not _sees_draws(ranks):
-        raise NotObservedError("every random draw of every rank (`--record rng`, and the compiled kernels)")
+    observed(draws or _sees_draws(ranks), "every random draw of every rank (`--record rng`, and the compiled kernels)")
     for fqn, drew in draws.items():
         evidence = (
             f"{fqn} draws from equal random states on rank {drew.ranks[0]} and rank {drew.ranks[1]} although their "
@@ -169,23 +180,3 @@ def _sees_draws(ranks: Ranks) -> bool:
     """Whether each rank noticed every draw of random numbers, which takes the compiled kernels."""
     noticed = all(ranks.run.manifests.get(rank, {}).get("draws") is True for rank in ranks.numbers)
     return noticed and any(site.kind == Kind.RNG for site in ranks.sites)
-
-
-RANK_OUTPUTS = RankRule(
-    "rank-outputs",
-    Level.ERROR,
-    "a module's output differs between ranks although inputs and parameters are equal",
-    "any bit differs in a call; what always differs, without a draw, by more than a relative L2 of "
-    f"{_BY_DESIGN:g} is meant to",
-    "random states that differ where ranks must draw alike, other flags or kernels, or a faulty device",
-    _outputs,
-)
-
-RANK_DRAWS = RankRule(
-    "rank-draws",
-    Level.WARNING,
-    "data-parallel ranks draw from equal random states",
-    "a module's inputs differ on two ranks, and its draws begin from one random state",
-    "one seed on all ranks: add the rank to it after the model is made",
-    _draws,
-)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, Rule, observed
+from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
 from introspect_cli.health.table import Table, lasting
 from introspect_cli.records import SCALER, Kind, Layout, Phase
 
@@ -56,7 +56,15 @@ def _has_gradient(table: Table) -> dict[str, bool]:
     return {name: size > 0 for name, size in _gradients(table).items()}
 
 
-def _unchanged(table: Table) -> Iterator[Hit]:
+@rule(
+    "never-changes",
+    Level.WARNING,
+    "parameters with a gradient that never change",
+    f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
+    f"{LEAST} steps or more",
+    "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
+)
+def never_changes(table: Table) -> Iterator[Hit]:
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
     observed(table.pick(Kind.GRAD), "gradients of parameters")
@@ -71,7 +79,14 @@ def _unchanged(table: Table) -> Iterator[Hit]:
             yield Hit(int(moves.steps[seen[0]]), f"param {name}", text)
 
 
-def _no_gradient(table: Table) -> Iterator[Hit]:
+@rule(
+    "no-gradient",
+    Level.WARNING,
+    "parameters in an optimizer that never get a gradient",
+    f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
+    "a layer that is frozen, not used or detached from the loss",
+)
+def no_gradient(table: Table) -> Iterator[Hit]:
     moves = table.moves
     observed(moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps")
     learns = _has_gradient(table)
@@ -84,7 +99,14 @@ def _no_gradient(table: Table) -> Iterator[Hit]:
         yield Hit(step, f"param {name}", f"{what} at each of {len(seen)} steps, though an optimizer holds it")
 
 
-def _not_in_optimizer(table: Table) -> Iterator[Hit]:
+@rule(
+    "not-in-optimizer",
+    Level.INFO,
+    "parameters that no optimizer holds, beside others that one does",
+    "no optimizer was seen to hold a parameter of a model that is trained",
+    "frozen on purpose, or added after the optimizer was built",
+)
+def not_in_optimizer(table: Table) -> Iterator[Hit]:
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
@@ -129,7 +151,15 @@ def _updates(table: Table) -> list[_Updates]:
     return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
 
 
-def _tiny(table: Table) -> Iterator[Hit]:
+@rule(
+    "tiny-updates",
+    Level.WARNING,
+    "weights whose updates are lost in rounding",
+    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
+    "its norm, which float32 rounds away; L-BFGS does not count",
+    "a learning rate that is far too low, or decayed to nothing",
+)
+def tiny_updates(table: Table) -> Iterator[Hit]:
     learns = _has_gradient(table)
     for name, steps, relative in _updates(table):
         if learns.get(name) and (relative > 0).any() and float(np.median(relative)) < TINY:
@@ -137,7 +167,15 @@ def _tiny(table: Table) -> Iterator[Hit]:
             yield Hit(int(steps[0]), f"param {name}", text)
 
 
-def _huge(table: Table) -> Iterator[Hit]:
+@rule(
+    "huge-updates",
+    Level.WARNING,
+    "weights that are mostly replaced at each step",
+    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
+    "of its norm; a thousandth is usual. L-BFGS does not count",
+    "a learning rate that is too high, or no warm-up",
+)
+def huge_updates(table: Table) -> Iterator[Hit]:
     for name, steps, relative in _updates(table):
         if float(np.median(relative)) > HUGE:
             first = steps[np.argmax(relative > HUGE)]
@@ -145,7 +183,14 @@ def _huge(table: Table) -> Iterator[Hit]:
             yield Hit(int(first), f"param {name}", text)
 
 
-def _zero_state(table: Table) -> Iterator[Hit]:
+@rule(
+    "idle-optimizer-state",
+    Level.WARNING,
+    "optimizer state that is all zero late in training",
+    f"a tensor of it is all zero at the last {LATE} steps or more",
+    "gradients that are zero: a layer that is not used, is dead or is detached",
+)
+def idle_optimizer_state(table: Table) -> Iterator[Hit]:
     sites = table.tensors(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER, floats=False)
     observed(sites, "optimizer state")
     for site in sites:
@@ -153,10 +198,17 @@ def _zero_state(table: Table) -> Iterator[Hit]:
         start = lasting(zeros == 1, LATE)
         if start is not None:
             text = f"all zero since step {steps[start]}, after {len(steps)} steps"
-            yield Hit(int(steps[start]), table.name(site), text)
+            yield table.hit(site, steps[start], text)
 
 
-def _no_rate(table: Table) -> Iterator[Hit]:
+@rule(
+    "zero-learning-rate",
+    Level.WARNING,
+    "a learning rate of zero",
+    f"a learning rate is zero at {LEAST} steps or more",
+    "a schedule that has ended, or one that is stepped too often",
+)
+def zero_learning_rate(table: Table) -> Iterator[Hit]:
     sites = observed(
         [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")], "learning rates"
     )
@@ -169,63 +221,11 @@ def _no_rate(table: Table) -> Iterator[Hit]:
 
 
 RULES = (
-    Rule(
-        "never-changes",
-        Level.WARNING,
-        "parameters with a gradient that never change",
-        f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
-        f"{LEAST} steps or more",
-        "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
-        _unchanged,
-    ),
-    Rule(
-        "no-gradient",
-        Level.WARNING,
-        "parameters in an optimizer that never get a gradient",
-        f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
-        "a layer that is frozen, not used or detached from the loss",
-        _no_gradient,
-    ),
-    Rule(
-        "not-in-optimizer",
-        Level.INFO,
-        "parameters that no optimizer holds, beside others that one does",
-        "no optimizer was seen to hold a parameter of a model that is trained",
-        "frozen on purpose, or added after the optimizer was built",
-        _not_in_optimizer,
-    ),
-    Rule(
-        "tiny-updates",
-        Level.WARNING,
-        "weights whose updates are lost in rounding",
-        f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
-        "its norm, which float32 rounds away; L-BFGS does not count",
-        "a learning rate that is far too low, or decayed to nothing",
-        _tiny,
-    ),
-    Rule(
-        "huge-updates",
-        Level.WARNING,
-        "weights that are mostly replaced at each step",
-        f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
-        "of its norm; a thousandth is usual. L-BFGS does not count",
-        "a learning rate that is too high, or no warm-up",
-        _huge,
-    ),
-    Rule(
-        "idle-optimizer-state",
-        Level.WARNING,
-        "optimizer state that is all zero late in training",
-        f"a tensor of it is all zero at the last {LATE} steps or more",
-        "gradients that are zero: a layer that is not used, is dead or is detached",
-        _zero_state,
-    ),
-    Rule(
-        "zero-learning-rate",
-        Level.WARNING,
-        "a learning rate of zero",
-        f"a learning rate is zero at {LEAST} steps or more",
-        "a schedule that has ended, or one that is stepped too often",
-        _no_rate,
-    ),
+    never_changes,
+    no_gradient,
+    not_in_optimizer,
+    tiny_updates,
+    huge_updates,
+    idle_optimizer_state,
+    zero_learning_rate,
 )

@@ -11,9 +11,7 @@ ranks, they tell whose gradient an optimizer takes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,15 +19,15 @@ import numpy as np
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import Copies, copies_of, since, whose
-from introspect_cli.health.findings import Hit, Level, RankRule
+from introspect_cli.health.findings import Hit, Level, rank_rule
+from introspect_cli.health.given import Progress
 from introspect_cli.health.outputs import Outputs
-from introspect_cli.health.progress import Progress
-from introspect_cli.records import Kind, Phase, Status, count
+from introspect_cli.records import Phase, Status, count
 from introspect_cli.store.batch import fitted
 from introspect_cli.store.launch import group_size, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.health.aligned import AlignedStep, Ranks, Rows, Value
 
@@ -38,7 +36,6 @@ _PARALLEL = 1e-5
 _ADDS_UP = 1e-5
 _MATTERS = 1e-3
 _ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
-_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
 
 
 @dataclass
@@ -66,10 +63,6 @@ class Reductions(Gathered):
                 self.proofs[fqn] = proof
             self.alike[fqn] = self._alike(now, rows)
 
-    @cached_property
-    def _outputs(self) -> Mapping[str, list[int]]:
-        return adding_up(self.ranks)
-
     def _alike(self, now: AlignedStep, rows: Rows) -> list[list[int]]:
         """Ranks by their gradient; nothing where each has another, or a part."""
         ranks: dict[int, list[int]] = {}
@@ -81,18 +74,15 @@ class Reductions(Gathered):
 
     def _not_added(self, now: AlignedStep, fqn: str, rows: Rows) -> str:
         """That ranks take what their backward passes gave, by sums of elements; "" where that is not known."""
-        outputs = [now.rows[number] for number in self._outputs.get(fqn, ()) if number in now.rows]
+        outputs = [now.rows[number] for number in self.ranks.adding_up.get(fqn, ()) if number in now.rows]
         if len(rows) < 2 or not outputs:
             return ""
         given, size, taken = {}, {}, {}
         for rank, row in rows.items():
-            total = finite(now, rank, row)
-            parts = [finite(now, rank, held[rank]) for held in outputs if rank in held]
-            values = [part for part in parts if part is not None]
-            if total is None or not values or len(values) < len(parts):
+            total, passed = finite(now, rank, row), passed_back(now, outputs, [rank])
+            if total is None or passed is None:
                 return ""
-            given[rank], size[rank] = sum(value.total for value in values), sum(value.size for value in values)
-            taken[rank] = total.total
+            (given[rank], size[rank]), taken[rank] = passed, total.total
         middle, scale = float(np.mean(list(given.values()))), max(size.values())
         alone = [
             rank
@@ -105,21 +95,6 @@ class Reductions(Gathered):
         return f"its gradient was not reduced on {where}"
 
 
-def adding_up(ranks: Ranks) -> Mapping[str, list[int]]:
-    """Of parameters whose gradient adds up to that of their module's output, the sites of the latter."""
-    classes = {module.fqn: module.module_class for module in ranks.whole.modules}
-    outputs: dict[str, list[int]] = {}
-    for number, site in enumerate(ranks.sites):
-        if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-            outputs.setdefault(site.fqn, []).append(number)
-    owners = {site.fqn: site.fqn.rpartition(".")[0] for site in ranks.sites if site.kind == Kind.GRAD}
-    return {
-        fqn: outputs[owner]
-        for fqn, owner in owners.items()
-        if owner in outputs and _adds_up(classes.get(owner, ""), fqn.rpartition(".")[2])
-    }
-
-
 def finite(now: AlignedStep, rank: int, row: int) -> Value | None:
     """A record whose sums are known: None where it is a part, or not all finite."""
     value, counts = now.value(rank, row), now.batches[rank].counts
@@ -128,10 +103,13 @@ def finite(now: AlignedStep, rank: int, row: int) -> Value | None:
     return value if whole else None
 
 
-def _adds_up(module_class: str, name: str) -> bool:
-    return (name == "bias" and _BIAS.match(module_class) is not None) or (
-        name == "weight" and module_class == "Embedding"
-    )
+def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
+    """What the backward passes of some ranks gave at outputs, added up, and its absolutes; None where that is open."""
+    given = [finite(now, rank, held[rank]) for rank in ranks for held in outputs if rank in held]
+    values = [value for value in given if value is not None]
+    if not values or len(values) < len(given):
+        return None
+    return sum(value.total for value in values), sum(value.size for value in values)
 
 
 class _Passed(NamedTuple):
@@ -288,7 +266,15 @@ def _fill(sent: Sequence[Sequence[_Passed]], gradients: Sequence[Value], other: 
     return abs(other.total) > 10 * near and any(abs(total * factor - taken) <= near for factor in (1.0, 1 / ranks))
 
 
-def _reduction(ranks: Ranks) -> Iterator[Hit]:
+@rank_rule(
+    "reduction",
+    Level.ERROR,
+    "gradients of one parameter differ between ranks when the optimizer takes them",
+    "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
+    "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
+    "unscaling by what each rank has of its own",
+)
+def reduction(ranks: Ranks) -> Iterator[Hit]:
     copies = copies_of(ranks)
     alone = {fqn for fqn, difference in copies.grads.items() if not difference.is_multiple and not difference.single}
     begun = {copies.grads[fqn].step for fqn in alone}
@@ -332,14 +318,3 @@ def _likely(ranks: Ranks, fqn: str) -> str:
         which = " and another ".join(f"on {rank_list(same)}" for same in alike)
         return f"it is one gradient {which}: it was not reduced over all ranks, or changed after that"
     return "it was not reduced, or not over these ranks, or changed on one after that"
-
-
-REDUCTION = RankRule(
-    "reduction",
-    Level.ERROR,
-    "gradients of one parameter differ between ranks when the optimizer takes them",
-    "the parameter was equal on them before; --record default,collective tells over whom the gradient was reduced",
-    "an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or "
-    "unscaling by what each rank has of its own",
-    _reduction,
-)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples
-from introspect_cli.health.findings import Hit, Level, RankRule, observed
-from introspect_cli.health.reduction import REDUCTIONS, adding_up, finite
+from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import Kind, Phase, count
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Scaling(Gathered):
             return
         gradients = {now.sites[number].fqn: now.rows[number] for number in now.of(Kind.GRAD, Phase.OPTIMIZER)}
         if self._share_samples():
-            for fqn, numbers in adding_up(self.ranks).items():
+            for fqn, numbers in self.ranks.adding_up.items():
                 if fqn in gradients:
                     self._compare(now, fqn, gradients[fqn], [now.rows[n] for n in numbers if n in now.rows])
         if self.clipped is None:
@@ -61,12 +61,10 @@ class Scaling(Gathered):
         return is_data_parallel(self.ranks) and all(share_samples(self.ranks, base, rank) for rank in others)
 
     def _compare(self, now: AlignedStep, fqn: str, rows: Rows, outputs: Sequence[Rows]) -> None:
-        taken = self._taken(now, rows)
-        given = [finite(now, rank, held[rank]) for rank in now.batches for held in outputs if rank in held]
-        values = [value for value in given if value is not None]
-        if taken is None or not values or len(values) < len(given):
+        taken, passed, ranks = self._taken(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
+        if taken is None or passed is None:
             return
-        total, size, ranks = sum(value.total for value in values), sum(value.size for value in values), len(now.batches)
+        total, size = passed
         if abs(total) * (1 - 1 / ranks) <= _TELLS * size:
             return  # sum and mean are as good as equal
         if abs(taken - total) <= _NEAR * size:
@@ -105,8 +103,8 @@ class Scaling(Gathered):
         self._one_norm(now, sent, "what goes into the reductions of each rank has")
 
     def _one_norm(self, now: AlignedStep, values: Mapping[int, list[Value]], words: str) -> None:
-        kept = {rank: [own for own in values[rank] if own.numel > 1 and own.squares > 0] for rank in values}
-        if not all(kept.values()) or len({len(own) for own in kept.values()}) > 1:
+        kept = {rank: [value for value in values[rank] if value.numel > 1 and value.squares > 0] for rank in values}
+        if not all(kept.values()) or len({len(several) for several in kept.values()}) > 1:
             return
         base, *others = kept.values()
         if all(
@@ -116,7 +114,7 @@ class Scaling(Gathered):
         ):
             return  # equal copies have one norm
         self.compared = True
-        norms = [sum(value.squares for value in own) ** 0.5 for own in kept.values()]
+        norms = [sum(value.squares for value in several) ** 0.5 for several in kept.values()]
         if max(norms) - min(norms) <= _ONE_NORM * max(norms) and self.clipped is None:
             evidence = (
                 f"{words} one norm, {norms[0]:.6g}, though they differ: each rank clips by the norm of these alone"
@@ -124,7 +122,15 @@ class Scaling(Gathered):
             self.clipped = Hit(now.step, "grad norm", evidence)
 
 
-def _summed(ranks: RanksOfRun) -> Iterator[Hit]:
+@rank_rule(
+    "summed-gradients",
+    Level.WARNING,
+    "gradients are summed over data-parallel ranks, not averaged",
+    "by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where these "
+    "are not near zero, nor clipped or scaled",
+    "an all-reduce without the division by the number of ranks; the learning rate is as many times as large",
+)
+def summed_gradients(ranks: RanksOfRun) -> Iterator[Hit]:
     scaling = ranks.of(Scaling)
     needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
     observed(scaling.summed or scaling.averaged, f"{needs} (capture --record default)")
@@ -139,7 +145,14 @@ def _summed(ranks: RanksOfRun) -> Iterator[Hit]:
         yield Hit(step, f"grad {fqn}", evidence)
 
 
-def _clipped(ranks: RanksOfRun) -> Iterator[Hit]:
+@rank_rule(
+    "local-clip",
+    Level.WARNING,
+    "each rank clips its gradients by a norm of its part of them",
+    "norms of different gradients are equal on all ranks, to rounding",
+    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
+)
+def local_clip(ranks: RanksOfRun) -> Iterator[Hit]:
     scaling = ranks.of(Scaling)
     needs = (
         "gradients of which each rank has a part, or what goes into reductions (capture --record default,collective)"
@@ -147,23 +160,3 @@ def _clipped(ranks: RanksOfRun) -> Iterator[Hit]:
     observed(scaling.compared, needs)
     if scaling.clipped is not None:
         yield scaling.clipped
-
-
-SUMMED_GRADIENTS = RankRule(
-    "summed-gradients",
-    Level.WARNING,
-    "gradients are summed over data-parallel ranks, not averaged",
-    "by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where these "
-    "are not near zero, nor clipped or scaled",
-    "an all-reduce without the division by the number of ranks; the learning rate is as many times as large",
-    _summed,
-)
-
-LOCAL_CLIP = RankRule(
-    "local-clip",
-    Level.WARNING,
-    "each rank clips its gradients by a norm of its part of them",
-    "norms of different gradients are equal on all ranks, to rounding",
-    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
-    _clipped,
-)

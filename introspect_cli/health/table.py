@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.health.findings import Hit
 from introspect_cli.store.batch import l2_norm
 
 if TYPE_CHECKING:
@@ -193,6 +194,10 @@ class Table:
             return f"{self.op[site]} in {self.fqn[site]}{where}{call}"
         kind, fqn = self.kind[site], self.fqn[site]
         return f"{kind if kind == fqn else f'{kind} {fqn}'}{self.path[site]}{call}"
+
+    def hit(self, site: int, step: int, evidence: str) -> Hit:
+        """What a rule found at a site."""
+        return Hit(int(step), self.name(site), evidence)
 
     def layout(self, site: int) -> Layout | None:
         """The first layout a site was seen with."""

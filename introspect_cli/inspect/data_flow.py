@@ -141,14 +141,9 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
         gone |= _unchanging(graph)
     gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in (_NOT_COMPARED, "equal")}
     if layers:
-        gone |= {
-            node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not _telling(node)
-        }
+        passing = (node for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER)
+        gone |= {node.number for node in passing if not node.nonfinite and node.state != "origin"}
     return without(graph, gone)
-
-
-def _telling(node: Node) -> bool:
-    return node.nonfinite or node.state == "origin"
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:

@@ -206,11 +206,11 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
         if not number:
             raise UsageError("@0 is no run: @1 is the last one, @2 the one before it.")
         return latest(number, text)[-1]
-    found = [row.path for row in _listed() if row.label == text]
-    if len(found) > 1:
-        named = ", ".join(clean(str(path)) for path in found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
-        raise UsageError(f"{len(found)} runs have the label {text!r}: name one of {named}.")
-    return found[0] if found else word if isinstance(word, Path) else text
+    labelled = [row.path for row in _listed() if row.label == text]
+    if len(labelled) > 1:
+        named = ", ".join(clean(str(path)) for path in labelled[:_NAMED]) + (", ..." if len(labelled) > _NAMED else "")
+        raise UsageError(f"{len(labelled)} runs have the label {text!r}: name one of {named}.")
+    return labelled[0] if labelled else word if isinstance(word, Path) else text
 
 
 def latest(count: int, asked: str = "") -> list[Path]:

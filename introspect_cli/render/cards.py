@@ -15,9 +15,9 @@ from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, count
+from introspect_cli.render.blocks import clean, cut, distance, number
 from introspect_cli.render.findings import findings_html
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
-from introspect_cli.render.text import clean, distance, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -155,11 +155,10 @@ def _later(result: DiffResult) -> str:
 
 def _why(result: DiffResult) -> str:
     """What the sentence says after the place, the settings that explain it, and what that rests on."""
-    _, _, rest = result.sentence[max(result.sentence.find("First divergence"), 0) :].partition(": ")
+    why = result.why or result.sentence
     settings = [change for change in result.settings if change.explains][:4]
     listed = "".join(f"<li><code>{text(describe(change), 160)}</code></li>" for change in settings)
-    rest = rest or result.sentence
-    more = f'<p class="sentence">{text(rest[0].upper() + rest[1:], 4000)}</p>'
+    more = f'<p class="sentence">{text(why[0].upper() + why[1:], 4000)}</p>'
     if listed:
         more += f'<p class="quiet">Settings that differ and can explain it:</p><ul class="plain">{listed}</ul>'
     elif result.settings:
@@ -245,10 +244,11 @@ def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str
         )
         if lead is not None:
             at = left + wide / 2
+            name = escape(cut(clean(first.site.fqn), 36, front=True))
             anchor = "start" if at < 30 else "end" if at > 70 else "middle"
             mark = (
                 f'<rect class="origin" x="{left:.3f}%" y="13" width="{wide:.3f}%" height="26"/>'
-                f'<text class="named" x="{at:.3f}%" y="10" text-anchor="{anchor}">{_brief(first.site.fqn)}</text>'
+                f'<text class="named" x="{at:.3f}%" y="10" text-anchor="{anchor}">{name}</text>'
             )
     equal = sum(cell.state == "equal" for cell in cells)
     label = f"{title}: {equal} of {count(len(cells), 'record')} equal"
@@ -256,12 +256,6 @@ def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str
         f'<div class="strip-row"><span>{title} <small>{equal} of {len(cells)} equal</small></span>'
         f'<svg width="100%" height="42" role="img" aria-label="{label}">{"".join(parts)}{mark}</svg></div>'
     )
-
-
-def _brief(name: str) -> str:
-    """The end of a long name."""
-    shown = clean(name)
-    return escape(shown if len(shown) <= 36 else "…" + shown[-35:])
 
 
 def run_cards(

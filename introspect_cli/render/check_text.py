@@ -6,19 +6,18 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Line, line
-from introspect_cli.render.map_text import map_blocks
-from introspect_cli.render.text import clean, number, sparkline
+from introspect_cli.render.blocks import Block, Line, clean, line, number, sparkline
+from introspect_cli.render.plots_text import map_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.health.curves import Curve
-    from introspect_cli.health.look import Look
+    from introspect_cli.health.curves import Curve, Look
 
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
@@ -68,9 +67,7 @@ def _finding(finding: Finding, since: str) -> list[Block]:
     )
     blocks: list[Block] = [head, line(clean(finding.evidence), indent=2)]
     if finding.also:
-        more = len(finding.also) - _SHOWN
-        names = ", ".join(clean(name) for name in finding.also[:_SHOWN])
-        blocks.append(line(f"also {names}{f' and {more} more' if more > 0 else ''}", indent=2))
+        blocks.append(line(f"also {some([*map(clean, finding.also)], _SHOWN)}", indent=2))
     blocks.append(line(f"usually: {finding.cause}", "dim", 2))
     return blocks
 

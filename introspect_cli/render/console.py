@@ -88,7 +88,8 @@ class Screen:
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""
         for row in lines_of(blocks, self.width):
-            self._line(row)
+            for text in self._texts(row):
+                self._console.print(text, soft_wrap=True)
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
@@ -105,10 +106,6 @@ class Screen:
                 live.update(Group(*rows), refresh=True)
 
             yield draw
-
-    def _line(self, line: Line) -> None:
-        for text in self._texts(line):
-            self._console.print(text, soft_wrap=True)
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled; several where it is a paragraph that is wider than the terminal."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.findings import Reach, Restored, Resumption, StepReach
 from introspect_cli.compare.origins import head_of, together
 from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.result import DiffResult, Reach, Restored, Resumption, SettingChange, StepReach, Verdict
+from introspect_cli.compare.result import DiffResult, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Column, Line, line, table_of
-from introspect_cli.render.code_text import HEADS, code_blocks
+from introspect_cli.render.blocks import Block, Column, Line, clean, distance, line, site_text, table_of
+from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.plain import divergence_document, finite, plain
-from introspect_cli.render.text import clean, distance, site_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +45,8 @@ def findings_html(result: DiffResult) -> str:
 
 def findings_document(result: DiffResult) -> dict[str, Any]:
     """Each finding as plain values, by its key; what always has a key may be empty or None."""
-    found = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
-    return {key: value for key, value in found.items() if value is not None or key in _ALWAYS}
+    documents = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
+    return {key: value for key, value in documents.items() if value is not None or key in _ALWAYS}
 
 
 # --- what a resumed run goes on with
@@ -71,12 +71,12 @@ def _resumed_title(resumed: Resumption) -> str:
 
 def _resumed_html(result: DiffResult) -> str:
     """What a resumed run goes on with, a row for each part."""
-    found = result.resumed
-    if found is None:
+    resumed = result.resumed
+    if resumed is None:
         return ""
-    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in found.parts]
-    head = f'<p class="sentence">{text(head_of(found))}</p>' if result.first is not None else ""
-    return head + table(_resumed_title(found), ("part", "", ""), rows)
+    rows = [(text(part.part), text(part.state.value), text(part.text)) for part in resumed.parts]
+    head = f'<p class="sentence">{text(head_of(resumed))}</p>' if result.first is not None else ""
+    return head + table(_resumed_title(resumed), ("part", "", ""), rows)
 
 
 # --- what rests on nothing that differs
@@ -173,7 +173,7 @@ def _side(name: str, side: Side | None) -> str:
     if side is None:
         return f'<pre class="{name}"><small>{name}</small> not there</pre>'
     lines = f"{name} {side.first}" if side.first == side.last else f"{name} {side.first}-{side.last}"
-    code = "\n".join(text(own, _LONGEST) for own in side.text.splitlines()[:_LINES])
+    code = "\n".join(text(row, _LONGEST) for row in side.text.splitlines()[:_LINES])
     return f'<pre class="{name}"><small>{lines}</small>\n{code}</pre>'
 
 
@@ -265,7 +265,7 @@ def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
         (Column("parameters: one rounding", right=True), lambda step: distance(step.rounding)),
         (Column("b", right=True), lambda step: distance(step.b)),
         (Column("most, x rounding", right=True), lambda step: f"{step.times:.2g}"),
-        (Column("at", least=18), _reached_at),
+        (Column("at", least=18), lambda step: clean(f"{site_text(step.site)} of {step.site.fqn}") if step.site else ""),
     ]
     seeds = ", ".join(map(str, reach.seeds))
     title = f"How far one rounding of the parameters (--perturb {seeds}) carries a, and b beside it:"
@@ -284,10 +284,6 @@ def _rows_of(reach: Reach) -> list[StepReach]:
     places = {0, last, steps.index(reach.furthest)}
     places |= {round((last + 1) ** (place / (_STEPS - 1))) - 1 for place in range(_STEPS)}
     return [steps[place] for place in sorted(places)]
-
-
-def _reached_at(step: StepReach) -> str:
-    return "" if step.site is None else clean(f"{site_text(step.site)} of {step.site.fqn}")
 
 
 def _reach_document(result: DiffResult) -> dict[str, Any] | None:

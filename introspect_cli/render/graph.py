@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import Graph, Node, backward_of
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.render.blocks import Block, Column, line, table_of
-from introspect_cli.render.text import clean, number, shape, statistic, write_whole
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    clean,
+    cut,
+    line,
+    number,
+    shape,
+    statistic,
+    table_of,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +40,7 @@ _STATS = (
     ("max|x|", "absmax"),
     ("min|x|", "absmin"),
 )
-_WIDE, _HIGH, _APART, _BELOW, _EDGE = 168, 38, 20, 34, 24
+_WIDE, _HIGH, _GAP, _BELOW, _EDGE = 168, 38, 20, 34, 24
 _STATE_COLOURS = {
     "equal": "var(--eq,#e8ecef)",
     "origin": "#d7263d",
@@ -204,17 +214,9 @@ def _box(node: Node, x: float, y: float) -> str:
     return (
         f'<g class="{kind}" transform="translate({x:.0f} {y:.0f})"><title>{tip}</title>'
         f'<rect width="{_WIDE}" height="{_HIGH}" rx="6" style="fill:{colour}"/>'
-        f'<text x="8" y="15" class="{ink}">{html.escape(_cut(clean(short), 23))}</text>'
-        f'<text x="8" y="30" class="{faint}">{html.escape(_tail(clean(site.fqn), 24))}</text></g>'
+        f'<text x="8" y="15" class="{ink}">{html.escape(cut(clean(short), 23))}</text>'
+        f'<text x="8" y="30" class="{faint}">{html.escape(cut(clean(site.fqn), 24, front=True))}</text></g>'
     )
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _tail(text: str, length: int) -> str:
-    return text if len(text) <= length else "…" + text[len(text) - length + 1 :]
 
 
 def _colour(node: Node) -> tuple[str, bool]:
@@ -285,7 +287,7 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for item, level in depth.items():
         layers[level].append(item)
-    step = _WIDE + _APART
+    step = _WIDE + _GAP
     left: dict[int, float] = {}
     for level, layer in enumerate(layers):
         wished = {

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import count
+from introspect_cli.render.blocks import clean, number
 from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
 from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.html_parts import closeups_html, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.page_data import Page, page_data
-from introspect_cli.render.text import clean, number
 
 if TYPE_CHECKING:
     from introspect_cli.health.history import Packed
@@ -101,9 +101,9 @@ def _summary(page: Page) -> str:
         rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
         cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))
     levels = [finding.level.value for finding in check.findings]
-    found = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
+    counted = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
     rows = [(finding.rule, f"from step {finding.step}: {finding.site}") for finding in check.findings[:3]]
-    cards.append(("Findings", found, rows or [("rules", str(len(check.checked)))]))
+    cards.append(("Findings", counted, rows or [("rules", str(len(check.checked)))]))
     return run_cards(cards)
 
 

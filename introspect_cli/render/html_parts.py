@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.element.elements import ulp_words
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import Summary, count
+from introspect_cli.render.blocks import clean, number, statistic
 from introspect_cli.render.divergence_text import elements_words
-from introspect_cli.render.text import clean, number, statistic
 from introspect_cli.render.values_text import axes_words, cell_words, element_rows, scale_of, scale_words
 
 if TYPE_CHECKING:

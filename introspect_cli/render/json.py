@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.records import Record, clean
 from introspect_cli.render.findings import findings_document
-from introspect_cli.render.plain import divergence_document, label_document, plain, summary_document
+from introspect_cli.render.plain import divergence_document, label_document, plain, site_document, summary_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.groups import Groups
     from introspect_cli.compare.result import DiffResult, Separate
-    from introspect_cli.health.findings import CheckResult, RankRule, Rule
+    from introspect_cli.health.findings import CheckResult, Rule
     from introspect_cli.inspect.data_flow import Graph
-    from introspect_cli.inspect.history import History, Stored
-    from introspect_cli.inspect.module_tree import ModuleRow
-    from introspect_cli.inspect.nested import ValueRow
-    from introspect_cli.inspect.overview import Overview
+    from introspect_cli.inspect.module_tree import ModuleRow, ValueRow
+    from introspect_cli.inspect.overview import History, Overview, Stored
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
     from introspect_cli.rerun.bisect import Culprit
@@ -45,8 +43,8 @@ def to_json(document: dict[str, Any]) -> str:
     return _UNUSUAL.sub(_harmless, text)
 
 
-def _harmless(found: re.Match[str]) -> str:
-    char = found[0]
+def _harmless(match: re.Match[str]) -> str:
+    char = match[0]
     return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
@@ -158,12 +156,7 @@ def records_document(records: Sequence[Record], step: int, labels: Labels) -> di
             {
                 "rank": record.rank,
                 "sequence": record.sequence,
-                "phase": record.site.phase.value,
-                "kind": record.site.kind.value,
-                "fqn": record.site.fqn,
-                "module_class": record.info.module_class,
-                "call": record.site.call,
-                "path": record.site.path,
+                **site_document(record.site, record.info.module_class),
                 **(summary_document(record.summary) or {}),
             }
             for record in records
@@ -242,7 +235,7 @@ def check_document(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def rules_document(rules: Sequence[Rule | RankRule]) -> dict[str, Any]:
+def rules_document(rules: Sequence[Rule]) -> dict[str, Any]:
     """The rules of a check."""
     keys = ("level", "about", "when", "cause")
     return {
@@ -273,7 +266,7 @@ def smallest_document(smallest: Smallest) -> dict[str, Any]:
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
-    from introspect_cli.rerun.element import kind_of, place_of
+    from introspect_cli.rerun.minimise import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)

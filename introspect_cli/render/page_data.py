@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.distance import ROUNDING
+from introspect_cli.render.blocks import clean
 from introspect_cli.render.plain import finite
-from introspect_cli.render.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.curves import Curve, Depth
     from introspect_cli.health.findings import CheckResult
-    from introspect_cli.health.history import Packed, Rows
+    from introspect_cli.health.history import Packed
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.render.html_parts import OpRow
 
@@ -77,18 +77,21 @@ def page_data(page: Page) -> str:
     document: dict[str, Any] = {
         "two": result is not None,
         "first": result.first.step if result is not None and result.first is not None else None,
-        "curves": [_curve(own) for own in _paired(page.curves)],
+        "curves": [_curve(pair) for pair in _paired(page.curves)],
         "sites": [
             [*map(_text, name[:3]), name[3], _text(name[4]), _text(about[0]), _text(about[1]), list(about[2]), about[3]]
             for name, about in zip(history.sites, history.about, strict=True)
         ],
         "series": [
-            {stat: [[finite(own)] if isinstance(own, float) else own for own in row] for stat, row in site.items()}
+            {stat: [[finite(cell)] if isinstance(cell, float) else cell for cell in row] for stat, row in site.items()}
             for site in history.series
         ],
         "whole": history.whole,
-        "parts": [_part(part) for part in history.parts],
-        "depth": [_depth(name, own) for name, own in page.depths],
+        "parts": [
+            {"steps": part.steps.tolist(), "values": packed(part.values), "states": packed(part.states)}
+            for part in history.parts
+        ],
+        "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,
         "divergences": [],
@@ -139,10 +142,6 @@ def _in_few_digits(value: np.float64, kind: str) -> Any:
     return finite(float(f"{value:.9g}" if kind == "gradients" else str(np.float32(value))))
 
 
-def _part(rows: Rows) -> dict[str, Any]:
-    return {"steps": rows.steps.tolist(), "values": packed(rows.values), "states": packed(rows.states)}
-
-
 def _depth(name: str, depth: Depth) -> dict[str, Any]:
     def short(values: tuple[float, ...]) -> list[float]:
         return [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in values]
@@ -177,11 +176,12 @@ def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
     """Levels (rows, steps) as uint8, and the decades they span."""
     values = np.array(divergence_map.values, np.float64).reshape(len(divergence_map.modules), len(divergence_map.steps))
-    low, high = scale_of(np.where(np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape), np.nan, values))
+    behind, unmeasured = (
+        np.array(cells, np.bool_).reshape(values.shape) for cells in (divergence_map.behind, divergence_map.unmeasured)
+    )
+    low, high = scale_of(np.where(unmeasured, np.nan, values))
     with np.errstate(all="ignore"):
         scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
-    behind = np.array(divergence_map.behind, np.bool_).reshape(values.shape)
-    unmeasured = np.array(divergence_map.unmeasured, np.bool_).reshape(values.shape)
     cases = [np.isnan(values), behind, values == 0, np.isinf(values), unmeasured]
     return np.select(cases, [0, 2, 1, 255, 254], scaled).astype(np.uint8), low, high
 

@@ -13,7 +13,7 @@ from introspect_cli.compare.result import RESOLUTION, Divergence
 
 if TYPE_CHECKING:
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Summary
+    from introspect_cli.records import Site, Summary
 
 
 def finite(value: Any) -> Any:
@@ -38,6 +38,18 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else finite(value)
 
 
+def site_document(site: Site, module_class: str) -> dict[str, Any]:
+    """What was recorded, and where in a step."""
+    return {
+        "phase": site.phase.value,
+        "kind": site.kind.value,
+        "fqn": site.fqn,
+        "module_class": module_class,
+        "call": site.call,
+        "path": site.path,
+    }
+
+
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
     """One divergence."""
     site = divergence.site
@@ -45,12 +57,7 @@ def divergence_document(divergence: Divergence) -> dict[str, Any]:
     document = {
         "step": divergence.step,
         "rank": divergence.rank,
-        "phase": site.phase.value,
-        "kind": site.kind.value,
-        "fqn": site.fqn,
-        "module_class": divergence.module_class,
-        "call": site.call,
-        "path": site.path,
+        **site_document(site, divergence.module_class),
         "role": divergence.role.value,
         "reason": divergence.reason,
         "a": summary_document(divergence.a),

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, shown, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, count, human_size, perturbed_by
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, table_of
-from introspect_cli.render.text import brief_what, clean, number, shape, site_text, statistic
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Line,
+    Table,
+    brief_what,
+    clean,
+    line,
+    number,
+    shape,
+    site_text,
+    statistic,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +63,7 @@ def overview_blocks(run: Overview) -> list[Block]:
 
 def _facts(run: Overview) -> list[tuple[str, str]]:
     manifest = run.manifest
+    kinds = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0]))
     facts = [
         ("run", run.path),
         ("ran", _command(manifest)),
@@ -63,7 +76,10 @@ def _facts(run: Overview) -> list[tuple[str, str]]:
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("perturbed", _perturbed(manifest)),
-        ("first step", ", ".join(f"{amount} {kind}" for kind, amount in sorted(run.kinds.items(), key=_by_amount))),
+        (
+            "first step",
+            ", ".join(f"{amount} {kind}" for kind, amount in kinds),
+        ),
     ]
     if run.labels:
         facts.insert(7, ("named", ", ".join(_named(*run.labels))))
@@ -94,10 +110,6 @@ def _perturbed(manifest: dict[str, Any]) -> str:
     """That the initial parameters were moved; "" for an ordinary run."""
     seed = perturbed_by(manifest)
     return "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"
-
-
-def _by_amount(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
 
 
 def _command(manifest: dict[str, Any]) -> str:

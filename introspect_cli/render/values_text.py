@@ -11,9 +11,8 @@ from introspect_cli.compare.element.elements import Elements, differing, element
 from introspect_cli.compare.element.grid import SIGN, Picture, smaller
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Column, Line, Table, line
+from introspect_cli.render.blocks import Block, Column, Line, Table, clean, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
-from introspect_cli.render.text import clean, number, shape, site_text, two_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.element.pattern import Difference
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.inspect.history import Stored
+    from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 
 _MOST_ROWS = 8
@@ -53,11 +52,6 @@ def _array(values: NDArray[Any], width: int) -> list[str]:
     text = np.array2string(
         values, max_line_width=max(min(width, 120) - 2, 20), threshold=200, edgeitems=3, precision=6, separator=" "
     )
-    return clean_lines(text)
-
-
-def clean_lines(text: str) -> list[str]:
-    """Lines, each harmless."""
     return [clean(row) for row in text.splitlines()]
 
 

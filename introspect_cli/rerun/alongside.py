@@ -55,13 +55,13 @@ class Digests:
         """Whether a step that was not looked at yet differs; other ranks than the reference's always do."""
         if set(run.ranks) - set(self.by_rank):
             return True
-        found = False
+        differs = False
         for rank in run.ranks:
             digests, last = run.rank(rank).digests(), self.looked.get(rank, -1)
             reference = self.by_rank[rank]
-            found |= any(step > last and reference.get(step, digest) != digest for step, digest in digests.items())
+            differs |= any(step > last and reference.get(step, digest) != digest for step, digest in digests.items())
             self.looked[rank] = max(digests, default=-1)
-        return found
+        return differs
 
 
 def alongside(
@@ -86,7 +86,7 @@ def alongside(
     """
     digests = Digests()
     one: Run | None = None
-    told, waiting, failed, rest_until, last = False, False, 0, 0.0, -1
+    reported, waiting, failed, rest_until, last = False, False, 0, 0.0, -1
     with ExitStack() as held:
         while True:
             began = time.monotonic()
@@ -97,20 +97,20 @@ def alongside(
                         held.close()
                         one = held.enter_context(reference())
                         digests.read(one)
-                    waiting = (digests.differ(run) or waiting) and not told
+                    waiting = (digests.differ(run) or waiting) and not reported
                     if over:
                         result = ask(one, run)
-                        if result.verdict is Verdict.DIVERGED and not told:
+                        if result.verdict is Verdict.DIVERGED and not reported:
                             first(result)
                         return result
                     if waiting and began >= rest_until and may_be_judged(one, run):
                         with suppress(UsageError):  # what is selected may only come
                             result = ask(one, run)
-                            waiting, told = False, result.verdict is Verdict.DIVERGED
-                            if told:
+                            waiting, reported = False, result.verdict is Verdict.DIVERGED
+                            if reported:
                                 first(result)
                         rest_until = time.monotonic() + _REST * (time.monotonic() - began)
-                    if not (waiting or told) and digests.last != last:
+                    if not (waiting or reported) and digests.last != last:
                         last = digests.last
                         agreed(last)
                 failed = 0

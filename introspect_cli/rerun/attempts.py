@@ -13,17 +13,16 @@ import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change, apply
 from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.element import Difference, Element, OtherFile, OtherPython
 from introspect_cli.rerun.ground import Ground, Planted, plant
-from introspect_cli.rerun.minimise import applied, command_line
-from introspect_cli.rerun.opened import opened_files
+from introspect_cli.rerun.minimise import Difference, Element, OtherFile, OtherPython, applied, command_line
+from introspect_cli.rerun.other_files import opened_files
 from introspect_cli.rerun.texts import encoded, search_path, undefined
 from introspect_cli.rerun.variant import End, Rerun, Variant, capture, end_of, judge, stopping
 from introspect_cli.store.reader import open_run
@@ -39,6 +38,14 @@ if TYPE_CHECKING:
 
 class OutOfRunsError(Exception):
     """As many runs were made as were allowed."""
+
+
+class Attempt(NamedTuple):
+    """What came of an attempt: the verdict on it, the comparison with a, and its run; None where there is none."""
+
+    verdict: Verdict
+    result: DiffResult | None = None
+    done: Rerun | None = None
 
 
 @dataclass
@@ -58,9 +65,8 @@ class Attempts:
         keep: leave each attempt's directory in place.
         ends: how the scripts of a and b ended.
         by_end: whether how they ended is all that differs, so that an attempt that ends as b diverges.
-        answers: by the places of the elements that were as in b, the verdict on it and the comparison with a.
+        answers: what came of each, by the places of the elements that were as in b.
         runs: how many runs were made.
-        made: the run of each.
     """
 
     sides: Sides
@@ -75,9 +81,8 @@ class Attempts:
     keep: bool = False
     ends: tuple[End, End] = (End(), End())
     by_end: bool = False
-    answers: dict[frozenset[int], tuple[Verdict, DiffResult | None]] = field(default_factory=dict)
+    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
-    made: dict[frozenset[int], Rerun] = field(default_factory=dict)
 
     def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
         """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
@@ -88,8 +93,8 @@ class Attempts:
         """
         if chosen not in self.answers:
             self.answers[chosen] = self._answer(chosen)
-            verdict, result = self.answers[chosen]
-            if chosen not in self.made:
+            verdict, result, done = self.answers[chosen]
+            if done is None:
                 return verdict
             said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
             side = 1 if verdict is Verdict.DIVERGED else 0
@@ -100,22 +105,16 @@ class Attempts:
             elif verdict is Verdict.UNDECIDED:
                 said += f" ({self.why(chosen)})"
             self.tell(f"{name}: {said}")
-        return self.answers[chosen][0]
-
-    def result(self, chosen: frozenset[int]) -> DiffResult | None:
-        """What an attempt that was made differs in."""
-        return self.answers[chosen][1]
+        return self.answers[chosen].verdict
 
     @property
     def undecided(self) -> int:
         """How many runs answered nothing."""
-        return sum(
-            verdict is Verdict.UNDECIDED and chosen in self.made for chosen, (verdict, _) in self.answers.items()
-        )
+        return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
     def why(self, chosen: frozenset[int]) -> str:
         """Why an attempt that was made tells nothing."""
-        done, (_, result) = self.made.get(chosen), self.answers[chosen]
+        _, result, done = self.answers[chosen]
         if done is None:
             return "a file cannot be read by python, or uses a name that nothing defines"
         if done.exit_code:
@@ -126,22 +125,23 @@ class Attempts:
     def narrowed(self) -> bool:
         """Whether a was asked to record something else than the attempts were, which records what is so by default."""
         asked = []
-        for done in (self.reference, *list(self.made.values())[:1]):
+        made = (one.done for one in self.answers.values() if one.done is not None)
+        for done in (self.reference, next(made, self.reference)):
             with open_run(done.run) as run:
                 asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
-        return any(one != asked[0] for one in asked)
+        return asked[0] != asked[1]
 
-    def _answer(self, chosen: frozenset[int]) -> tuple[Verdict, DiffResult | None]:
+    def _answer(self, chosen: frozenset[int]) -> Attempt:
         elements = [self.elements[place] for place in sorted(chosen)]
         try:
             sources = sources_with(elements, self.sides)
         except ValueError:
-            return Verdict.UNDECIDED, None
+            return Attempt(Verdict.UNDECIDED)
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
-        self.made[chosen] = self._run(elements, sources)
-        return self._judged(self.made[chosen])
+        done = self._run(elements, sources)
+        return Attempt(*self._judged(done), done)
 
     def _judged(self, done: Rerun) -> tuple[Verdict, DiffResult | None]:
         """What a run tells: nothing where it fails in another way than a and b do."""
@@ -158,13 +158,10 @@ class Attempts:
 
     def ends_as(self, side: int, chosen: frozenset[int]) -> bool:
         """Whether an attempt that was made ended by the exception that ended a (0) or b (1), and not both of them."""
-        end, done = self.ends[side], self.made.get(chosen)
-        return (
-            end.error is not None
-            and not end.is_as(self.ends[1 - side])
-            and done is not None
-            and _end_of(done).is_as(end)
-        )
+        end, attempt = self.ends[side], self.answers.get(chosen)
+        done = attempt.done if attempt is not None else None
+        differs = end.error is not None and not end.is_as(self.ends[1 - side])
+        return differs and done is not None and _end_of(done).is_as(end)
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
         recipe, set_as_in_b, python = self._started(elements)

@@ -170,7 +170,8 @@ class _Search:
             options += ("--against", str(against), "--stop") if far else stopping(against, self.until or 0)
         run = self.directory / name
         self._check_out(commit)
-        if not (run / "manifest.yaml").exists() and self.plan.setup and not self._set_up(run):
+        sets_up = self.plan.setup if not (run / "manifest.yaml").exists() else None
+        if sets_up and logged(sets_up, log_of(run), self.place):
             return Rerun(run, 1, 0)
         words = (*options, *self.plan.words)
         return capture(Variant(run, words, self.place, {"PYTHONDONTWRITEBYTECODE": "1"}))
@@ -180,10 +181,11 @@ class _Search:
         if culprit.commit is None or not self.plan.max_runs:
             return None
         before = self.tree.ask("rev-parse", f"{culprit.commit}^")
-        runs = [
-            next((run for run in self._runs_of(commit) if (run / "manifest.yaml").exists()), None)
-            for commit in (before, culprit.commit)
-        ]
+        runs = []
+        for commit in (before, culprit.commit):
+            name = commit[:16]  # of a run that goes no further than is needed, or of the whole
+            kept = (self.directory / f"{name}-to-{self.until}", self.directory / name)
+            runs.append(next((run for run in kept if (run / "manifest.yaml").exists()), None))
         if runs[0] is None or runs[1] is None:
             return None
         self.tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")
@@ -202,16 +204,9 @@ class _Search:
             self.tell(f"that cannot be told: {error}")
             return None
 
-    def _runs_of(self, commit: str) -> list[Path]:
-        """Where a run of a commit may be: the one that goes no further than is needed, and the whole."""
-        return [self.directory / f"{commit[:16]}-to-{self.until}", self.directory / commit[:16]]
-
     def _check_out(self, commit: str) -> None:
         self.tree.ask("checkout", "--quiet", "--force", "--detach", commit)
         link(Path.cwd(), self.place, self.plan.links)
-
-    def _set_up(self, run: Path) -> bool:
-        return logged(str(self.plan.setup), log_of(run), self.place) == 0
 
     def _note(self, commit: str, verdict: Verdict, result: DiffResult | None) -> None:
         self.results[commit] = result

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
+from introspect_cli.compare.reasons.words import listed, some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
-from introspect_cli.rerun.element import Element, counted, place_of
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.ground import Ground, survey
-from introspect_cli.rerun.minimise import ddmin
+from introspect_cli.rerun.minimise import Element, counted, ddmin, place_of
 from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import End, Rerun, end_of
 from introspect_cli.store.files import RUNS
@@ -142,7 +142,7 @@ def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, 
             around, survey(sides.root_b, sides.directory_b, {*sides.places_b}, began_b, output, kept)
         )
     else:
-        files = at_commits(sides, around, output / "files")
+        files = at_commits(sides.root, sides.commits, sources, around, output / "files")
     return (around, survey(sides.root, directory, sources, None, output)), files
 
 
@@ -221,7 +221,7 @@ class _Search:
             attempts.ground = self.grounds[1]
             attempts.answers.clear()
             self._needed(self.everything)
-        verdict, result = attempts.answers[nothing]
+        verdict, result, _ = attempts.answers[nothing]
         if verdict is Verdict.DIVERGED:
             return (
                 "running a again, unchanged, already diverges from a: the script is not deterministic by itself, or "
@@ -233,7 +233,7 @@ class _Search:
 
     def _all_do_not(self) -> str:
         """Why all changes do not make a diverge."""
-        if self.attempts.answers[self.everything][0] is Verdict.SAME:
+        if self.attempts.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
         return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
@@ -264,7 +264,8 @@ class _Search:
     def _by_itself(self, both: frozenset[int], *, each: bool) -> str:
         """Which of several changes were seen to make the runs diverge alone: the others then need not."""
         answers = self.attempts.answers
-        alone = [one for one in both if answers.get(frozenset({one}), (None,))[0] is Verdict.DIVERGED]
+        asked = {one: answers[frozenset({one})] for one in both if frozenset({one}) in answers}
+        alone = [one for one, attempt in asked.items() if attempt.verdict is Verdict.DIVERGED]
         if each:
             return "; each of them does by itself"
         return f"; enough alone: {self._names(frozenset(alone))}" if alone and len(both) > 1 else ""
@@ -278,7 +279,7 @@ class _Search:
 
     def _diverges(self, chosen: frozenset[int]) -> str:
         """How a with the cause alone differs from a: whether in the same place as b."""
-        result, recorded, by_end = self.attempts.result(chosen), self.recorded.first, self.attempts.by_end
+        result, recorded, by_end = self.attempts.answers[chosen].result, self.recorded.first, self.attempts.by_end
         if self.attempts.ends_as(1, chosen):
             return "a ends by b's exception"
         if by_end:
@@ -299,9 +300,7 @@ class _Search:
 
     def _names(self, part: frozenset[int]) -> str:
         names = list(dict.fromkeys(place_of(self.attempts.elements[place]) for place in sorted(part)))
-        if len(names) > _NAMED:
-            return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return some(names, _NAMED) if len(names) > _NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False, each: bool = False) -> Proof:
         attempts = self.attempts
@@ -313,7 +312,7 @@ class _Search:
             changes=len(attempts.elements),
             runs=attempts.runs,
             undecided=attempts.undecided,
-            result=answer[1] if answer is not None and proven else None,
+            result=answer.result if answer is not None and proven else None,
             sentence=sentence,
             unknown=attempts.sides.unknown,
             directory=attempts.output,

@@ -9,27 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.endings import raised
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.trees import AS_IT_IS, Others, Source, Tree, others_of, planted, source_of
+from introspect_cli.rerun.trees import (
+    AS_IT_IS,
+    Others,
+    Source,
+    Tree,
+    alone,
+    ended_in_order,
+    others_of,
+    planted,
+    source_of,
+)
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
 from introspect_cli.store.files import RUNS
@@ -49,6 +58,8 @@ MOST_BYTES = 4 << 30
 _REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
 _SHOWN = 4
 _MEGABYTE = 1_000_000
+
+Captured: TypeAlias = "tuple[str, str, tuple[str, ...]]"
 
 
 @dataclass(frozen=True)
@@ -76,17 +87,8 @@ class Question:
     noise: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The runs to compare, and further repetitions of a."""
-
-    a: str
-    b: str
-    noise: tuple[str, ...] = ()
-
-
-def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]) -> Pair:
-    """Capture what of a and b is a revision.
+def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: Callable[[str], None]) -> Captured:
+    """Capture what of a and b is a revision: both runs, and further repetitions of a.
 
     Args:
         a: a revision, or `.` for the work tree as it is, or what stands for a run.
@@ -104,53 +106,16 @@ def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: 
     if refused is not None:
         raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
     try:
-        repository = Repository(here)
+        user = Repository(Repository(here).root)
     except UsageError:
         first = next(word for word, run in zip((a, b), runs, strict=True) if run is None)
         raise UsageError(f"{first} is no run, and {here} is in no git repository that has it as a revision") from None
-    user = Repository(repository.root)
     for word, run in zip((a, b), runs, strict=True):
         if run is not None and word != AS_IT_IS and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = here / RUNS / COMMITS
-    with _ended_in_order(), _alone(base, tell):
+    with ended_in_order(), alone(base, tell):
         return _Captures(user, base, asked, tell).pair((a, b), runs)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Have a signal that ends a process end this one by an exception, so that nothing is left behind."""
-
-    def end(number: int, _: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other process captures revisions here: they have one place."""
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StoreError(f"cannot write {base}: {error.strerror or error}") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"another introspect captures revisions in {base}: waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):
-            base.rmdir()  # where nothing is kept
 
 
 @dataclass(frozen=True)
@@ -162,28 +127,28 @@ class _Captures:
     asked: Question
     tell: Callable[[str], None]
 
-    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> Pair:
-        """The runs of both sides."""
+    def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> Captured:
+        """The runs of both sides, and further repetitions of a."""
         sources = [source_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)]
         others = self._others()
-        keys = [self._key(source, others) if source is not None else "" for source in sources]
+        names = [self._name(source, others) if source is not None else "" for source in sources]
         first, second = runs
         if sources[0] is not None:
-            first = str(self._captured("a", sources[0], others, self._name(sources[0], keys[0])))
+            first = str(self._captured("a", sources[0], others, names[0]))
         assert first is not None
         noise = self.asked.noise
         if self.asked.repeat and sources[0] is not None:
-            again = f"{self._name(sources[0], keys[0])}-again"
-            noise += self._repeated(Path(first), self._captured("a again", sources[0], others, again))
+            again = self._captured("a again", sources[0], others, f"{names[0]}-again")
+            noise += self._repeated(Path(first), again)
         if sources[1] is not None:
-            name = self._name(sources[1], keys[1])
-            if keys[0] == keys[1]:
+            name = names[1]
+            if names[0] == names[1]:
                 self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
                 name += "-again"
             second = str(self._captured("b", sources[1], others, name, against=first, noise=noise))
         assert second is not None
         self._bound({Path(run).name for run in (first, second, *noise)})
-        return Pair(first, second, noise)
+        return first, second, noise
 
     def _others(self) -> Others:
         here, words = Path.cwd(), self.asked.words
@@ -191,15 +156,14 @@ class _Captures:
         others = others_of(self.user, [Path(os.path.realpath(here)) / path for path in self.asked.links], scripts)
         if others.large:
             sizes = [f"{name} ({size / _MEGABYTE:,.0f} MB)" if size else name for name, size in others.large.items()]
-            more = f" and {len(sizes) - _SHOWN} more" if len(sizes) > _SHOWN else ""
             self.tell(
-                f"too large to be copied beside the revisions: {', '.join(sizes[:_SHOWN])}{more}; what the script "
+                f"too large to be copied beside the revisions: {some(sizes, _SHOWN)}; what the script "
                 "reads of it has to be named with --link PATH"
             )
         return others
 
-    def _key(self, source: Source, others: Others) -> str:
-        """What stands for all that goes into a capture."""
+    def _name(self, source: Source, others: Others) -> str:
+        """A name that stands for all that goes into a capture."""
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         made: list[Any] = [
@@ -210,9 +174,7 @@ class _Captures:
             sorted(environment.items()),
             [__version__, sys.executable, [(path, Path(path).stat().st_mtime_ns) for path in directories]],
         ]
-        return hashlib.blake2b(json.dumps(made).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-
-    def _name(self, source: Source, key: str) -> str:
+        key = hashlib.blake2b(json.dumps(made).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
         return f"{source.commit[:10]}{'-changed' if source.changed else ''}-{key}"
 
     def _captured(
@@ -252,11 +214,16 @@ class _Captures:
             done = self._run(run, source, tree, options)
             self._refuse(side, done, source)
             self._check(done, source, tree)
-        stopped = _manifest(run).get("stopped") is True
+        with open_run(run) as opened:
+            stopped = opened.manifest.get("stopped") is True
         if stopped and against is not None and not self._diverges(against, run, noise):
             return self._captured(side, source, others, name)
         if run != whole and not stopped:
-            run = _renamed(run, whole)
+            if whole.exists():
+                remove_run(whole)
+            run.rename(whole)
+            log_of(run).replace(log_of(whole))
+            run = whole
         how = ", up to its first divergence" if stopped else ""
         self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
         return run
@@ -305,8 +272,13 @@ class _Captures:
         Raises:
             UsageError: there is nothing to compare.
         """
-        error = None if done.usable or kept_run(done.run) is None else raised(_opened(done.run), "")
-        if done.usable or (error is not None and side == "b"):
+        if done.usable:
+            return
+        error = None
+        if kept_run(done.run) is not None:
+            with open_run(done.run) as run:
+                error = raised(run, "")
+        if error is not None and side == "b":
             return
         how = f"exit code {done.exit_code} ({done.last_lines.rpartition(' / ')[2]})" if error is None else error.words
         raise UsageError(
@@ -359,15 +331,6 @@ class _Captures:
                     log_of(run).unlink(missing_ok=True)
 
 
-def _opened(run: Path) -> Any:
-    with open_run(run) as opened:
-        return opened
-
-
-def _manifest(run: Path) -> Any:
-    return _opened(run).manifest
-
-
 def _digests(root: Path, names: Sequence[str]) -> set[str]:
     return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
 
@@ -382,14 +345,6 @@ def _or_nothing(run: Path) -> Iterator[None]:
         if not isinstance(error, UsageError):
             log_of(run).unlink(missing_ok=True)
         raise
-
-
-def _renamed(run: Path, to: Path) -> Path:
-    if to.exists():
-        remove_run(to)
-    run.rename(to)
-    log_of(run).replace(log_of(to))
-    return to
 
 
 def _shown(path: Path) -> str:

@@ -11,11 +11,11 @@ from introspect_cli.compare.changes.renames import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
 from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.records import count
-from introspect_cli.rerun.element import Difference, Element, OtherPython
-from introspect_cli.rerun.minimise import differences
-from introspect_cli.rerun.opened import opened_texts
+from introspect_cli.rerun.minimise import Difference, Element, OtherPython, differences
+from introspect_cli.rerun.other_files import opened_texts
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.texts import decoded, place_of_source, texts_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
 
-_SHOWN = 5
+_MOST = 5
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def sides_of(a: Run, b: Run) -> Sides:
     gone = [name for name in one.missing if name not in texts_a and one.places[name].is_file()]
     if gone:
         raise UsageError(
-            f"the text of {_listed(gone)} is not kept in {a.path}, and the file was changed since: capture it again"
+            f"the text of {some(gone, _MOST)} is not kept in {a.path}, and the file was changed since: capture it again"
         )
     texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
     texts_b, changes = _changed_sources(texts_a, written, differing)
@@ -108,29 +108,29 @@ def sides_of(a: Run, b: Run) -> Sides:
     unknown += [f"{name}: its value was redacted" for name in secret]
     redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
     unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
-    opened = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
-    elements += [change for text in opened.texts for change in changed_values(text.name, text.a, text.b)]
-    unknown += opened.unknown
+    opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
+    elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
+    unknown += untried
     packages = _packages(first, second)
     if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
         elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
     elif packages:
-        unknown.append(f"{count(len(packages), 'package')} of another version: {_listed(packages)}")
+        unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _MOST)}")
     return Sides(
         recipe=recipe,
         root=one.root,
         places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
-        | {text.name: text.places[0] for text in opened.texts},
-        a=texts_a | {text.name: text.a for text in opened.texts},
-        b=texts_b | {text.name: text.b for text in opened.texts},
+        | {text.name: text.places[0] for text in opened},
+        a=texts_a | {text.name: text.a for text in opened},
+        b=texts_b | {text.name: text.b for text in opened},
         as_written={name: text for name, text in written.items() if text != texts_b[name]},
         elements=tuple(elements),
         unknown=tuple(unknown),
         root_b=two.root,
-        places_b=(*two.places.values(), *(text.places[1] for text in opened.texts)),
+        places_b=(*two.places.values(), *(text.places[1] for text in opened)),
         directory_b=recipe_b.directory,
         commits=(recipe.commit, recipe_b.commit),
-        opened=frozenset(text.name for text in opened.texts),
+        opened=frozenset(text.name for text in opened),
     )
 
 
@@ -179,11 +179,6 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
 def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     one, two = (settings.get("packages") or {} for settings in (a, b))
     return [f"{name} {one[name]} -> {two[name]}" for name in one if name in two and one[name] != two[name]]
-
-
-def _listed(names: list[str]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
 
 
 _LAST = 1 << 30

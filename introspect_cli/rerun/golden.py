@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
-from introspect_cli.rerun.variant import LONG, log_of, logged, took
+from introspect_cli.rerun.variant import LONG, Variant, capture, log_of, took
 from introspect_cli.store import documents
 from introspect_cli.store.files import GOLDEN_RUN
 from introspect_cli.store.pack import pack
@@ -57,7 +56,7 @@ class Golden:
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def own_options(steps: int) -> list[str]:
+def small_run(steps: int) -> list[str]:
     """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
     later = f",{steps // 2},{steps - 1}" if steps > 8 else ""
     schedule = f"0:{min(steps, 4)}{later}" if steps > 4 else f"0:{steps}"
@@ -188,7 +187,7 @@ def _another_machine(result: DiffResult) -> DiffResult:
         f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
         f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
     )
-    return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence)
+    return replace(result, verdict=Verdict.UNDECIDED, sentence=sentence, why="")
 
 
 def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
@@ -197,14 +196,12 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
     Raises:
         StoreError: it recorded nothing.
     """
-    options = [*own_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
-    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", *options, "-o", str(run), *golden.words]
-    code = logged(command, log_of(run), Path.cwd())
-    with suppress(StoreError), open_run(run) as captured:
-        if any(len(captured.rank(rank)) for rank in captured.ranks):
-            return run
+    options = [*small_run(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
+    done = capture(Variant(run, (*options, *golden.words), Path.cwd()), again=True)
+    if done.usable:
+        return run
     said = log_of(run).read_text(errors="replace").strip().rpartition(os.linesep)[2]
-    raise StoreError(f"the script recorded nothing and ended with code {code}{f': {said}' if said else ''}")
+    raise StoreError(f"the script recorded nothing and ended with code {done.exit_code}{f': {said}' if said else ''}")
 
 
 def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:

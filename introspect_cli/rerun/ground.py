@@ -153,8 +153,8 @@ def entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterato
             yield directory, True
             continue
         yield directory, False
-        if _is_run(entries):
-            continue
+        if {"manifest.yaml", "settings"} <= {entry.name for entry in entries}:
+            continue  # a run of introspect
         for entry in entries:
             path = directory / entry.name
             if entry.name in LEFT_OUT or path == skipped:
@@ -168,11 +168,6 @@ def entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterato
 def is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
     """Whether it is an environment of packages."""
     return any(entry.name in {"pyvenv.cfg", "site-packages", "conda-meta"} for entry in entries)
-
-
-def _is_run(entries: Collection[os.DirEntry[str]]) -> bool:
-    """Whether it is a run of introspect."""
-    return {"manifest.yaml", "settings"} <= {entry.name for entry in entries}
 
 
 def plant(

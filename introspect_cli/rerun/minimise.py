@@ -1,4 +1,4 @@
-"""Find the smallest set of settings that makes two runs of the same code diverge.
+"""What differs between two runs and can be changed by itself; the smallest set of settings that makes them diverge.
 
 Two runs differ in their arguments, their environment, their seed. Running run a's command again with some of run b's
 settings tells whether those suffice. Delta debugging (the `ddmin` algorithm: Zeller and Hildebrandt, "Simplifying and
@@ -7,20 +7,100 @@ isolating failure-inducing input", 2002) shrinks the set until taking any one se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.element import Difference
+from introspect_cli.records import count
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that differs between the two runs.
+
+    Attributes:
+        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
+        name: option or variable.
+        a: its value in run a; None where absent. A list for options of several values, True for a flag.
+        b: its value in run b.
+    """
+
+    axis: str
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class OtherFile:
+    """A file that is no source and holds something else in b's directory.
+
+    Attributes:
+        name: its path in the project.
+        a: where a's lies; None where only b's directory has it.
+        b: where b's lies; None where only a's directory has it.
+    """
+
+    name: str
+    a: Path | None
+    b: Path | None
+
+
+@dataclass(frozen=True)
+class OtherPython:
+    """Another interpreter, with other packages.
+
+    Attributes:
+        a: a's; "" for the one that runs this.
+        b: b's.
+        packages: how many packages differ in their version.
+    """
+
+    a: str
+    b: str
+    packages: int
+
+
+Element: TypeAlias = "Change | OtherFile | Difference | OtherPython"
+
+
+def place_of(element: Element) -> str:
+    """Where an element is: `model.py:41`, `config.yaml`, `--lr`."""
+    if isinstance(element, Change):
+        return element.place
+    return f"the interpreter {element.b}" if isinstance(element, OtherPython) else element.name
+
+
+def counted(elements: Collection[Element]) -> str:
+    """How many there are of what kind: `37 changes in 6 files and 2 differing settings`."""
+    files = {element.file for element in elements if isinstance(element, Change)}
+    files |= {element.name for element in elements if isinstance(element, OtherFile)}
+    inside = sum(isinstance(element, Change | OtherFile) for element in elements)
+    settings = count(len(elements) - inside, "differing setting")
+    if not inside:
+        return settings
+    if inside == len(elements):
+        return f"{count(inside, 'change')} in {count(len(files), 'file')}"
+    return f"{count(inside, 'change')} in {count(len(files), 'file')} and {settings}"
+
+
+def kind_of(element: Element) -> str:
+    """What an element is, in one word."""
+    if isinstance(element, Change):
+        return element.unit
+    return (
+        "setting" if isinstance(element, Difference) else "python" if isinstance(element, OtherPython) else "other file"
+    )
 
 
 Item = TypeVar("Item")
@@ -106,29 +186,39 @@ def minimise(
     if not differing:
         raise UsageError("the two runs differ in no argument, environment variable or seed that could be changed")
     script = words or ((command["script"],) if command.get("script") else ("-m", str(command.get("module"))))
-    search = _Search(
-        reference=Rerun(a, 0, 1),
-        options=options,
-        script=tuple(script[:2] if script[0] == "-m" else script[:1]),
-        arguments=_arguments(first),
-        output=(output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve(),
-        until=recorded.first.step if until_step is None else until_step,
-        tell=tell,
-    )
+    script = tuple(script[:2] if script[0] == "-m" else script[:1])
+    place = (output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve()
+    until = recorded.first.step if until_step is None else until_step
+    given, ends = _arguments(first), ("--until-step", str(until), *stopping(a, until))
+    answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = {}
+
+    def diverges(chosen: Sequence[Difference]) -> bool:
+        """Whether run a's command with these of run b's settings diverges from run a."""
+        key = frozenset(f"{item.axis} {item.name}" for item in chosen)
+        if key not in answers:
+            as_in_b = applied(chosen, given)
+            line = (*options, *ends, *as_in_b.options, *script, *command_line(as_in_b.arguments))
+            made = capture(Variant(place / str(len(answers) + 1), line, Path.cwd(), as_in_b.environment))
+            verdict, result = judge(Rerun(a, 0, 1), made, until)
+            answers[key] = (verdict is Verdict.DIVERGED, result)
+            names = ", ".join(item.name for item in chosen) or "nothing changed"
+            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
+            tell(f"{names}: {said}")
+        return answers[key][0]
+
     smallest: tuple[Difference, ...] = ()
     result = None
-    if search.diverges(()):
-        result = search.last
+    if diverges(()):
+        result = answers[frozenset()][1]
         sentence = "running a again, unchanged, already diverges from a: the script is not deterministic by itself"
-    elif not search.diverges(differing):
+    elif not diverges(differing):
         sentence = "running a with all of b's settings does not diverge from a: something else differs between the runs"
     else:
-        smallest = tuple(ddmin(differing, search.diverges))
-        search.diverges(smallest)
-        result = search.last
+        smallest = tuple(ddmin(differing, diverges))
+        result = answers[frozenset(f"{item.axis} {item.name}" for item in smallest)][1]
         make = "together make" if len(smallest) > 1 else "makes"
         sentence = f"{len(smallest)} of {len(differing)} differing settings {make} the runs diverge"
-    return Smallest(smallest, result, search.runs, sentence, unknown)
+    return Smallest(smallest, result, len(answers), sentence, unknown)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
@@ -160,57 +250,6 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     """The script's own arguments, by name."""
     words = _part(settings, "command").get("arguments")
     return arguments(map(str, words)) if isinstance(words, list) else {}
-
-
-@dataclass
-class _Search:
-    """Reruns of run a's command with some of run b's settings.
-
-    Attributes:
-        reference: run a.
-        options: further capture options.
-        script: the script, or `-m` and a module.
-        arguments: run a's, by name.
-        output: where reruns are kept.
-        until: last step to look at.
-        tell: shown a line for each rerun.
-        answers: by what was changed, whether that diverges and by what.
-        last: what the last answer rests on.
-    """
-
-    reference: Rerun
-    options: tuple[str, ...]
-    script: tuple[str, ...]
-    arguments: dict[str, Any]
-    output: Path
-    until: int
-    tell: Callable[[str], None]
-    answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = field(default_factory=dict)
-    last: DiffResult | None = None
-
-    @property
-    def runs(self) -> int:
-        """Captures it took."""
-        return len(self.answers)
-
-    def diverges(self, chosen: Sequence[Difference]) -> bool:
-        """Whether run a's command with these of run b's settings diverges from run a."""
-        key = frozenset(f"{item.axis} {item.name}" for item in chosen)
-        if key not in self.answers:
-            verdict, result = judge(self.reference, self._run(chosen), self.until)
-            self.answers[key] = (verdict is Verdict.DIVERGED, result)
-            names = ", ".join(item.name for item in chosen) or "nothing changed"
-            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
-            self.tell(f"{names}: {said}")
-        diverges, self.last = self.answers[key]
-        return diverges
-
-    def _run(self, chosen: Sequence[Difference]) -> Rerun:
-        set_as_in_b = applied(chosen, self.arguments)
-        stop = stopping(self.reference.run, self.until)
-        options = (*self.options, "--until-step", str(self.until), *stop, *set_as_in_b.options)
-        line = (*options, *self.script, *command_line(set_as_in_b.arguments))
-        return capture(Variant(self.output / str(self.runs + 1), line, Path.cwd(), set_as_in_b.environment))
 
 
 @dataclass(frozen=True)

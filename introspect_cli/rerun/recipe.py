@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.records import clean, count
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, link, path_of_the_users, work_tree
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from introspect_cli.store.reader import Run
-
-_SHOWN = 3
 
 
 class UnrepeatableError(UsageError):
@@ -286,8 +285,7 @@ def _is_elsewhere(name: str, recipe: Recipe) -> bool:
 
 
 def _changed_words(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{rest} {'has' if len(names) == 1 else 'have'} changed since"
+    return f"{some(names)} {'has' if len(names) == 1 else 'have'} changed since"
 
 
 def _moved(recipe: Recipe, root: Path, tree: Path) -> tuple[str, ...]:

@@ -9,21 +9,23 @@ user may have it linked. All revisions have the same place, one after the other,
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign
 from introspect_cli.rerun.worktree import PLACE, Repository, link, rebuilt_below, work_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 AS_IT_IS = "."
 _MOST_FILES = 20_000
@@ -94,11 +96,6 @@ def source_of(user: Repository, revision: str) -> Source:
     return Source(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
 
 
-def _untracked(user: Repository) -> list[str]:
-    """Files that git neither keeps nor ignores."""
-    return user.names("ls-files", "--others", "--exclude-standard")
-
-
 def _digest(path: Path) -> str:
     """What a file holds, a link leads to, and whether it can be executed."""
     if path.is_symlink():
@@ -135,8 +132,9 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
         links: paths that are linked and need no copy.
         scripts: untracked code that is taken all the same: what is to be run. Other code belongs to the work tree.
     """
-    code = {name for name in _untracked(user) if name.endswith(_CODE)} - {*scripts}
-    found: list[tuple[int, str, object]] = []
+    untracked = user.names("ls-files", "--others", "--exclude-standard")
+    code = {name for name in untracked if name.endswith(_CODE)} - {*scripts}
+    kept: list[tuple[int, str, object]] = []
     large: dict[str, int] = {}
     for name in user.names("ls-files", "--others", "--directory"):
         if not LEFT_OUT.isdisjoint(Path(name).parts):
@@ -144,17 +142,17 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
         for path, size, changed in _files(user.root / name):
             inside = os.path.relpath(path, user.root)
             if inside not in code and not any(path.is_relative_to(other) for other in links):
-                found.append((size, inside, changed))
+                kept.append((size, inside, changed))
     total = 0
     copied = []
-    for number, (size, name, _) in enumerate(sorted(found, key=lambda item: item[:2])):
+    for number, (size, name, _) in enumerate(sorted(kept, key=lambda item: item[:2])):
         if size < 0 or total + size > MOST_COPIED or number >= _MOST_FILES:
             top = name if size < 0 else Path(name).parts[0]
             large[top] = large.get(top, 0) + max(size, 0)
             continue
         total += size
         copied.append(name)
-    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in found)))
+    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in kept)))
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int, object]]:
@@ -229,6 +227,42 @@ def planted(source: Source, others: Others, links: Sequence[str], base: Path) ->
         except OSError as error:
             raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
         yield Tree(root, directory, ground, paths)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have a signal that ends a process end this one by an exception, so that nothing is left behind."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process captures revisions here: they have one place."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot write {base}: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another introspect captures revisions in {base}: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            base.rmdir()  # where nothing is kept
 
 
 def _check_out(source: Source, root: Path, stack: contextlib.ExitStack) -> None:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
@@ -146,10 +146,10 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
         code = logged(command, log_of(variant.run), variant.directory, variant.variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {variant.run}: {error.strerror or error}") from None
-    if "--stop" in variant.words:  # the status is then that of the comparison
-        ended = kept_run(variant.run)
-        code = ended.exit_code if ended is not None else code
-    return Rerun(variant.run, code, _steps(variant.run))
+    state, made = _read(variant.run, code)
+    if "--stop" in variant.words and state is RunState.COMPLETE:  # the status is then that of the comparison
+        return made
+    return replace(made, exit_code=code)
 
 
 def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
@@ -209,24 +209,18 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 def kept_run(run: Path) -> Rerun | None:
     """A run that is there already and complete."""
-    if not (run / "manifest.yaml").exists():
-        return None
-    try:
-        with open_run(run) as opened:
-            if opened.state is not RunState.COMPLETE:
-                return None
-            code = end_of(opened).exit_code
-    except StoreError:
-        return None
-    return Rerun(run, code, _steps(run))
+    state, kept = _read(run, 0) if (run / "manifest.yaml").exists() else (None, None)
+    return kept if state is RunState.COMPLETE else None
 
 
-def _steps(run: Path) -> int:
+def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
+    """What can be read of a run, and how it ended; as its script did, where nothing can."""
     try:
         with open_run(run) as opened:
-            return max((len(opened.rank(rank)) for rank in opened.ranks), default=0)
+            steps = max((len(opened.rank(rank)) for rank in opened.ranks), default=0)
+            return opened.state, Rerun(run, end_of(opened).exit_code, steps)
     except StoreError:
-        return 0
+        return None, Rerun(run, exit_code, 0)
 
 
 def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:

@@ -95,7 +95,10 @@ class Repository:
 
     def is_revision(self, word: str) -> bool:
         """Whether a word names a commit."""
-        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}").returncode == 0
+        return self._resolve(word).returncode == 0
+
+    def _resolve(self, word: str) -> subprocess.CompletedProcess[str]:
+        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
 
     def commit(self, revision: str) -> str:
         """The full name of a commit.
@@ -103,7 +106,7 @@ class Repository:
         Raises:
             UsageError: there is no such revision.
         """
-        answer = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        answer = self._resolve(revision)
         if answer.returncode:
             raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
         return answer.stdout.strip()

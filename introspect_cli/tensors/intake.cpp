@@ -220,7 +220,7 @@ struct Ahead {
 
 // A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
 template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
-    constexpr Py_ssize_t AHEAD = 8, SOONER = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
+    constexpr Py_ssize_t AHEAD = 8, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
@@ -228,8 +228,6 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
         PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
-        next = i + SOONER < count ? PyList_GetItem(tensors, i + SOONER) : nullptr;
-        if (next && is_plain(self, next)) fetch_storage(self->functions, next);
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
         const bool is_small = seen && seen->count < self->limit;

@@ -70,12 +70,6 @@ void fetch(const Functions *torch, PyObject *tensor) {
     for (int at = 0; at < SIZE; at += LINE) __builtin_prefetch(own + at);
 }
 
-void fetch_storage(const Functions *torch, PyObject *tensor) {
-    constexpr int STORAGE = 16, LINE = 64;  // where it is in all versions so far; elsewhere, nothing comes of it
-    const char *own = *(const char **)((char *)tensor + torch->place), *storage = *(const char **)(own + STORAGE);
-    __builtin_prefetch(storage), __builtin_prefetch(storage + LINE);
-}
-
 // ---- layouts of tensors met before
 
 namespace {

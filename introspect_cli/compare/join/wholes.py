@@ -3,7 +3,7 @@
 Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
 tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
 can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
-ranks (samples, activations) only extrema and means are known: those are compared (`passes/combine.py`), and no more is
+ranks (samples, activations) only extrema and means are known: those are compared (`passes/tolerate.py`), and no more is
 claimed.
 """
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
 from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
 from introspect_cli.compare.reasons.words import amount, named, some, what
-from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, StructureChange, Verdict
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import Kind, count
 
@@ -60,6 +61,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
         before,
         verdict=verdict,
         sentence=sentence,
+        why="",
         evidence=tuple(line for line in evidence if line),
         first=first,
         candidates=(first,) if first is not None else (),

@@ -1,8 +1,15 @@
-"""Which of a step's divergences is the first: a value that explains itself, or the cause that it follows from."""
+"""The sixth pass, and which of a step's divergences is the first: a value, or the cause that it follows from.
+
+A random state that differs moves no number until somebody draws from it, and a module that only one run has may change
+nothing. So records are told apart: values that both runs have are effects, and decide whether the runs diverge. Random
+states, and what one run only has because the other has nothing of that name, are causes: they are blamed where an
+effect differs and does not explain itself, and told as structure where none does.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +26,7 @@ from introspect_cli.records import Kind, Phase, Site
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.structure import Structure
     from introspect_cli.compare.table import Table
@@ -31,20 +39,17 @@ _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 _BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
 
 
-class Lead(NamedTuple):
-    """The first divergence of all: a position of a step.
+def separate(table: Table, comparison: Comparison) -> Table:
+    """The table with a mark on random states, and on what one run alone has since the other has no such thing."""
+    if comparison.causes is None:
+        return table
+    random, alone = (mask[table.site] for mask in comparison.causes)
+    return replace(table, cause=table.diverging & (random | (table.one_sided & alone)))
 
-    Attributes:
-        step: the step.
-        position: the divergence.
-        cause: what makes it one, where that is judged already.
-        stands_for: which divergence of the step at hand that is; None where it is one of another step.
-    """
 
-    step: Step
-    position: int
-    cause: Cause | None = None
-    stands_for: int | None = None
+Lead = tuple[Step, int, "Cause | None", "int | None"]
+"""The first divergence of all: a step and the position in it, what makes it one where that is judged already, and which
+divergence of the step at hand it stands for, None where it is one of another step."""
 
 
 def choose(
@@ -74,20 +79,17 @@ def choose(
     harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _BEFORE_GRADIENTS
     harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
     if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
-        return Lead(alone, place, cause, effect)
+        return alone, place, cause, effect
     if began is not None:
         first = Step(step.comparison, began, Carried())
-        return Lead(first, drawn(first) or 0)
-    blamed = _blamed(step, positions) if step.sites[positions[0]].kind is Kind.RNG else None
-    return Lead(step, blamed, None, blamed) if blamed is not None and blamed in positions else None
-
-
-def _blamed(step: Step, positions: Sequence[int]) -> int | None:
-    """What is to blame where random states differ: a parameter that one run alone drew, else what is drawn from."""
-    lone = drawn(step)
-    if lone is not None:
-        return lone
-    return next((position for position in positions if is_drawn_from(step, position)), None)
+        return first, drawn(first) or 0, None, None
+    if step.sites[positions[0]].kind is not Kind.RNG:
+        return None
+    # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
+    blamed = drawn(step)
+    if blamed is None:
+        blamed = next((position for position in positions if is_drawn_from(step, position)), None)
+    return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
@@ -106,10 +108,10 @@ def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site
     if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
         return False
     inside = cause.module or step.sites[effect].fqn
-    told = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
+    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
     back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
     return not any(
-        (site.kind is Kind.RNG and not told)
+        (site.kind is Kind.RNG and not tuned)
         or (back and site.kind in _FLOWING_BACK)  # a gradient that flows in one run only changes those it is added to
         or inside in (site.fqn, *ancestors(site.fqn))
         for site in before
@@ -124,16 +126,14 @@ def brings_values(causes: Table) -> bool:
     alignment = causes.alignment
     giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
     late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
-    for batch, sites, rows, other in (
-        (causes.a, causes.sites_a, causes.only_a, causes.b),
-        (causes.b, causes.sites_b, causes.only_b, causes.a),
-    ):
-        early = rows[~np.isin(alignment.phase[sites[rows]], late)]
-        gives = early[np.isin(alignment.kind[sites[early]], giving)]
-        if not np.isin(batch.checksum[gives], other.checksum).all():
+    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
+        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
+        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
+        gives = early[np.isin(kinds, giving)]
+        if not np.isin(half.batch.checksum[gives], other.checksum).all():
             return True
         given, gave = (
-            {alignment.fqn[site] for site in sites[early][alignment.kind[sites[early]] == kind_code(kind)].tolist()}
+            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
             for kind in (Kind.INPUT, Kind.OUTPUT)
         )
         if given - gave:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 def cover(table: Table, comparison: Comparison) -> Table:
     """The table in which one-sided rows that mean nothing are absent, and those that cannot be compared not seen."""
     table = _without_unwatched(table, comparison)
-    table = _without_uncounted(table)
+    mask = uncounted(table.alignment, table.sites_a, table.sites_b)
+    if mask is not None:
+        table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
     table = _without_unsaved(table)
     if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
         again_a, again_b = redundant_starts(comparison.sides, table)
-        table = table.marked(_one_sided(table, again_a, again_b), ABSENT, Because.REPEATED)
+        rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
+        table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)
     return _without_evaluation(table, comparison)
 
 
@@ -49,12 +52,6 @@ def _without_unsaved(table: Table) -> Table:
     places = ((alignment.fqn[site], int(alignment.call[site])) for site in table.site[rows].tolist())
     alone = np.fromiter((place not in both for place in places), np.bool_, len(rows))
     return table.marked(rows[alone], ABSENT, Because.NOT_SAVED)
-
-
-def _one_sided(table: Table, only_a: Mask, only_b: Mask) -> Ids:
-    """Rows of the table, given which of `table.only_a` and of `table.only_b`."""
-    rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
-    return np.concatenate([rows_a[only_a], rows_b[only_b]])
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
@@ -87,14 +84,6 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     hidden = {alignment.fqn[site] for site in other_sites[blind]}
     inside = of_kinds(alignment.kind[sites], MODULE_KINDS)
     return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
-
-
-def _without_uncounted(table: Table) -> Table:
-    """What can be said of operators whose numbers need not mean the same in both runs: nothing."""
-    mask = uncounted(table.alignment, table.sites_a, table.sites_b)
-    if mask is None:
-        return table
-    return table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
 
 
 def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:

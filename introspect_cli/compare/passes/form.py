@@ -59,16 +59,16 @@ def _call(table: Table, row: int) -> Call:
 
 def _reformed(table: Table, rows: Ids, comparison: Comparison) -> Mask:
     """Which inputs have another form in b, or are given in one run alone."""
-    found = np.isin(table.state[rows], (ONLY_A, ONLY_B))
-    both = np.flatnonzero(~found)
+    reformed = np.isin(table.state[rows], (ONLY_A, ONLY_B))
+    both = np.flatnonzero(~reformed)
     row_a, row_b = table.row_a[rows[both]], table.row_b[rows[both]]
     layout_a, layout_b = table.a.layout[row_a], table.b.layout[row_b]
-    own, other = comparison.layouts
+    shapes_a, shapes_b = comparison.layouts
     seen = [batch.status[at] == int(Status.OBSERVED) for batch, at in ((table.a, row_a), (table.b, row_b))]
-    another = own.shape[layout_a] != other.shape[layout_b]
-    another |= own.floating[layout_a] != other.floating[layout_b]
-    found[both] = another & seen[0] & seen[1]
-    return np.asarray(found)
+    another = shapes_a.shape[layout_a] != shapes_b.shape[layout_b]
+    another |= shapes_a.floating[layout_a] != shapes_b.floating[layout_b]
+    reformed[both] = another & seen[0] & seen[1]
+    return np.asarray(reformed)
 
 
 def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Call, int]:
@@ -99,7 +99,7 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
             beyond.add(call)
         rounded = row in far or table.state[row] == WITHIN
         by_call[call] = max(by_call.get(call, _EQUAL), _ROUNDED if rounded else _EQUAL)
-    return {call: known for call, known in by_call.items() if call not in beyond}
+    return {call: level for call, level in by_call.items() if call not in beyond}
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ def forms_note(forms: Sequence[Form]) -> str:
     if not forms:
         return ""
     first = forms[0]
-    told = f"in step {first.step} {what(first.site)} is {_layout(first.a)} in a and {_layout(first.b)} in b"
+    clause = f"in step {first.step} {what(first.site)} is {_layout(first.a)} in a and {_layout(first.b)} in b"
     more = f", as {count(len(forms) - 1, 'other input')} of that step" if len(forms) > 1 else ""
     which = "those modules" if len(forms) > 1 else "that module"
-    return f"Another form, no divergence: {told}{more}; what {which} gave agrees, or differs by rounding."
+    return f"Another form, no divergence: {clause}{more}; what {which} gave agrees, or differs by rounding."
 
 
 def _layout(layout: Layout | None) -> str:

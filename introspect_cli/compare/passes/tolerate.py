@@ -1,4 +1,8 @@
-"""The fourth pass: which differences are small enough to let pass, by a stated tolerance or by measured noise.
+"""The third and fourth pass: what ranks or microbatches share out as one, and which differences are let pass.
+
+What they share out is compared as the whole that it is. Where the samples of both runs are equal, whichever rank has
+which, so are the records; of other values that were gathered from several ranks, extrema and means are compared, and no
+more is claimed. Then differences pass that are small enough by a stated tolerance, or by measured noise.
 
 A tolerance is put to the root-mean-square difference of two tensors: RMS(a - b) <= atol + rtol * max(RMS(a), RMS(b)).
 Noise is measured: runs that should equal a, compared with it, give each site a floor, the largest relative distance
@@ -8,14 +12,14 @@ and shapes tolerate nothing; NaNs and infinities must be as many.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from introspect_cli.compare.join.distance import ROUNDING, Floats, Layouts, distances, relative, same_nonfinite
+from introspect_cli.compare.join.distance import ROUNDING, Floats, relative, same_nonfinite
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds
-from introspect_cli.compare.table import WITHIN, Because, Table
+from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
 from introspect_cli.records import Kind, Status
 
 if TYPE_CHECKING:
@@ -30,6 +34,24 @@ _COMPUTED = (
 )  # fmt: skip
 
 
+def combine(table: Table, comparison: Comparison) -> Table:
+    """The table in which what was gathered from several ranks is equal by its samples, or agrees by its extrema."""
+    gathered = comparison.gathered
+    if gathered is None:
+        return table
+    table = gathered.of_equal_amounts(table)
+    same = gathered.same_samples(table)
+    if same.any():
+        checksums = np.array(table.b.checksum)  # whoever looks at checksums sees them equal too
+        checksums[table.rows_b[same]] = table.a.checksum[table.rows_a[same]]
+        table = table.marked(table.differing[same], EQUAL, Because.SAMPLES)
+        table = replace(table, b=replace(table.b, checksum=checksums))
+    if len(table.differing):
+        agree = gathered.agree(table, relative_tolerance(table, comparison)) & gathered.of_one_dtype(table)
+        table = table.marked(table.differing[agree], WITHIN, Because.GATHERED)
+    return table
+
+
 def tolerate(table: Table, comparison: Comparison) -> Table:
     """The table in which differences that tolerance or noise lets pass are within it."""
     options = comparison.options
@@ -39,17 +61,12 @@ def tolerate(table: Table, comparison: Comparison) -> Table:
         near = _within_tolerance(table, comparison)
         if comparison.gathered is not None:
             near &= comparison.gathered.of_one_dtype(table)
-        table = _let_pass(table, near, Because.TOLERANCE)
+        table = table.marked(table.differing[near], WITHIN, Because.TOLERANCE)
     if len(table.differing) and comparison.floors:
-        rel, own = _relative_rows(table, *comparison.layouts), comparison.layouts[0]
-        passes = [floor.within(table, own, rel, options.noise_factor) for floor in comparison.floors]
-        table = _let_pass(table, np.logical_or.reduce(passes), Because.NOISE)
+        rel, factor = relative(*table.distances(comparison.layouts)), options.noise_factor
+        passes = [floor.within(table, comparison.layouts[0], rel, factor) for floor in comparison.floors]
+        table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN, Because.NOISE)
     return table
-
-
-def _let_pass(table: Table, passes: Mask, because: Because) -> Table:
-    """The table with some of its differing rows within tolerance."""
-    return table.marked(table.differing[passes], WITHIN, because)
 
 
 def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
@@ -93,23 +110,17 @@ def _within_tolerance(table: Table, comparison: Comparison) -> Mask:
     """Differing rows that --rtol and --atol let pass."""
     options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
-    apart, scale = distances(table.a, table.b, rows_a, rows_b, layouts_a, layouts_b)
+    distance, scale = table.distances(comparison.layouts)
     layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
     root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
     with np.errstate(invalid="ignore"):
-        passes = apart / root <= options.atol + relative_tolerance(table, comparison) * scale / root
+        passes = distance / root <= options.atol + relative_tolerance(table, comparison) * scale / root
     passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
     passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
-    passes &= table.alignment.kind[table.sites_a[rows_a]] != kind_code(Kind.RNG)
+    passes &= table.kinds != kind_code(Kind.RNG)
     status_a, status_b = table.a.status[rows_a], table.b.status[rows_b]
     plain = (status_a == _VALUE) | (status_b == _VALUE)
     passes &= ~plain
     both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))
     passes[both] = _close_values(table, both, options)
     return np.asarray(passes)
-
-
-def _relative_rows(table: Table, layouts_a: Layouts, layouts_b: Layouts) -> npt.NDArray[np.float64]:
-    """Relative distance of every differing row."""
-    apart, scale = distances(table.a, table.b, table.rows_a, table.rows_b, layouts_a, layouts_b)
-    return relative(apart, scale)

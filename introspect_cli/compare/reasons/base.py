@@ -2,8 +2,8 @@
 
 A record that differs is an origin where everything that went into it was seen and does not differ. Each reason knows
 what goes into the records it is about, and hands that over as evidence; `judge` alone decides what follows from it, so
-that no reason can take what was not recorded for equal. A reason is a class in a file of this folder, named in that
-file's `REASONS`; a new file is found by itself.
+that no reason can take what was not recorded for equal. A reason is a class with a word in a file of this folder; a
+new file is found by itself.
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ class Reason:
 @cache
 def reasons() -> tuple[Reason, ...]:
     """All reasons there are, in the order in which they are asked."""
-    found: list[Reason] = []
+    every: list[Reason] = []
     for module in pkgutil.iter_modules(folder.__path__, folder.__name__ + "."):
-        found += getattr(importlib.import_module(module.name), "REASONS", ())
-    return tuple(sorted(found, key=lambda reason: (reason.priority, reason.word)))
+        names = vars(importlib.import_module(module.name)).values()
+        classes = [one for one in names if isinstance(one, type) and issubclass(one, Reason) and one.word]
+        every += [one() for one in classes if one.__module__ == module.name]
+    return tuple(sorted(every, key=lambda reason: (reason.priority, reason.word)))
 
 
 @cache
@@ -114,7 +116,7 @@ def judge(step: Step, position: int) -> Cause:
         cause = reason.applies(step, position)
         if cause is None or those(cause.evidence, Known.DIFFERS):
             continue
-        if cause.role is Role.ORIGIN and any(found.needed for found in those(cause.evidence, Known.UNSEEN)):
+        if cause.role is Role.ORIGIN and any(fact.needed for fact in those(cause.evidence, Known.UNSEEN)):
             gap = replace(cause, role=Role.PROPAGATED, reason="gap", instead=reason.word)
             if gap.module not in {"", step.sites[position].fqn}:
                 gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))

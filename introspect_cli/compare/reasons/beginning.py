@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.records import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.reader import Run
 
@@ -99,9 +99,9 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event, own = ("b", two, b) if later[0] < later[1] else ("a", one, a)
-        if event is not None and event.is_unseen and event.line and same and own[same - 1].line:
-            between = f"one between {own[same - 1].line} and {event.line}"
+        side, event, events = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
+            between = f"one between {events[same - 1].line} and {event.line}"
             return f"the first draw that differs is {between}, in {side} only{agree}"
         return (
             f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
@@ -129,9 +129,7 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
         name: of a parameter, whose initialisers count if they differ.
     """
     per_run: tuple[list[Event], list[Event]] = [], []
-    for generator in ("torch", "python", "numpy"):
-        a, b = (_events(run, rank, generator) or [] for run in runs)
-        same = _agreeing(a, b)
+    for a, b, same in _by_generator(runs, rank):
         # the same draw from another state: the one before it took another number
         longer = 0 < same < min(len(a), len(b)) and a[same].what == b[same].what and not a[same].seed
         for kept, events in zip(per_run, (a, b), strict=True):
@@ -181,13 +179,18 @@ def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event],
 def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """The lines between which something drew that differs and was not seen itself, in a and in b."""
     per_run: tuple[list[tuple[str, str]], list[tuple[str, str]]] = [], []
-    for generator in ("torch", "python", "numpy"):
-        a, b = (_events(run, rank, generator) or [] for run in runs)
-        same = _agreeing(a, b)
+    for a, b, same in _by_generator(runs, rank):
         for kept, events in zip(per_run, (a, b), strict=True):
             if 0 < same < len(events) and events[same].is_unseen:
                 kept.append((events[same - 1].line, events[same].line))
     return per_run
+
+
+def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
+    """The events of each generator in a and in b, and how many they begin with alike."""
+    for generator in dict.fromkeys(_SEEDS.values()):
+        a, b = (_events(run, rank, generator) or [] for run in runs)
+        yield a, b, _agreeing(a, b)
 
 
 def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
@@ -205,7 +208,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
     named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
-    after = [[other.state for other in own[place + 1 : place + 2]] for own in (a, b)]
+    after = [[other.state for other in events[place + 1 : place + 2]] for events in (a, b)]
     return not one.is_unseen or after[0] == after[1]
 
 
@@ -231,7 +234,7 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
             return f"{two[-1]} draws it from a generator that the script made, in another state"
         return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
     if one[-1].state != two[-1].state:
-        states = [{event.state for event in own} for own in (one, two)]
+        states = [{event.state for event in events} for events in (one, two)]
         if one[-1].state in states[1] or two[-1].state in states[0]:
             return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
         return first_draw(runs, rank, "torch")
@@ -270,6 +273,7 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
                 events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
         elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
             by, given, arguments = fields[3].partition("(")
-            known = arguments.removesuffix(")").replace(",", ", ") if given else None
-            events.append(Event("", fields[2], by, fields[4], " ".join(fields[5:]), known, fields[1] == "own"))
+            given_to = arguments.removesuffix(")").replace(",", ", ") if given else None
+            event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
+            events.append(event)
     return events

@@ -48,13 +48,13 @@ def copies_words(scene: Scene) -> str:
     if scene.ranks < 2 or first.a is None or first.b is None:
         return ""
     copies = {name: _copies(scene, name, first.site) for name in "ab"}
-    equal = {name: len({own.checksum for own in held.values()}) == 1 for name, held in copies.items()}
+    equal = {name: len({copy.checksum for copy in held.values()}) == 1 for name, held in copies.items()}
     if not all(len(held) == scene.ranks for held in copies.values()) or equal["a"] == equal["b"]:
         return ""
     name, sound = ("b", "a") if equal["a"] else ("a", "b")
     held = copies[name]
     base = min(held)
-    others = [rank for rank, own in held.items() if own.checksum != held[base].checksum]
+    others = [rank for rank, copy in held.items() if copy.checksum != held[base].checksum]
     return (
         f" In {name} its copies differ: {rank_list(others)} from rank {base}; in {sound} they are "
         f"equal{_why(first, name, held)}.{_beside(scene, name, held)}"
@@ -68,12 +68,12 @@ def _beside(scene: Scene, name: str, held: dict[int, _Copy]) -> str:
     if not alone or not factors:
         return ""
     site, sound = replace(scene.first.site, fqn=alone[0]), "a" if name == "b" else "b"
-    own, wanted = _copies(scene, name, site), next(iter(_copies(scene, sound, site).values()), None)
-    if not own or wanted is None or wanted.sketch is None:
+    copies, wanted = _copies(scene, name, site), next(iter(_copies(scene, sound, site).values()), None)
+    if not copies or wanted is None or wanted.sketch is None:
         return ""
     bare = {
         rank: copy._replace(sketch=None if copy.sketch is None else copy.sketch / factors[rank])
-        for rank, copy in own.items()
+        for rank, copy in copies.items()
     }
     why = _not_done(bare, wanted.sketch, sound)
     return "" if why == _UNKNOWN else f" The gradients of {alone[0]}, each without its rank's factor{why}."
@@ -85,17 +85,17 @@ def _copies(scene: Scene, name: str, site: Site) -> dict[int, _Copy]:
     step = first.step if name == "a" else first.step_b
     copies = {}
     for rank in run.recorded:
-        own = _copy(run, rank, step, site)
-        if own is None:
+        copy = _copy(run, rank, step, site)
+        if copy is None:
             return {}
-        copies[rank] = own
+        copies[rank] = copy
     return copies
 
 
 def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
     reader = run.rank(rank)
     numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
-    number = next((own for own in numbers if reader.sites[own][0] == site), None)
+    number = next((candidate for candidate in numbers if reader.sites[candidate][0] == site), None)
     if number is None or not (reader.entries["step"] == step).any():
         return None
     batch = reader.read(step)
@@ -117,8 +117,11 @@ def _why(first: Divergence, name: str, copies: dict[int, _Copy]) -> str:
     factors = _factors(first, name, copies)
     if factors:
         times = {rank: f"{factor:.6g}" for rank, factor in sorted(factors.items())[:8]}
-        told = [f"rank {rank} has {'' if own == '1' else f'{own} x '}that of {sound}" for rank, own in times.items()]
-        return f": {', '.join(told)}{' and so on' if len(factors) > 8 else ''}"
+        clauses = [
+            f"rank {rank} has {'' if factor == '1' else f'{factor} x '}that of {sound}"
+            for rank, factor in times.items()
+        ]
+        return f": {', '.join(clauses)}{' and so on' if len(factors) > 8 else ''}"
     return _not_done(copies, _wanted(first, name), sound)
 
 
@@ -134,8 +137,8 @@ def _factors(first: Divergence, name: str, copies: dict[int, _Copy]) -> dict[int
     if not wanted.size or first.a is None or first.a.layout.numel < 2:  # one element is a multiple of any other
         return {}
     factors = {}
-    for rank, own in copies.items():
-        factor, rest = (0.0, 0.0) if own.sketch is None else fitted(wanted, own.sketch)
+    for rank, copy in copies.items():
+        factor, rest = (0.0, 0.0) if copy.sketch is None else fitted(wanted, copy.sketch)
         if not factor > 0 or rest > _CLOSE:
             return {}
         factors[rank] = factor
@@ -143,21 +146,21 @@ def _factors(first: Divergence, name: str, copies: dict[int, _Copy]) -> dict[int
 
 
 def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], sound: str) -> str:
-    sketches = {rank: own.sketch for rank, own in copies.items() if own.sketch is not None}
+    sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
     if len(sketches) < 2 or len(sketches) < len(copies) or not wanted.size or not np.linalg.norm(wanted) > 0:
         return _UNKNOWN
     middle = np.mean(list(sketches.values()), axis=0)
-    if not max(_far(own, middle) for own in sketches.values()) > _APART:
+    if not max(_far(copy, middle) for copy in sketches.values()) > _APART:
         return _UNKNOWN
-    right = [rank for rank, own in sketches.items() if _far(own, wanted) <= _CLOSE]
+    right = [rank for rank, copy in sketches.items() if _far(copy, wanted) <= _CLOSE]
     for word, total in (("mean", middle), ("sum", middle * len(sketches))):
         if _far(total, wanted) <= _CLOSE:
-            told = f": their {word} is that of {sound}, so"
+            text = f": their {word} is that of {sound}, so"
             alike = _alike(copies)
             if len(alike) == len(copies):
-                return f"{told} each rank took its own: it was not reduced"
+                return f"{text} each rank took its own: it was not reduced"
             each = " and ".join(f"on {rank_list(ranks)}" for ranks in alike)
-            return f"{told} it was not reduced over all ranks (it is one {each})"
+            return f"{text} it was not reduced over all ranks (it is one {each})"
     if right:
         others = rank_list([rank for rank in sketches if rank not in right])
         return f": {rank_list(right)} has that of {sound}; on {others} it was not reduced, or changed after that"
@@ -165,10 +168,10 @@ def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], sound: str)
 
 
 def _alike(copies: dict[int, _Copy]) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
-    for rank, own in copies.items():
-        found.setdefault(own.checksum, []).append(rank)
-    return list(found.values())
+    by_checksum: dict[int, list[int]] = {}
+    for rank, copy in copies.items():
+        by_checksum.setdefault(copy.checksum, []).append(rank)
+    return list(by_checksum.values())
 
 
 def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:

@@ -6,14 +6,14 @@ Flat mappings are compared directly; nested ones by deepdiff, imported only then
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.command_line import argv_of, command_options
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import READ, file_changes
-from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes
+from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes, unequal
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.documents import gpu_names
 from introspect_cli.store.launch import rank_list
@@ -83,9 +83,7 @@ def _changes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     if (_flat(a) or not a) and (_flat(b) or not b):
         a, b = a or {}, b or {}
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            for name in dict.fromkeys([*a, *b]):
-                if a.get(name) != b.get(name):
-                    yield str(name), a.get(name), b.get(name)
+            yield from ((str(name), one, two) for name, one, two in unequal(a, b))
             return
     yield from _nested(a, b)
 
@@ -94,29 +92,21 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """Differences of nested values, as deepdiff finds them."""
     from deepdiff import DeepDiff
 
-    found = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
-    for kind in found:
-        for level in found[kind]:
+    delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
+    for kind in delta:
+        for level in delta[kind]:
             name = re.sub(r"^root", "", level.path() or "")
             name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
-            one, two = level.t1, level.t2
-            yield (
-                name or "value",
-                None if "added" in kind else one,
-                None if "removed" in kind else two,
-            )
-
-
-def _same_file_name(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether two scripts in two folders are called the same."""
-    return bool(a and b) and PurePath(a[0]).name == PurePath(b[0]).name
+            values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
+            yield name or "value", *values
 
 
 def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
-    if "sources" in settings_a and "sources" in settings_b and _same_file_name(words_a[:1], words_b[:1]):
+    same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
+    if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
     for name, one, two in _changes(command_options(words_a), command_options(words_b)):
         yield "command", name, one, two
@@ -127,8 +117,8 @@ def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
         if source == "built":
             yield from built_changes(one_side, other_side, _changes)
             continue
-        found = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
-        for name, one, two in found:
+        changes = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
+        for name, one, two in changes:
             if source == "sources":
                 both = one is not None and two is not None
                 yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
@@ -143,8 +133,8 @@ def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
     if all("files" in run.settings for run in (a, b)):
         for change in file_changes(a, b, _changes):
             yield "files", change, change.a, change.b
-    told = [run.manifest.get("options") for run in (a, b)]
-    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in told)
+    given = [run.manifest.get("options") for run in (a, b)]
+    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in given)
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield "options", f"--{name}", options_a.get(name), options_b.get(name)
@@ -159,8 +149,10 @@ def _rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingCha
     by_rank = []
     for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
         if source in a and source in b:
-            told = ((name, *on_one_line(one, two)) for name, one, two in changes(a[source], b[source]))
-            by_rank += [SettingChange(source, *own) for own in told if not RUN_NOISE.search(own[0].lower())]
+            of_source = ((name, *on_one_line(one, two)) for name, one, two in changes(a[source], b[source]))
+            by_rank += [
+                SettingChange(source, *change) for change in of_source if not RUN_NOISE.search(change[0].lower())
+            ]
     return by_rank
 
 
@@ -178,9 +170,9 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
         for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
             notes.setdefault(change, []).append(rank)
     return [
-        f"On {rank_list(own)} alone a setting differs: {describe(change)} ({change.source})."
-        for change, own in notes.items()
-        if ranks[0] not in own
+        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        for change, these in notes.items()
+        if ranks[0] not in these
     ]
 
 

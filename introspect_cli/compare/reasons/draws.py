@@ -18,6 +18,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, of_kinds, phase_code
 from introspect_cli.compare.match.names import generator_of
+from introspect_cli.compare.table import OTHER
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Draw:
 
     def __str__(self) -> str:
         """A clause: `random numbers were drawn between GPT.0 and GPT.1 in b and not in a`."""
-        other = "a" if self.side == "b" else "b"
+        other = OTHER[self.side]
         if self.site.path.endswith(DRAWN_BEFORE):
             place = f"between {self.after} and {_next(self.site)}"
             return f"random numbers were drawn {place} in {self.side} and not in {other}"
@@ -60,17 +61,12 @@ def lone_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
-    sides = {
-        side: _Side(alignment, unions, batch.sequence)
-        for side, batch, unions in (("a", table.a, table.sites_a), ("b", table.b, table.sites_b))
-    }
-    for side, other in ("ba", "ab"):
-        own, partner = sides[side], sides[other]
-        for row in own.unmatched(partner):
-            site = alignment.site(int(own.unions[row]))
-            if generator in {"", generator_of(site)} and _looked(own, partner, row, generator_of(site)):
-                after = _previous(alignment, own.unions, own.sequence, row, site)
-                draws.append(Draw(side, site, after, int(own.sequence[row])))
+    a, b = (_Side(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
+    for run, partner in ((b, a), (a, b)):
+        for row in run.unmatched(partner):
+            site = alignment.site(int(run.unions[row]))
+            if generator in {"", generator_of(site)} and _looked(run, partner, row, generator_of(site)):
+                draws.append(Draw(run.side, site, run.previous(row, site), int(run.sequence[row])))
     return draws
 
 
@@ -79,11 +75,13 @@ class _Side:
     """What one run recorded in a step.
 
     Attributes:
+        side: a or b.
         alignment: the runs' sites.
         unions: the site of each record.
         sequence: when each was recorded.
     """
 
+    side: str
     alignment: Alignment
     unions: Ids
     sequence: Any
@@ -104,37 +102,35 @@ class _Side:
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
 
+    def previous(self, row: int, site: Site) -> str:
+        """What was recorded last before a row, in words."""
+        passing = of_kinds(self.alignment.kind[self.unions], _SEEN) & (self.sequence < self.sequence[row])
+        passing &= np.isin(self.alignment.phase[self.unions], [phase_code(phase) for phase in _PASSING])
+        earlier, by_itself = np.flatnonzero(passing), not site.path.endswith(DRAWN_BEFORE)
+        if not len(earlier):
+            return "" if by_itself else "the start of the step"
+        last = self.alignment.site(int(self.unions[earlier[np.argmax(self.sequence[earlier])]]))
+        if by_itself:
+            return last.fqn if last.kind is Kind.OUTPUT and last.fqn.startswith(site.fqn + ".") else ""
+        if last.kind is Kind.BATCH:
+            return f"the batch from {last.fqn}"
+        return last.fqn if last.kind is Kind.OUTPUT else f"the start of {last.fqn}"
 
-def _looked(own: _Side, other: _Side, row: int, generator: str) -> bool:
+
+def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
     """Whether the other run looked around the time of a draw, and has none there that could be the same."""
-    shared, now = own.looked & np.isin(own.unions, other.unions), own.sequence[row]
+    shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
     when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
-    earlier, later = np.flatnonzero(shared & (own.sequence < now)), np.flatnonzero(shared & (own.sequence > now))
+    earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
     if not len(later):
         return False
-    start = when[int(own.unions[earlier[np.argmax(own.sequence[earlier])]])] if len(earlier) else -1
-    end = when[int(own.unions[later[np.argmin(own.sequence[later])]])]
-    between = (int(other.unions[at]) for at in other.unmatched(own) if start < other.sequence[at] < end)
-    return start < end and all(generator_of(own.alignment.site(union)) != generator for union in between)
+    start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
+    end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
+    between = (int(other.unions[at]) for at in other.unmatched(run) if start < other.sequence[at] < end)
+    return start < end and all(generator_of(run.alignment.site(union)) != generator for union in between)
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
-
-
-def _previous(alignment: Alignment, unions: Ids, sequence: Any, row: int, site: Site) -> str:
-    """What was recorded last before a row of a run, in words."""
-    known = of_kinds(alignment.kind[unions], _SEEN)
-    known &= (sequence < sequence[row]) & np.isin(alignment.phase[unions], [phase_code(p) for p in _PASSING])
-    earlier = np.flatnonzero(known)
-    own = not site.path.endswith(DRAWN_BEFORE)
-    if not len(earlier):
-        return "" if own else "the start of the step"
-    last = alignment.site(int(unions[earlier[np.argmax(sequence[earlier])]]))
-    if own:
-        return last.fqn if last.kind is Kind.OUTPUT and last.fqn.startswith(site.fqn + ".") else ""
-    if last.kind is Kind.BATCH:
-        return f"the batch from {last.fqn}"
-    return last.fqn if last.kind is Kind.OUTPUT else f"the start of {last.fqn}"
 
 
 _PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)

@@ -52,7 +52,8 @@ def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str
     """What differs between the files that two runs read."""
     one, two = (_documents(run) for run in (a, b))
     imported = [
-        found if isinstance(found, Mapping) else {} for found in (a.settings.get("sources"), b.settings.get("sources"))
+        sources if isinstance(sources, Mapping) else {}
+        for sources in (a.settings.get("sources"), b.settings.get("sources"))
     ]
     pairs, only_a, only_b = _paired(one, two)
     for first, second in pairs:
@@ -68,16 +69,22 @@ def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str
 def tensor_files(run: Run) -> dict[str, str]:
     """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
     return {
-        str(own.get("digest") or name): name for name, own in _documents(run).items() if _ending(name) in _CHECKPOINTS
+        str(document.get("digest") or name): name
+        for name, document in _documents(run).items()
+        if _ending(name) in _CHECKPOINTS
     }
 
 
 def _documents(run: Run) -> dict[str, Mapping[str, Any]]:
     """What a run says of single files, by name."""
-    found = run.settings.get("files")
-    if not isinstance(found, Mapping):
+    documents = run.settings.get("files")
+    if not isinstance(documents, Mapping):
         return {}
-    return {str(name): own for name, own in found.items() if isinstance(own, Mapping) and not own.get("many")}
+    return {
+        str(name): document
+        for name, document in documents.items()
+        if isinstance(document, Mapping) and not document.get("many")
+    }
 
 
 def _ending(name: str) -> str:
@@ -93,7 +100,7 @@ def _paired(
 ) -> tuple[list[tuple[str, str]], list[str], list[str]]:
     """Files of a beside files of b: by name, else the same bytes, the same last part, the only one of its ending."""
     pairs = [(name, name) for name in a if name in b]
-    only_a, only_b = ([name for name in own if name not in other] for own, other in ((a, b), (b, a)))
+    only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
     for key in (
         lambda of, name: _content(of[name]),
         lambda _, name: PurePath(name).name,
@@ -154,20 +161,20 @@ def parsed(text: str, ending: str) -> Any:
     """A configuration file as nested plain data; None where it is of no format that is known, or none of it."""
     try:
         if ending == ".json":
-            found = json.loads(text)
+            content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            found = _yaml(text)
+            content = _yaml(text)
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
-            found = tomllib.loads(text)
+            content = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            found = _sections(text)
+            content = _sections(text)
         else:
             return None
     except (ValueError, yaml.YAMLError, RecursionError):
         return None
-    return found if isinstance(found, (dict, list)) and _few(found) else None
+    return content if isinstance(content, (dict, list)) and _few(content) else None
 
 
 def _sections(text: str) -> dict[str, dict[str, str]] | None:

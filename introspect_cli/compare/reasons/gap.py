@@ -8,7 +8,7 @@ from introspect_cli.compare.evidence import Cause, Known, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
 from introspect_cli.compare.reasons.start import TENSORS, initial_tensors
-from introspect_cli.compare.reasons.words import although, how_far, listed, thing, what
+from introspect_cli.compare.reasons.words import how_far, listed, thing, what
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, Phase
 
@@ -49,9 +49,8 @@ class Gap(Reason):
             more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
             text = f"{what(site)} differs when the step begins{how_far(scene.first)}{more}"
             return f"{text}. {_between(scene, 'before')}"
-        known = [fact for fact in cause.evidence if fact.known is not Known.UNSEEN]
         unseen = those(cause.evidence, Known.UNSEEN)
-        text = f"{what(site, scene.first.module_class)} differs{how_far(scene.first)}{although(known)}"
+        text = scene.differs([fact for fact in cause.evidence if fact.known is not Known.UNSEEN])
         lacks = "is not on record" if scene.dropped else "was not recorded"
         lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
@@ -71,7 +70,7 @@ def _between(scene: Scene, until: str) -> str:
         return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
     steps = range(last + 1, now)
     names = (
-        f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}"
+        f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}" if len(steps) > 1 else f"step {now - 1}"
     )
     return f"The records of step {last} agree and {names} cannot be compared: the runs diverged {until} step {now}."
 
@@ -97,8 +96,8 @@ class Resumed(Reason):
             *(f"{path} of {fqn}" for fqn, path in sorted(carried.states)),
         )
         return (
-            f"{what(scene.site)} differs{how_far(scene.first)}, because the later run began with different values than "
-            f"the earlier run had then ({', '.join(unequal[:3])}): the checkpoint did not restore them."
+            f"{scene.differs(named=False)}, because the later run began with different values than the earlier run had "
+            f"then ({', '.join(unequal[:3])}): the checkpoint did not restore them."
         )
 
 
@@ -116,13 +115,8 @@ class Propagated(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Where to look instead."""
-        text = (
-            f"{what(scene.site)} differs{how_far(scene.first)}, but what went into it differs too or was not compared"
-        )
+        text = f"{scene.differs(named=False)}, but what went into it differs too or was not compared"
         earliest = scene.step.sites[0]
         if earliest != scene.site:
             return f"{text}. The first of all records that differ in this step is {what(earliest)}."
         return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."
-
-
-REASONS = (Gap(), Resumed(), Propagated())

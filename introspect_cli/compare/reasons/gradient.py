@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
+from introspect_cli.compare.evidence import Cause, Known, Thing, those
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
-from introspect_cli.compare.reasons.scene import Scene, losses_of
-from introspect_cli.compare.reasons.words import although, how_far, named, scaled, what
+from introspect_cli.compare.reasons.words import how_far, named
 from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.batch import fitted
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
 
@@ -56,13 +56,11 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 
 def excluded(scene: Scene) -> frozenset[Handling]:
     """What the records show not to have made the gradient differ."""
-    if max(scene.run_a.world_size, scene.run_b.world_size) > 1 or losses_of(scene.table, "a") != 1 or scene.site.call:
-        return frozenset()
-    if losses_of(scene.table, "b") != 1:
+    if max(run.world_size for run in scene.runs) > 1 or scene.losses != (1, 1) or scene.site.call:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
-    found = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    return found | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else found
+    gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
+    return gone | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else gone
 
 
 def others_equal(scene: Scene) -> bool:
@@ -96,15 +94,10 @@ def _no_factor(scene: Scene) -> bool:
     first = scene.first
     if first.a is None or first.b is None or first.scale is not None or first.a.layout.numel <= 16:
         return False
-    if max(ROUNDING.get(own.layout.dtype, 1.0) for own in (first.a, first.b)) > ROUNDING["float32"]:
+    if max(ROUNDING.get(summary.layout.dtype, 1.0) for summary in (first.a, first.b)) > ROUNDING["float32"]:
         return False
     sketches = scene.table.sketches(scene.union)
     return sketches is not None and fitted(*sketches)[1] > _REST
-
-
-def excluded_words(gone: frozenset[Handling]) -> str:
-    """What follows `2 of 6 gradients differ in this step`."""
-    return ", by no common factor: nothing clipped, unscaled or averaged them together" if gone >= TOGETHER else ""
 
 
 class Backward(Reason):
@@ -118,11 +111,12 @@ class Backward(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Through which module, or of which output."""
-        first, taken = scene.first, [e for e in scene.cause.evidence if e.thing not in RANDOM]
-        text = f"{what(first.site)} differs{how_far(first)}{although(taken)}{scaled(first)}; "
-        text += f"{scene.the_cause_is} in the backward pass "
-        module = named(first.site, first.module_class)
-        if _recomputed(scene):
+        first, module = scene.first, named(scene.site, scene.first.module_class)
+        text = f"{scene.differs(scene.computed_from, named=False)}{scene.scaled}; {scene.the_cause_is} in the "
+        text += "backward pass "
+        step, alignment = scene.step, scene.step.alignment
+        unions = alignment.by_fqn.get(first.site.fqn, [])
+        if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
             return (
                 f"{text}through {module}, which was recomputed under activation checkpointing. Look at what that draws "
                 "or computes differently (preserve_rng_state)."
@@ -141,13 +135,13 @@ class Backward(Reason):
 def _output(scene: Scene) -> int:
     """Checksum in run a of the output whose gradient it is; 0 where that is not on record."""
     step, site = scene.step, scene.site
-    own = [
+    outputs = [
         u
         for phase in (Phase.FORWARD, Phase.EVAL)
         for u in step.of_call(phase, Kind.OUTPUT, site.fqn, site.call)
         if step.alignment.path[u] == site.path
     ]
-    return (scene.table.checksum(own[0], "a") or 0) if own else 0
+    return (scene.table.checksum(outputs[0], "a") or 0) if outputs else 0
 
 
 def _taken_by_no_module(scene: Scene) -> bool:
@@ -164,13 +158,6 @@ def _leaves_the_model(scene: Scene) -> bool:
     outputs = scene.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}))
     roots = (int(union) for union in outputs if "." not in scene.step.alignment.fqn[int(union)])
     return any(scene.table.checksum(union, "a") == _output(scene) for union in roots)
-
-
-def _recomputed(scene: Scene) -> bool:
-    """Whether the module was run again in the backward pass."""
-    alignment = scene.step.alignment
-    own = alignment.by_fqn.get(scene.site.fqn, [])
-    return any(scene.step.state[u] and PHASES[alignment.phase[u]] is Phase.RECOMPUTE for u in own)
 
 
 _NO_MULTIPLE = 1e-2
@@ -202,14 +189,14 @@ class Gradient(Reason):
             return None
         passes = self.rests_on(step, position)
         if those(passes, Known.UNSEEN) and stale_side(step, position):
-            passes = [replace(found, needed=False) for found in passes]  # the values alone tell the cause
+            passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
         return self.cause(*passes)
 
     def where(self, module: str = "", scene: Scene | None = None, *, last: bool = True) -> str:
         """What may have been done to it, without what the records exclude; `last` where nothing follows in the list."""
         del module
         gone = frozenset[Handling]() if scene is None else excluded(scene)
-        names = [own.value for own in Handling if own not in gone]
+        names = [handling.value for handling in Handling if handling not in gone]
         if Handling.CLIPPING in gone:
             names.insert(0, "clipping by value")
         if not last:
@@ -232,13 +219,13 @@ class Gradient(Reason):
                 f"{text}; in {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
                 f"missing or late in {side}."
             )
-        own = _use_in_module(scene)
+        in_module = _use_in_module(scene)
         if first.scale is not None:
             words = reduction_words(scene)
             if words:
                 factor = f"b is {first.scale:.6g} x a: {words}"
                 return f"{text}; {factor}; {scene.the_cause_is} averaging over ranks or batches, clipping or unscaling."
-            text += scaled(first)
+            text += scene.scaled
             alone = no_multiples(scene)
             if alone:
                 place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
@@ -247,19 +234,21 @@ class Gradient(Reason):
                     f"{text}, as clipping by a norm of all gradients makes it where another one changes; that of "
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
                 )
-            last = own or ", or their order"
+            last = in_module or ", or their order"
             return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
             return f"{text}; {_rounded(scene)}"
-        place = self.where(scene=scene, last=not own)
-        if max(scene.run_a.world_size, scene.run_b.world_size) > 1:
+        place = self.where(scene=scene, last=not in_module)
+        if max(run.world_size for run in scene.runs) > 1:
             place = f"its reduction over the ranks, {place}"
-        return f"{text}; {scene.the_cause_is} {place}{own}.{scene.rounding_words()}"
+        return f"{text}; {scene.the_cause_is} {place}{in_module}.{scene.rounding_words()}"
 
     def evidence(self, scene: Scene) -> list[str]:
         """How many gradients differ."""
         differ, recorded = differing_gradients(scene)
-        lines = [f"{differ} of {recorded} gradients differ in this step{excluded_words(excluded(scene))}."]
+        alone = ", by no common factor: nothing clipped, unscaled or averaged them together"
+        how = alone if excluded(scene) >= TOGETHER else ""
+        lines = [f"{differ} of {recorded} gradients differ in this step{how}."]
         words = reduction_words(scene) if summed(scene) else ""
         return [f"b is {scene.first.scale:.6g} x a: {words}.", *lines] if words else lines
 
@@ -342,9 +331,3 @@ def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
     rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
     return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
-
-
-REASONS = (
-    Backward(),
-    Gradient(),
-)

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.compare.evidence import RANDOM, Known, those
+from introspect_cli.compare.findings import Suspect
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import DiffResult, Role, Suspect
+from introspect_cli.compare.result import DiffResult, Role
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def suspect(scene: Scene) -> Suspect | None:
     kept = all("runtime" in dict(run.settings or {}) for run in scene.runs)
     if not kept or any(change.weight > _SAYS_NOTHING for change in scene.settings):
         return None
-    found = _DEVICE.match(first.a.layout.device)
-    devices = [_gpu(run, int(found[1])) for run in scene.runs] if found else []
+    match = _DEVICE.match(first.a.layout.device)
+    devices = [_gpu(run, int(match[1])) for run in scene.runs] if match else []
     if not devices or devices[0] != devices[1] or not devices[0]:
         return None
     return Suspect(devices[0], f"step {first.step}", what(first.site, first.module_class))
@@ -54,29 +55,29 @@ def _gpu(run: Run, number: int) -> str:
     """A device's name and identifier; "" where the run does not have the latter."""
     hardware: Any = dict(run.settings or {}).get("hardware")
     gpus: Any = hardware.get("gpus") if isinstance(hardware, Mapping) else None
-    own: Any = gpus[number] if isinstance(gpus, list) and number < len(gpus) else None
-    if not isinstance(own, Mapping):
+    gpu: Any = gpus[number] if isinstance(gpus, list) and number < len(gpus) else None
+    if not isinstance(gpu, Mapping):
         return ""
-    return f"{own.get('name', 'GPU')} {own['uuid']}" if own.get("uuid") else ""
+    return f"{gpu.get('name', 'GPU')} {gpu['uuid']}" if gpu.get("uuid") else ""
 
 
 def on_one_device(runs: Sequence[Run]) -> bool:
     """Whether all runs tell of GPUs by their identifiers, and of the same ones: only then is a fault worth a look."""
-    own = [tuple(_gpu(run, number) for number in range(16)) for run in runs]
-    return len(set(own)) == 1 and any(own[0])
+    devices = [tuple(_gpu(run, number) for number in range(16)) for run in runs]
+    return len(set(devices)) == 1 and any(devices[0])
 
 
 def fault_sentence(results: Sequence[DiffResult]) -> str:
     """What several comparisons with one run say of the device together; "" where they do not accuse it."""
-    found = [result.suspect for result in results]
-    accused = [one for one in found if one is not None]
+    suspects = [result.suspect for result in results]
+    accused = [one for one in suspects if one is not None]
     places = dict.fromkeys((one.step, one.place) for one in accused)
     if len(accused) < len(results) or len(places) < 2 or len({one.device for one in accused}) > 1:
         return ""
-    told = "; ".join(f"{step}, {place}" for step, place in list(places)[:3])
+    listed = "; ".join(f"{step}, {place}" for step, place in list(places)[:3])
     return (
         f"This looks like a fault of the hardware (silent data corruption) on {accused[0].device}: of runs with the "
-        f"same recorded settings, {len(accused)} diverge from run a at different places ({told}), each at a matrix "
+        f"same recorded settings, {len(accused)} diverge from run a at different places ({listed}), each at a matrix "
         "product, by more than rounding, with all that went into it recorded and equal. Test the device (dcgmi diag), "
         "or run on another one."
     )

@@ -42,11 +42,11 @@ class Label(str):
 
 
 Change = tuple[Label, Any, Any]
-Told = dict[Label, tuple[str | None, str | None]]
+Changed = dict[Label, tuple[str | None, str | None]]
 """Label to the values in a and in b."""
 
 
-def hyperparameter_changes(table: Table) -> Told:
+def hyperparameter_changes(table: Table) -> Changed:
     """Hyper-parameters that differ in a step: name to both values; equal changes of several groups are folded.
 
     So are those of all optimizers: a container that steps others has groups like theirs.
@@ -75,12 +75,14 @@ def hyperparameter_changes(table: Table) -> Told:
     alike: dict[tuple[Label, tuple[str | None, str | None]], list[str]] = {}
     for (fqn, name), by_values in changed.items():
         count = sum(1 for owner, _ in groups if owner == fqn)
-        for values, own in by_values.items():
-            label = f"{name} (group {', '.join(dict.fromkeys(own))})" if len(own) < count else name
+        for values, members in by_values.items():
+            label = f"{name} (group {', '.join(dict.fromkeys(members))})" if len(members) < count else name
             alike.setdefault((Label(label, name), values), []).append(fqn)
-    named: Told = {
-        label if len(own) == len(owners) else Label(f"{', '.join(own)} {label}", label.about, of_all=False): values
-        for (label, values), own in alike.items()
+    named: Changed = {
+        label
+        if len(members) == len(owners)
+        else Label(f"{', '.join(members)} {label}", label.about, of_all=False): values
+        for (label, values), members in alike.items()
     }
     if "lr" in named:
         named.pop(Label("initial_lr"), None)  # a scheduler's note of where lr began; it says nothing more
@@ -127,25 +129,27 @@ def _by_parameter(optimizer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         if not isinstance(group, dict):
             continue
-        told = {str(name): value for name, value in group.items() if name != "params"}
+        values = {str(name): value for name, value in group.items() if name != "params"}
         names = group.get("params")
         for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
-            by_name[str(name)] = told
+            by_name[str(name)] = values
     return by_name
 
 
+def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
+
+
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for name in dict.fromkeys([*a, *b]):
-        if name == "initial_lr" and a.get("lr") != b.get("lr"):
-            continue  # a scheduler's note of where lr began
-        if a.get(name) != b.get(name):
-            yield name, a.get(name), b.get(name)
+    began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
+    return (change for change in unequal(a, b) if not (began and change[0] == "initial_lr"))
 
 
-def changes_for(a: Any, b: Any, parameter: str) -> Told:
-    """Hyper-parameters that apply to one parameter and differ."""
-    changes: Told = {}
-    both_a, both_b = _paired(a, b)
+def changes_for(settings: Mapping[str, Any], parameter: str) -> Changed:
+    """Hyper-parameters that apply to one parameter and differ; `settings` of the optimizers, by side."""
+    changes: Changed = {}
+    both_a, both_b = _paired(*settings.values())
     for name in both_a.keys() & both_b.keys():
         one, two = _by_parameter(both_a[name]).get(parameter), _by_parameter(both_b[name]).get(parameter)
         if one is not None and two is not None:
@@ -166,18 +170,18 @@ def names_in(settings: Any) -> set[str]:
 
 def holders(settings: Any, parameters: set[str]) -> list[str]:
     """The optimizers that have any of some parameters."""
-    return [name for name, own in _optimizers(settings).items() if parameters & set(_by_parameter(own))]
+    return [name for name, optimizer in _optimizers(settings).items() if parameters & set(_by_parameter(optimizer))]
 
 
-def other_optimizer(a: Any, b: Any, parameter: str) -> str:
+def other_optimizer(settings: Mapping[str, Any], parameter: str) -> str:
     """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 
     Only where both runs have the same optimizers, so that it is the parameter that changed hands.
     """
-    both = _paired(a, b)
+    both = _paired(*settings.values())
     if both[0].keys() != both[1].keys() or len(both[0]) < 2:
         return ""
-    one, two = ([name for name, own in side.items() if parameter in _by_parameter(own)] for side in both)
+    one, two = ([name for name, optimizer in side.items() if parameter in _by_parameter(optimizer)] for side in both)
     if not one or not two or one == two:
         return ""
     return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
@@ -214,14 +218,14 @@ def _one(name: str, a: dict[str, dict[str, Any]], b: dict[str, dict[str, Any]]) 
             first = min(parameters)
             label += f" of {first}" + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
         yield Label(label, key), one, two
-    for own, other, in_a in ((a, b, True), (b, a, False)):
-        alone = [parameter for parameter in own if parameter not in other]
+    for mine, other, in_a in ((a, b, True), (b, a, False)):
+        alone = [parameter for parameter in mine if parameter not in other]
         if alone:
             label = f"{prefix}{alone[0]}" + (f" and {len(alone) - 1} more" if len(alone) > 1 else "")
             yield Label(f"parameter {label}"), "optimized" if in_a else None, None if in_a else "optimized"
 
 
-def in_words(changed: Told) -> str:
+def in_words(changed: Changed) -> str:
     """Differing hyper-parameters in brackets after a blank, for the middle of a sentence."""
     if not changed:
         return " (equal where recorded)"
@@ -238,7 +242,7 @@ def built_changes(
             one, two = one_side[thing], other_side[thing]
             if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
                 continue
-            lines = list(dict.fromkeys(str(own["line"]) for own in (one, two) if "line" in own))
+            lines = list(dict.fromkeys(str(built["line"]) for built in (one, two) if "line" in built))
             where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
             changes = [change for change in differing(one, two) if change[0] != "line"]
             # a sampler of another class has other attributes

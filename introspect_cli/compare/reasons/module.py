@@ -12,12 +12,12 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.draws import drew_alone
-from introspect_cli.compare.reasons.hyperparameters import in_words
+from introspect_cli.compare.reasons.hyperparameters import in_words, unequal
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.reasons.words import although, how_far, scaled, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.records import Kind, Site
+from introspect_cli.compare.table import OTHER
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.step import Step
@@ -64,10 +64,9 @@ class Module(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """What inside the module it is, as far as the records show."""
-        first = scene.first
-        taken = [e for e in scene.cause.evidence if not (e.thing in RANDOM and _draws_nothing(first.module_class))]
-        text = f"{what(first.site, first.module_class)} differs{how_far(first)}{although(taken)}{scaled(first)}"
-        return f"{text}; {_inside(scene)}"
+        quiet = _draws_nothing(scene.first.module_class)
+        taken = scene.computed_from if quiet else scene.cause.evidence
+        return f"{scene.differs(taken)}{scene.scaled}; {_inside(scene)}"
 
 
 class OwnCode(Reason):
@@ -88,19 +87,13 @@ class OwnCode(Reason):
             after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
             if not after or start is None:
                 return None
-            found = rests_on(step, Place(site, order, start=start), RESTS_ON[self.word])
-            return self.cause(*found, module=site.fqn, after=after)
+            evidence = rests_on(step, Place(site, order, start=start), RESTS_ON[self.word])
+            return self.cause(*evidence, module=site.fqn, after=after)
         running = parent_call(step, site.fqn, order)
         if running is None:
             return None
         parent, start, call = running
-        fed = (
-            step.differs(site.phase, Kind.INPUT, parent, call)
-            or step.inside(parent, start, order - 0.25)
-            or step.tensors_differ(parent, order)
-            or step.rng_differs()
-        )
-        if fed:
+        if _is_fed(step, site.phase, parent, call, start, order - 0.25):
             return None
         after = last_child(step, parent, start, order)
         place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
@@ -113,21 +106,18 @@ class OwnCode(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Between which of the modules inside."""
-        cause, first = scene.cause, scene.first
-        text = (
-            f"{what(first.site, first.module_class if first.site.kind is Kind.OUTPUT else '')} differs{how_far(first)}"
-        )
-        side = drew_alone(scene.draws, scene.site, before=True)
-        text += f"{scaled(first)}; {scene.the_cause_is} in the forward code of {cause.module} itself, "
+        cause, site = scene.cause, scene.site
+        text = scene.differs(named=site.kind is Kind.OUTPUT)
+        text += f"{scene.scaled}; {scene.the_cause_is} in the forward code of {cause.module} itself, "
         if cause.before:
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        replaced = other_class(scene, cause.module)
+        replaced, side = other_class(scene, cause.module), drew_alone(scene.draws, site, before=True)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif side:
-            text += f": in {side} it draws random numbers there, in {'a' if side == 'b' else 'b'} it does not"
+            text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
         return f"{text}.{scene.rounding_words()}"
 
 
@@ -137,13 +127,17 @@ def _fed_equally(step: Step, site: Site, order: float) -> float | None:
     start = step.sequence_of(inputs) if inputs else None
     if start is None:
         return None if step.anything_before(order) else -1.0
-    fed = (
-        step.differs(site.phase, Kind.INPUT, site.fqn, site.call)
-        or step.inside(site.fqn, start, order)
-        or step.tensors_differ(site.fqn, order)
+    return None if _is_fed(step, site.phase, site.fqn, site.call, start, order) else start
+
+
+def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
+    """Whether something differs that went into a module's call by a place of the sequence."""
+    return (
+        step.differs(phase, Kind.INPUT, fqn, call)
+        or step.inside(fqn, start, order)
+        or step.tensors_differ(fqn, order)
         or step.rng_differs()
     )
-    return None if fed else start
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
@@ -176,35 +170,25 @@ def _inside(scene: Scene) -> str:
     """What inside the module the cause may be."""
     searching = next((name for name in scene.optimizers[0] if name.startswith("LBFGS")), "") if scene.site.call else ""
     if searching:
-        told = in_words(scene.hyperparameters)
-        return (
-            f"{searching} changes the parameters between calls within a step, and may have done so differently{told}."
-        )
-    side = _identity_side(scene)
-    if side and not attribute_changes(scene):
-        how = "it returns its input unchanged (switched off or in eval mode)"
-        return f"{scene.the_cause_is} inside this module: in {side} {how}."
-    side = _frozen_buffers(scene)
-    if side and not attribute_changes(scene):
+        between = "changes the parameters between calls within a step, and may have done so differently"
+        return f"{searching} {between}{in_words(scene.hyperparameters)}."
+    changed, inside = attribute_changes(scene), f"{scene.the_cause_is} inside this module: "
+    if side := "" if changed else _identity_side(scene):
+        return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode)."
+    if side := "" if changed else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
-    other = scene.step.alignment.b_class.get(scene.union, "")
-    if other:
-        return (
-            f"{scene.the_cause_is} inside this module: its class is {scene.first.module_class} in a and {other} in b."
-        )
+    if other := scene.step.alignment.b_class.get(scene.union, ""):
+        return f"{inside}its class is {scene.first.module_class} in a and {other} in b."
     a, b = scene.first.a, scene.first.b
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
-        return f"{scene.the_cause_is} inside this module: it computes in a different precision."
-    changed = attribute_changes(scene)
+        return f"{inside}it computes in a different precision."
     if changed:
-        return f"{scene.the_cause_is} inside this module: {'; '.join(changed[:3])}.{scene.rounding_words()}"
-    side = drew_alone(scene.draws, scene.site)
-    if side:
-        other = "a" if side == "b" else "b"
-        return f"{scene.the_cause_is} inside this module: in {side} it draws random numbers, in {other} it does not."
-    text = f"{scene.the_cause_is} inside this module: its code, options, train/eval mode or kernel"
-    known = scene.cause.rests_on(*RANDOM)
-    if not _draws_nothing(scene.first.module_class) and any(found.thing is Thing.RANDOM_AT_START for found in known):
+        return f"{inside}{'; '.join(changed[:3])}.{scene.rounding_words()}"
+    if side := drew_alone(scene.draws, scene.site):
+        return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
+    text = f"{inside}its code, options, train/eval mode or kernel"
+    random = scene.cause.rests_on(*RANDOM)
+    if not _draws_nothing(scene.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
         text += "; or, if it draws random numbers, different ones were drawn before it in this step"
     if scene.steps_before and scene.cause.rests_on(Thing.PARAMETERS):
         text += "; or its parameters changed after they were recorded (.data, numpy)"
@@ -240,9 +224,7 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     a, b = dict(one.attributes), dict(two.attributes)
     modes = {"True": "train mode", "False": "eval mode"}
     changes: list[str] = []
-    for name in dict.fromkeys([*a, *b]):
-        if a.get(name) == b.get(name):
-            continue
+    for name, _, _ in unequal(a, b):
         if name == "training":
             changes.insert(0, f"{modes.get(a.get(name, ''), '?')} in a, {modes.get(b.get(name, ''), '?')} in b")
         elif name not in a or name not in b:
@@ -263,10 +245,7 @@ def _frozen_buffers(scene: Scene) -> str:
     """The side where a module's own buffers stay as they are in the step, where the other's change."""
     for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
-            side = untouched_side(scene.table, scene.before, int(scene.step.divergences.site[index]))
+            side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))
             if side:
                 return side
     return ""
-
-
-REASONS = (Module(), OwnCode())

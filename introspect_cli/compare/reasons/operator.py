@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.words import although, how_far, scaled, what
+from introspect_cli.compare.reasons.hyperparameters import unequal
+from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Operator(Reason):
         """Where in the user's code it ran."""
         first = scene.first
         line = f", run at {first.source}," if first.source else ""
-        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scaled(first)};"
+        text = f"{what(first.site)}{line} differs{how_far(first)}{although(scene.cause.evidence[:1])}{scene.scaled};"
         after = nondeterministic(first)
         options = argument_changes(scene)
         if options:
@@ -54,20 +55,22 @@ class Operator(Reason):
         if first.site.phase is Phase.BACKWARD:
             return f"{text} it is computed in a different way, or its forward operator has different options.{after}"
         formats = memory_formats(scene)
-        told = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
-        return f"{text} it has different options or a different kernel{told}.{after}{scene.rounding_words()}"
+        kernel = f"; {' and '.join(formats[:2])}, which may choose another kernel" if formats else ""
+        return f"{text} it has different options or a different kernel{kernel}.{after}{scene.rounding_words()}"
 
 
 def argument_changes(scene: Scene) -> list[str]:
     """Arguments of the operator that differ, as both runs noted them where it ran first: `p 0.1 in a and 0.2 in b`."""
     site = scene.site
-    own = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
-    documents = [run.settings.get("operators") for run in scene.runs]
-    a, b = (document.get(own) if isinstance(document, Mapping) else None for document in documents)
+    key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
+    a, b = (
+        document.get(key) if isinstance(document, Mapping) else None
+        for document in scene.documents("operators").values()
+    )
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return []
-    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    return [f"{name} {a.get(name, 'left out')} in a and {b.get(name, 'left out')} in b" for name in names[:_MOST]]
+    names = [name for name, _, _ in unequal(a, b)][:_MOST]
+    return [f"{name} {a.get(name, 'left out')} in a and {b.get(name, 'left out')} in b" for name in names]
 
 
 def nondeterministic(divergence: Divergence) -> str:
@@ -102,13 +105,13 @@ def attention_back_ends(scene: Scene) -> str:
 
 
 def _used(scene: Scene, side: str) -> list[str]:
-    alignment, own = scene.table.alignment, scene.site
+    alignment, site = scene.table.alignment, scene.site
     paths = [
         alignment.path[union]
         for union in scene.table.rows_of(side)
         if KINDS[alignment.kind[union]] is Kind.OP_OUTPUT
-        and alignment.fqn[union] == own.fqn
-        and alignment.site(union).phase is own.phase
+        and alignment.fqn[union] == site.fqn
+        and alignment.site(union).phase is site.phase
     ]
     return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
 
@@ -120,7 +123,8 @@ def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
     clauses = []
     for union in _went_in(scene):
-        table = next((own for own in (scene.table, scene.before) if own is not None and _in_both(own, union)), None)
+        tables = (table for table in (scene.table, scene.step.before) if table is not None)
+        table = next((table for table in tables if all(union in table.rows_of(side) for side in "ab")), None)
         if table is None:
             continue
         one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
@@ -137,25 +141,17 @@ def _went_in(scene: Scene) -> Iterator[int]:
         return
     yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     for fqn in sorted(step.comparison.tensors_in(site.fqn)):
-        own = (int(union) for union in step.alignment.by_fqn[fqn])
-        yield from _last(u for u in own if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER})
+        unions = (int(union) for union in step.alignment.by_fqn[fqn])
+        yield from [u for u in unions if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
 
 
 def _given(scene: Scene) -> Iterator[int]:
     """What an operator was given in run a, as far as that is on record."""
     row, given = scene.table.rows_of("a").get(scene.union), scene.table.a.given
     if row is not None and given is not None:
-        own = given.row(row)
-        sites = [] if own is None else [number for number in own.inputs if number >= 0]
+        operands = given.row(row)
+        sites = [] if operands is None else [number for number in operands.inputs if number >= 0]
         yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
-
-
-def _last(unions: Iterable[int]) -> list[int]:
-    return list(unions)[-1:]
-
-
-def _in_both(table: Table, union: int) -> bool:
-    return union in table.rows_of("a") and union in table.rows_of("b")
 
 
 def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
@@ -175,6 +171,3 @@ def _name(scene: Scene, union: int) -> str:
     if site.kind is Kind.OP_OUTPUT:
         return f"the result of {site.path}"
     return f"its {site.fqn[len(owner_of(site.fqn)) + 1 :]}"
-
-
-REASONS = (Operator(),)

@@ -13,6 +13,7 @@ import numpy as np
 
 from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
 from introspect_cli.compare.match.names import generator_of
+from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
 from introspect_cli.compare.reasons.draws import lone_draws
@@ -55,7 +56,9 @@ class RandomState(Reason):
         site = scene.site
         if site.phase is not Phase.START:
             return _within(scene)
-        if scene.is_first_step and _goes_on(scene):
+        sides = scene.step.sides
+        goes_on = scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
+        if scene.is_first_step and goes_on:
             return (
                 f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
                 "it before the first step."
@@ -78,14 +81,14 @@ def _built(scene: Scene) -> str:
     """Parameters that one run only has: building them may draw, though nothing equal before them shows the seed."""
     items = scene.step.divergences
     for side, missing in (("a", items.row_b), ("b", items.row_a)):
-        lone = [
+        alone = [
             site.fqn
             for site, row in zip(scene.step.sites, missing.tolist(), strict=True)
             if row < 0 and site.kind is Kind.PARAM and site.phase is Phase.START
         ]
-        if lone:
-            rest = f" and {count(len(lone) - 1, 'more parameter')}" if len(lone) > 1 else ""
-            return f" Only {side} has {lone[0]}{rest}: if they are drawn at random, that explains it."
+        if alone:
+            rest = f" and {count(len(alone) - 1, 'more parameter')}" if len(alone) > 1 else ""
+            return f" Only {side} has {alone[0]}{rest}: if they are drawn at random, that explains it."
     return ""
 
 
@@ -101,8 +104,8 @@ def _drawn_before(scene: Scene) -> str:
     losses = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     if (
         step.comparison.notices_all_draws
-        and scene.before is not None
-        and set(map(int, losses)) & {*scene.before.rows_of("a")}
+        and scene.step.before is not None
+        and set(map(int, losses)) & {*scene.step.before.rows_of("a")}
     ):
         return f"{text}after the backward pass of step {last}"
     return f"{text}during step {last}"
@@ -114,11 +117,10 @@ def _within(scene: Scene) -> str:
     generator = generator_of(site)
     text = f"{what(site)} differs{although(scene.cause.evidence)}"
     draws = [draw for draw in scene.draws if generator_of(draw.site) == generator]
-    other = _exchanged(scene)
+    other = scene.exchanged_with(_draws(scene))
     if other is not None:
-        return (
-            f"{text}: in b it is the one {_whose(other)} in a, and the other way round. They run in a different order."
-        )
+        whose = _whose(scene.step.alignment.site(other))
+        return f"{text}: in b it is the one {whose} in a, and the other way round. They run in a different order."
     if draws:
         return f"{text}: {draws[0]} (an extra random draw)."
     last = _last_equal(scene, generator)
@@ -138,33 +140,19 @@ def _draws(scene: Scene) -> list[int]:
     return [int(union) for union in step.of(Kind.RNG, phases) if step.state[union]]
 
 
-def _exchanged(scene: Scene) -> Site | None:
-    """The place whose random state this one has in the other run, both ways."""
-    step = scene.table
-    here = step.checksum(scene.union, "a"), step.checksum(scene.union, "b")
-    for union in _draws(scene):
-        if union != scene.union and (step.checksum(union, "b"), step.checksum(union, "a")) == here:
-            return scene.step.alignment.site(union)
-    return None
-
-
 def _last_equal(scene: Scene, generator: str) -> str:
     """The module whose random state is the last before this that is equal, where modules drew."""
     step = scene.step
-    found = [
+    equal = [
         union
         for union in _draws(scene)
         if step.state[union] == EQUAL and step.table.order_of[union] < scene.first.sequence
     ]
-    sites = [step.alignment.site(union) for union in sorted(found, key=lambda union: step.table.order_of[union])]
-    own = [site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)]
-    return own[-1].fqn if own else ""
-
-
-def _goes_on(scene: Scene) -> bool:
-    """Whether one run begins where the other has already been."""
-    sides = scene.step.sides
-    return scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
+    sites = [step.alignment.site(union) for union in sorted(equal, key=lambda union: step.table.order_of[union])]
+    drawn_by_modules = [
+        site for site in sites if generator_of(site) == generator and not site.path.endswith(DRAWN_BEFORE)
+    ]
+    return drawn_by_modules[-1].fqn if drawn_by_modules else ""
 
 
 def unseeded(scene: Scene) -> tuple[str, ...]:
@@ -172,7 +160,17 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
     step = scene.step
     if scene.cause.reason == RandomState.word:
         return _began(step.alignment, step.before, lambda: step.table)
-    return _began(step.alignment, step.table, lambda: scene.after)
+    return _began(step.alignment, step.table, lambda: _after(step))
+
+
+def _after(step: Step) -> Table | None:
+    """The step after, where both runs recorded it."""
+    table, sides = step.table, step.sides
+    steps = table.step + 1, table.step_b + 1
+    if steps[0] not in sides.a or steps[1] not in sides.b:
+        return None
+    every = table.alignment.mask(frozenset(), ())
+    return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
 
 
 def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
@@ -205,6 +203,3 @@ def unseeded_sentence(scene: Scene) -> str:
         f" {' and '.join(names)} {verb} drawn from in step {step} without ever having been seeded, so every process "
         "gets different numbers (capture --seed seeds all generators)."
     )
-
-
-REASONS = (RandomState(),)

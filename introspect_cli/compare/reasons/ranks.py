@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Reason
@@ -37,12 +36,12 @@ def upstream(first: Divergence) -> tuple[int, int, bool, int]:
 
 def reduction_words(scene: Scene) -> str:
     """What a factor between the runs looks like: `a sum where a mean was expected (world size 2)`; "" if nothing."""
-    kinds = _reduction(scene)
-    if kinds is None or scene.first.scale is None:
+    reduction = _reduction(scene)
+    if reduction is None or scene.first.scale is None:
         return ""
     is_sum = scene.first.scale > 1
     how = "a sum where a mean was expected" if is_sum else "a mean where a sum was expected, or one taken twice"
-    return f"{how} ({' or '.join(kinds.words())})"
+    return f"{how} ({' or '.join(reduction[1].values())})"
 
 
 def summed(scene: Scene) -> str:
@@ -50,13 +49,13 @@ def summed(scene: Scene) -> str:
 
     Where the backward pass agrees and a's is the mean over those ranks, b's is the sum over them.
     """
-    first, found = scene.first, _reduction(scene)
+    first, reduction = scene.first, _reduction(scene)
     of_gradient = scene.tells == "gradient" and first.site.phase is Phase.OPTIMIZER
-    if found is None or not of_gradient or first.scale is None or first.scale < 1:
+    if reduction is None or not of_gradient or first.scale is None or first.scale < 1:
         return ""
-    if found.batches or not found.ranks:
+    whole, as_many = reduction
+    if "batches" in as_many:
         return ""
-    whole = found.whole
     rest = first.residual or 0.0
     residual = f"{rest:.0e}".replace("e-0", "e-") if rest >= _EXACT else f"below {_EXACT:.0e}".replace("e-0", "e-")
     ranks = _ranks(scene)
@@ -76,34 +75,12 @@ def differing_gradients(scene: Scene) -> tuple[int, int]:
     return differ, len(recorded)
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """A factor between the runs that is a whole number, and of what there are as many.
-
-    Attributes:
-        whole: the number.
-        ranks: what has as many ranks: `world`, or `group` for a data-parallel group; "" for neither.
-        batches: whether there are as many microbatches or accumulated batches.
-    """
-
-    whole: int
-    ranks: str
-    batches: bool
-
-    def words(self) -> list[str]:
-        """Of what there are as many."""
-        told = {"world": [f"world size {self.whole}"], "group": [f"a data-parallel group of {self.whole}"]}
-        batches = [f"{self.whole} microbatches or accumulated batches"] if self.batches else []
-        return [*told.get(self.ranks, []), *batches]
-
-
-def _reduction(scene: Scene) -> _Reduction | None:
-    """The factor between the runs, where it is a whole number of ranks or batches; else None.
+def _reduction(scene: Scene) -> tuple[int, dict[str, str]] | None:
+    """The factor between the runs, where it is a whole number, and of what there are as many, in words; else None.
 
     What is reduced over ranks comes out alike on all of them: what some ranks alone do is no reduction.
     """
-    scale = scene.first.scale
-    runs = scene.run_a, scene.run_b
+    scale, runs = scene.first.scale, scene.runs
     if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
         return None
     if scene.ranks > 1 and not _scaled_on_all(scene):
@@ -112,13 +89,14 @@ def _reduction(scene: Scene) -> _Reduction | None:
     whole = round(factor)
     if whole < 2 or abs(factor / whole - 1) > _CLOSE:
         return None
-    ranks = ""
+    as_many: dict[str, str] = {}
     if whole in {run.world_size for run in runs}:
-        ranks = "world"
+        as_many["world"] = f"world size {whole}"
     elif whole in _groups(runs[0]) | _groups(runs[1]):
-        ranks = "group"
-    batches = max(_calls(scene)) == whole
-    return _Reduction(whole, ranks, batches) if ranks or batches else None
+        as_many["group"] = f"a data-parallel group of {whole}"
+    if _most_calls(scene) == whole:
+        as_many["batches"] = f"{whole} microbatches or accumulated batches"
+    return (whole, as_many) if as_many else None
 
 
 def _groups(run: Run) -> set[int]:
@@ -127,16 +105,14 @@ def _groups(run: Run) -> set[int]:
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
 
-def _calls(scene: Scene) -> tuple[int, int]:
-    """How often any module runs in a step, or any loss is computed, at most, in a and in b."""
-    most_calls = []
+def _most_calls(scene: Scene) -> int:
+    """How often any module runs in a step of either run, or any loss is computed, at most."""
+    most = 1
     for side in (scene.step.sides.a, scene.step.sides.b):
-        most = 1
         for reader in readers_of(side):  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
-        most_calls.append(most)
-    return most_calls[0], most_calls[1]
+    return most
 
 
 def together(scene: Scene) -> list[str]:
@@ -148,8 +124,8 @@ def together(scene: Scene) -> list[str]:
         return uneven
     scales = {peer.rank: peer.scale for peer in same}
     if all(scales.values()) and len({f"{scale:.4g}" for scale in scales.values()}) > 1:
-        told = ", ".join(f"rank {rank}: {scale:.4g}" for rank, scale in list(scales.items())[:8])
-        return [f"b is another multiple of a on each rank ({told}): each scales or clips by a norm of its own."]
+        factors = ", ".join(f"rank {rank}: {scale:.4g}" for rank, scale in list(scales.items())[:8])
+        return [f"b is another multiple of a on each rank ({factors}): each scales or clips by a norm of its own."]
     return uneven
 
 
@@ -198,8 +174,11 @@ def _ranks(scene: Scene) -> str:
     if scene.ranks > 1:
         every = scene.ranks if _on_all(scene) else 0
     else:
-        have = [rank for rank in scene.run_b.recorded if _has(scene.run_b, rank, first)]
-        every = len(have) if len(have) == scene.run_b.world_size and not _differ(first) else 0
+        run, wanted = scene.run_b, (first.site.fqn, first.site.kind.value)
+        tables = [run.rank(rank).sites for rank in run.recorded]
+        have = sum(wanted in zip(sites.fqn, sites.kind, strict=True) for sites in tables)
+        unequal = first.b is not None and first.b.joined is Joined.COPIES
+        every = have if have == run.world_size and not unequal else 0
         if every < 2:
             return ""
     if not every:
@@ -219,16 +198,6 @@ def _scaled_on_all(scene: Scene) -> bool:
     first = scene.first
     alike = [peer for peer in scene.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
     return len(alike) == scene.ranks and _one([peer for peer in alike if peer.scale is not None])
-
-
-def _has(run: Run, rank: int, first: Divergence) -> bool:
-    sites = run.rank(rank).sites
-    wanted = first.site.fqn, first.site.kind.value
-    return any(own == wanted for own in zip(sites.fqn, sites.kind, strict=True))
-
-
-def _differ(first: Divergence) -> bool:
-    return first.b is not None and first.b.joined is Joined.COPIES
 
 
 def _one(peers: Sequence[Divergence]) -> bool:
@@ -253,9 +222,9 @@ class Collective(Reason):
         first, site = scene.first, scene.site
         lines = tuple(_line(scene, side) for side in "ab")
         name = what(site)
-        if first.a is None or first.b is None:
-            side, other, line = ("b", "a", lines[1]) if first.a is None else ("a", "b", lines[0])
-            text = _shown(first.b if first.a is None else first.a)
+        if first.only:
+            side, other, line = first.only, scene.lacks, lines["ab".index(first.only)]
+            text = _shown(first.a or first.b)
             other_line = _in_its_place(scene, other)
             if other_line:
                 return f"{name} is {text}{line} in {side}, and another one{other_line} in {other}: their order differs."
@@ -278,13 +247,13 @@ def _counted(scene: Scene) -> str:
     for number, row_a, row_b in zip(table.site.tolist(), table.row_a.tolist(), table.row_b.tolist(), strict=True):
         site = table.alignment.site(number)
         if site.kind is Kind.LOSS or (site.kind is Kind.COLLECTIVE and site.fqn == fqn):
-            for own, row in zip(calls[site.kind], (row_a, row_b), strict=True):
-                own.update({site.call} if row >= 0 else ())
+            for of_run, row in zip(calls[site.kind], (row_a, row_b), strict=True):
+                of_run.update({site.call} if row >= 0 else ())
     a, b = map(len, calls[Kind.COLLECTIVE])
     if a == b:
         return ""
     text = f" In that step, there are {count(a, 'collective')} of {fqn} in a and {b:,} in b."
-    passes = {len(own) for own in calls[Kind.LOSS]}
+    passes = {len(of_run) for of_run in calls[Kind.LOSS]}
     several = max(passes)
     if len(passes) == 1 and 1 < several <= abs(a - b) + 1:
         more = "b" if b > a else "a"
@@ -298,10 +267,10 @@ def _shown(summary: Summary | None) -> str:
 
 def _in_its_place(scene: Scene, side: str) -> str:
     """Where the run that lacks a collective calls what it has in its place; "" where it has nothing there."""
-    own = scene.site
+    wanted = scene.site
     for site in scene.step.sites:
-        same = (site.kind, site.fqn, site.call, _name(site)) == (own.kind, own.fqn, own.call, _name(own))
-        if same and "." not in site.path and site.path != own.path:
+        same = (site.kind, site.fqn, site.call, _name(site)) == (wanted.kind, wanted.fqn, wanted.call, _name(wanted))
+        if same and "." not in site.path and site.path != wanted.path:
             return _line(scene, side, site)
     return ""
 
@@ -314,11 +283,11 @@ def _line(scene: Scene, side: str, site: Site | None = None) -> str:
     """Where a run calls it (or another), for the end of a clause."""
     reader = scene.step.sides.a if side == "a" else scene.step.sides.b
     sites = reader.sites
-    own = site or scene.site
+    wanted = site or scene.site
     for number, fqn in enumerate(sites.fqn):
-        if fqn == own.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == own.call:
+        if fqn == wanted.fqn and sites.kind[number] == Kind.COLLECTIVE.value and int(sites.call[number]) == wanted.call:
             source = sites.source[number]
-            if source and sites.path[number] == own.path:
+            if source and sites.path[number] == wanted.path:
                 return f" at {source}"
     return ""
 
@@ -336,25 +305,19 @@ class NotWhole(Reason):
         """The layouts alone say so; nothing that went into it matters."""
         rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
         batches = step.table.a, step.table.b
-        found = [
+        incomplete = [
             row >= 0 and batch.how is not None and batch.how[row] == Joined.INCOMPLETE
             for batch, row in zip(batches, rows, strict=True)
         ]
-        return self.cause() if any(found) else None
+        return self.cause() if any(incomplete) else None
 
     def sentence(self, scene: Scene) -> str:
         """In which run, and what of it there is."""
         first = scene.first
-        told = [
+        clauses = [
             f"in {name} {summary.text.partition(': ')[2]}"
             for summary, name in ((first.a, "a"), (first.b, "b"))
             if summary is not None and summary.joined is Joined.INCOMPLETE
         ]
-        text = f"the parts of {what(first.site)} are not the whole: {', and '.join(told)}"
+        text = f"the parts of {what(first.site)} are not the whole: {', and '.join(clauses)}"
         return f"{text}; {scene.the_cause_is} {self.place}."
-
-
-REASONS = (
-    Collective(),
-    NotWhole(),
-)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.evidence import Known, Thing
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
-from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Told, hyperparameter_changes, renumbered
+from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes, renumbered
 from introspect_cli.compare.reasons.settings import rounds_differently
+from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, WITHIN, Table
+from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
 
@@ -63,8 +63,8 @@ class Scene:
     @property
     def tells(self) -> str:
         """The word of the reason whose sentence is true: what merely follows is told as that."""
-        known = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
-        return self.cause.reason if known else "propagated"
+        stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
+        return self.cause.reason if stands else "propagated"
 
     @property
     def the_cause_is(self) -> str:
@@ -75,6 +75,42 @@ class Scene:
     def site(self) -> Site:
         """Where it is."""
         return self.first.site
+
+    @property
+    def lacks(self) -> str:
+        """The run that has no such record; "" where both have one."""
+        return OTHER.get(self.first.only, "")
+
+    @property
+    def only_has(self) -> str:
+        """That one run alone has it: `only b has the gradient of GPT.head.weight`."""
+        return f"only {self.first.only} has {what(self.site)}"
+
+    @property
+    def computed_from(self) -> list[Evidence]:
+        """What it rests on beside random states."""
+        return [fact for fact in self.cause.evidence if fact.thing not in RANDOM]
+
+    def differs(self, evidence: Sequence[Evidence] = (), *, values: bool = False, named: bool = True) -> str:
+        """That it differs, by how much, although what: `the input of GPT differs (relative L2 0.1)`.
+
+        Args:
+            evidence: what it rests on, as far as the sentence takes it up.
+            values: whether to show both values of a scalar instead of their distance.
+            named: whether to name the module's class.
+        """
+        first = self.first
+        far = (both_values(first) if values else "") or how_far(first)
+        return f"{what(first.site, first.module_class if named else '')} differs{far}{although(evidence)}"
+
+    @property
+    def scaled(self) -> str:
+        """That b is a multiple of a, where it is, for the end of a clause."""
+        return "" if self.first.scale is None else f"; b is {self.first.scale:.6g} times a"
+
+    def documents(self, name: str) -> dict[str, Any]:
+        """A settings document of either run, by side."""
+        return {side: run.settings.get(name) for side, run in zip("ab", self.runs, strict=True)}
 
     @property
     def by_samples(self) -> bool:
@@ -93,21 +129,6 @@ class Scene:
         return int(self.step.divergences.site[self.position])
 
     @property
-    def before(self) -> Table | None:
-        """The step before, where both runs recorded it."""
-        return self.step.before
-
-    @cached_property
-    def after(self) -> Table | None:
-        """The step after, where both runs recorded it."""
-        table, sides = self.table, self.step.sides
-        steps = table.step + 1, table.step_b + 1
-        if steps[0] not in sides.a or steps[1] not in sides.b:
-            return None
-        every = table.alignment.mask(frozenset(), ())
-        return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
-
-    @property
     def dropped(self) -> bool:
         """Whether either run recorded steps that it does not hold any more."""
         return bool(self.step.sides.a.thinned or self.step.sides.b.thinned)
@@ -121,6 +142,14 @@ class Scene:
     def is_first_step(self) -> bool:
         """Whether no compared step came before."""
         return self.first.step == int(self.compared[0])
+
+    def exchanged_with(self, unions: Iterable[int]) -> int | None:
+        """Which of some sites has in each run the value that this one has in the other; None for none."""
+        checksum, union = self.table.checksum, self.union
+        here = checksum(union, "a"), checksum(union, "b")
+        return next(
+            (other for other in unions if other != union and (checksum(other, "b"), checksum(other, "a")) == here), None
+        )
 
     @cached_property
     def steps_before(self) -> int:
@@ -148,30 +177,41 @@ class Scene:
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
-    def hyperparameters(self) -> Told:
+    def hyperparameters(self) -> Changed:
         """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
-        held = (run.settings.get("optimizers") for run in self.runs)
-        return {} if renumbered(*held) else hyperparameter_changes(self.table)
+        return {} if renumbered(*self.documents("optimizers").values()) else hyperparameter_changes(self.table)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
         """Names of the optimizers that step in a and in b."""
-        return optimizers_of(self.table, "a"), optimizers_of(self.table, "b")
+        alignment = self.table.alignment
+        one, two = (
+            [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
+            for side in "ab"
+        )
+        return [name for name in dict.fromkeys(one) if name != SCALER], [
+            name for name in dict.fromkeys(two) if name != SCALER
+        ]
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:
-        """(name, calls in a, calls in b) of the outermost module that runs a different number of times."""
-        return call_change(self.table)
+        """(name, calls in a, calls in b) of the outermost module that both call, but a different number of times."""
+        alignment = self.table.alignment
+        called: dict[str, tuple[set[int], set[int]]] = {}
+        for place, side in enumerate("ab"):
+            for union in self.table.rows_of(side):
+                of_call = KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
+                if of_call and PHASES[alignment.phase[union]] is Phase.FORWARD:
+                    called.setdefault(alignment.fqn[union], (set(), set()))[place].add(int(alignment.call[union]))
+        changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
+        return min(changed, key=lambda item: item[0].count("."), default=None)
 
     @cached_property
     def losses(self) -> tuple[int, int]:
         """How many losses the step has in a and in b."""
-        return losses_of(self.table, "a"), losses_of(self.table, "b")
-
-    @cached_property
-    def modules(self) -> tuple[list[ModuleInfo], list[ModuleInfo]]:
-        """Both module trees."""
-        return list(self.step.modules[0].values()), list(self.step.modules[1].values())
+        kind = self.table.alignment.kind
+        one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
+        return one, two
 
     @cached_property
     def draws(self) -> list[Draw]:
@@ -200,8 +240,8 @@ class Scene:
             return ""
         if not self.numerics:
             return " Rounding alone can make such a difference."
-        told = "; ".join(describe(change) for change in self.numerics[:3])
-        return f" Rounding alone can make such a difference, and these settings can change it: {told}."
+        changes = "; ".join(describe(change) for change in self.numerics[:3])
+        return f" Rounding alone can make such a difference, and these settings can change it: {changes}."
 
     @property
     def no_rates(self) -> bool:
@@ -217,7 +257,7 @@ class Scene:
             drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
         unseen = self.cause.reason == "plain" or any(
-            found.known is Known.UNSEEN for found in self.cause.rests_on(Thing.BATCHES)
+            fact.known is Known.UNSEEN for fact in self.cause.rests_on(Thing.BATCHES)
         )
         return "" if unseen else None
 
@@ -233,8 +273,10 @@ class Scene:
 
 def untouched_side(table: Table, before: Table | None, union: int) -> str:
     """The side where a step did not change a tensor, where the other side's step did."""
-    found = {side: last_value(table, before, union, side) for side in ("a", "b")}
-    same = [side for side in ("a", "b") if found[side] is not None and found[side] == table.checksum(union, side)]
+    before_it = {side: last_value(table, before, union, side) for side in ("a", "b")}
+    same = [
+        side for side in ("a", "b") if before_it[side] is not None and before_it[side] == table.checksum(union, side)
+    ]
     return same[0] if len(same) == 1 else ""
 
 
@@ -242,43 +284,14 @@ def last_value(table: Table, before: Table | None, union: int, side: str) -> int
     """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
     alignment = table.alignment
     site = alignment.site(union)
-    own = [
+    unions = [
         u
         for u in alignment.by_fqn.get(site.fqn, [])
         if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
     ]
     now = table.sequence(union, side)
-    earlier = {u: at for u in own if (at := table.sequence(u, side)) is not None and now is not None and at < now}
+    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
     if earlier:
         return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
-    last = {u: at for u in own if before is not None and (at := before.sequence(u, side)) is not None}
+    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
     return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
-
-
-def losses_of(table: Table, side: str) -> int:
-    """How many losses a step has."""
-    alignment = table.alignment
-    return sum(KINDS[alignment.kind[union]] is Kind.LOSS for union in table.rows_of(side))
-
-
-def call_change(table: Table) -> tuple[str, int, int] | None:
-    """The outermost module that both runs call, but a different number of times in this table."""
-    alignment = table.alignment
-    counts: dict[str, list[set[int]]] = {}
-    for side in ("a", "b"):
-        for union in table.rows_of(side):
-            if (
-                KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
-                and PHASES[alignment.phase[union]] is Phase.FORWARD
-            ):
-                name = alignment.fqn[union]
-                counts.setdefault(name, [set(), set()])[side == "b"].add(int(alignment.call[union]))
-    changed = [(name, len(a), len(b)) for name, (a, b) in counts.items() if a and b and len(a) != len(b)]
-    return min(changed, key=lambda item: item[0].count("."), default=None)
-
-
-def optimizers_of(table: Table, side: str) -> list[str]:
-    """Names of the optimizers that stepped."""
-    alignment = table.alignment
-    names = (alignment.fqn[u] for u in table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS)
-    return [name for name in dict.fromkeys(names) if name != SCALER]

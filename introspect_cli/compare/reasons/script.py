@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, answer
+from introspect_cli.compare.evidence import Cause, Known, Thing, answer, those
 from introspect_cli.compare.join.distance import shapes_differ
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
-from introspect_cli.compare.reasons.words import although, both_values, how_far, often, same_values, scaled, what
+from introspect_cli.compare.reasons.words import often, same_values
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
     Place,
@@ -52,8 +52,7 @@ class Batch(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Whether the values are the same in another order, and whether batches before it are equal."""
-        text = f"{what(scene.site)} differs{how_far(scene.first)};"
-        a, b = scene.first.a, scene.first.b
+        text, a, b = f"{scene.differs()};", scene.first.a, scene.first.b
         if a is not None and b is not None and shapes_differ(a, b):
             return f"{text} its shape is different: batch size, sequence length, cropping or padding."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
@@ -65,29 +64,29 @@ class Batch(Reason):
 def _before(scene: Scene) -> str:
     """What is known of the rest of this batch and of those before it, and where to look."""
     step, site = scene.step, scene.site
-    own = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    calls = step.alignment.call[own]
-    known = step.known(own[calls < site.call])
-    if known is Known.UNSEEN and step.state_before is not None:
-        known = answer(step.state_before[own])
-    if known in {Known.EQUAL, Known.WITHIN}:
-        told = f"the batch before it is {known.value}"
+    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    calls = step.alignment.call[unions]
+    state = step.known(unions[calls < site.call])
+    if state is Known.UNSEEN and step.state_before is not None:
+        state = answer(step.state_before[unions])
+    if state in {Known.EQUAL, Known.WITHIN}:
+        text = f"the batch before it is {state.value}"
     elif scene.steps_before:
-        told = "no batch of this loader was recorded just before it"
+        text = "no batch of this loader was recorded just before it"
     else:
-        told = "the data differs from the first recorded batch on"
+        text = "the data differs from the first recorded batch on"
     if _drawn_otherwise(scene):
         return (
-            f"{told}: since the step began, one run drew other random numbers (in an evaluation, for shuffling or "
+            f"{text}: since the step began, one run drew other random numbers (in an evaluation, for shuffling or "
             "augmentation)."
         )
-    rest = own[calls == site.call]
+    rest = unions[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         return (
             "the rest of this batch is equal: most likely the samples are the same, and this part of them is made "
             "differently (files, augmentation or its seed, labels, masks)."
         )
-    return f"{told}: look at the data pipeline (order, seed, workers, augmentation, files)."
+    return f"{text}: look at the data pipeline (order, seed, workers, augmentation, files)."
 
 
 def _drawn_otherwise(scene: Scene) -> bool:
@@ -101,17 +100,12 @@ def _drawn_otherwise(scene: Scene) -> bool:
 
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
-    known = [fact.known for fact in scene.cause.evidence]
-    environments = [run.settings.get("environment") for run in scene.runs]
-    if Known.EQUAL not in known or not all(
-        isinstance(environment, Mapping) and environment for environment in environments
-    ):
+    environments = [
+        document for document in scene.documents("environment").values() if isinstance(document, Mapping) and document
+    ]
+    if len(environments) < 2 or not those(scene.cause.evidence, Known.EQUAL):
         return ""
-    seeds = {
-        str(environment.get("PYTHONHASHSEED", "random"))
-        for environment in environments
-        if isinstance(environment, Mapping)
-    }
+    seeds = {str(environment.get("PYTHONHASHSEED", "random")) for environment in environments}
     blamed = [change for change in scene.settings if change.explains and change.weight >= 0.8]
     held = [change for change in blamed if change.source == "loaders" and ": dataset." in change.name]
     if seeds != {"random"} or len(held) < len(blamed) or unseeded(scene):  # what a data set holds was made by code
@@ -133,30 +127,29 @@ class Script(Reason):
         site, order = step.sites[position], step.order_at(position)
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
-        found = self.rests_on(step, position)
+        evidence = self.rests_on(step, position)
         if calls_left_out(step, site.fqn):
-            return self.cause(*found, LEFT_OUT)
+            return self.cause(*evidence, LEFT_OUT)
         return self.cause(
-            *found,
+            *evidence,
             *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
         )
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
-        text = f"{what(scene.site)} differs{both_values(scene.first) or how_far(scene.first)}"
+        text = scene.differs(values=True, named=False)
         (seen,) = scene.cause.rests_on(Thing.BATCHES)
-        before = scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
-        if before:
-            fed = [seen] if seen.known is not Known.UNSEEN else []
-            given = "module outputs, the batch" if fed else "module outputs, data that no loader gave"
+        unseen = seen.known is Known.UNSEEN
+        if scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+            given = f"module outputs, {'data that no loader gave' if unseen else 'the batch'}"
             return (
-                f"{text}{scaled(scene.first)}; {scene.the_cause_is} in the "
-                f"script's own code that computes it: from {given} or values of its own (targets, masks, weights)."
+                f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "
+                "or values of its own (targets, masks, weights)."
             )
-        if seen.known is not Known.UNSEEN:
-            known = "equal" if seen.known is Known.EQUAL else "within tolerance"
+        if not unseen:
+            how = "equal" if seen.known is Known.EQUAL else "within tolerance"
             return (
-                f"{text} although the batch is {known}; the script changes it between the data loader and "
+                f"{text} although the batch is {how}; the script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."
             )
         loaded = "no data loader was recorded"
@@ -188,10 +181,8 @@ class Loss(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """The values, and what could have made them."""
-        first = scene.first
         outputs, seen, _ = scene.cause.evidence
-        by = both_values(first) or how_far(first)
-        text = f"{what(first.site)} differs{by}{although([outputs, seen])}{scaled(first)}"
+        text = f"{scene.differs([outputs, seen], values=True)}{scene.scaled}"
         if scene.calls:
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
@@ -216,11 +207,10 @@ class OwnValue(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """Both values of a number, and where to look."""
-        first = scene.first
-        text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(scene.cause.evidence)}"
         return (
-            f"{text}{scaled(first)}; {scene.the_cause_is} in the script's code that computes it, or in what it was "
-            f"computed from and is not recorded.{scene.rounding_words()}"
+            f"{scene.differs(scene.cause.evidence, values=True)}{scene.scaled}; {scene.the_cause_is} in the script's "
+            "code that computes it, or in what it was computed from and is not recorded."
+            f"{scene.rounding_words()}"
         )
 
 
@@ -250,14 +240,11 @@ class Plain(Reason):
     def sentence(self, scene: Scene) -> str:
         """What is not known, and how to know it."""
         first = scene.first
-        taken = [fact for fact in scene.cause.evidence if fact.thing not in RANDOM]
-        text = f"{what(first.site)} differs{both_values(first) or how_far(first)}{although(taken)}{scaled(first)}."
+        text = f"{scene.differs(scene.computed_from, values=True, named=False)}{scene.scaled}."
         side = stale_side(scene.step, scene.position) if first.site.kind is Kind.GRAD else ""
         if side:
-            return (
-                f"{text} In {side} it is the other run's gradient plus that of the step before: it was not set to "
-                f"zero in {side}."
-            )
+            mixed = f"In {side} it is the other run's gradient plus that of the step before"
+            return f"{text} {mixed}: it was not set to zero in {side}."
         if first.site.kind is Kind.GRAD:
             return f"{text} {_UNSEEN}: the cause is in their backward passes, or in what was done to the gradient."
         return f"{text} {_UNSEEN}: the cause is there, or in the data (capture --level op records every operator)."
@@ -281,15 +268,9 @@ class Product(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """That it differs, or is in one run's file alone, and where to look."""
-        first = scene.first
-        if first.a is None or first.b is None:
-            side, other = ("a", "b") if first.b is None else ("b", "a")
-            return f"only {side} has {what(first.site)}: {other} saves the file without it."
-        text = f"{what(first.site)} differs{how_far(first)}{although(scene.cause.evidence)}"
+        if scene.first.only:
+            return f"{scene.only_has}: {scene.lacks} saves the file without it."
         return (
-            f"{text}; {scene.the_cause_is} in the script's code that computes what is saved (a moving average, a copy, "
-            "a conversion)."
+            f"{scene.differs(scene.cause.evidence)}; {scene.the_cause_is} in the script's code that computes what is "
+            "saved (a moving average, a copy, a conversion)."
         )
-
-
-REASONS = (Batch(), Script(), Loss(), OwnValue(), Plain(), Product())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from introspect_cli.compare.reasons.differences import RUN_NOISE, differences, on_one_line
 from introspect_cli.compare.reasons.files import FileChange
-from introspect_cli.compare.reasons.hyperparameters import Label, Told
+from introspect_cli.compare.reasons.hyperparameters import Changed, Label
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.watched import lists
 
@@ -127,7 +127,7 @@ class Blame:
     """
 
     reason: Explained | None = None
-    hyperparameters: Told = field(default_factory=dict)
+    hyperparameters: Changed = field(default_factory=dict)
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
@@ -198,9 +198,9 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     for name, (one, two) in blame.hyperparameters.items():
         weight = max(blame.weight("hyperparameter", name), 0.5 if diverged else 0.0)
         changes.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
-    named = {name.about for name in blame.hyperparameters}
+    recorded = {name.about for name in blame.hyperparameters}
     for source, name, one, two in differences(a, b):
-        if isinstance(name, Label) and name.about in named:
+        if isinstance(name, Label) and name.about in recorded:
             continue
         if isinstance(name, FileChange):
             weight = blame.of_file(name)
@@ -212,17 +212,20 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
             weight = blame.weight(source, name)
         if weight > 0:
             shown = name.name if isinstance(name, FileChange) else str(name)
-            told = on_one_line(one, two)
-            changes.append(SettingChange(source, shown, *told, diverged and weight >= 0.5, round(weight, 3)))
+            values = on_one_line(one, two)
+            changes.append(SettingChange(source, shown, *values, diverged and weight >= 0.5, round(weight, 3)))
     if diverged:
         changes = _by_file(changes, blame.modules)
         if blame.rounding:
             changes = _rounding_first(changes)
-        if all(change.weight < 0.6 for change in changes):
-            changes = _alone(changes)
+        named = [change for change in changes if change.source == "environment" and change.weight > 0.1]
+        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
+            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
     changes.sort(key=lambda change: -change.weight)
     silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
-    return tuple(own for own in changes if not ((silent[0] and own.a is None) or (silent[1] and own.b is None)))
+    return tuple(
+        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
+    )
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
@@ -231,9 +234,9 @@ def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> lis
     for module in modules:
         file, _, line = module.source.rpartition(":")
         if file in changed:
-            told = f"changed ({module.module_class} is at {file}:{line})"
+            where = f"changed ({module.module_class} is at {file}:{line})"
             changes = _at_most(0.7, changes, lambda change: change.source == "sources")
-            return [replace(change, b=told, weight=0.97) if change.name == file else change for change in changes]
+            return [replace(change, b=where, weight=0.97) if change.name == file else change for change in changes]
     return changes
 
 
@@ -255,11 +258,3 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
         replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
         for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
     ]
-
-
-def _alone(changes: list[SettingChange]) -> list[SettingChange]:
-    """Few environment variables that differ, where nothing better does: then it is probably one of them."""
-    environment = [change for change in changes if change.source == "environment" and change.weight > 0.1]
-    if len(environment) > 3:
-        return changes
-    return [replace(c, weight=0.8, explains=True) if c in environment else c for c in changes]

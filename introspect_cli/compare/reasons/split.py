@@ -8,18 +8,20 @@ are right for their own samples and count alike though they have more or fewer o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.join.split import Microbatch, Splits, microbatches, values_of
+from introspect_cli.compare.join.split import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase, count
 from introspect_cli.store.batch import fitted
 from introspect_cli.store.whole import many_of
@@ -36,39 +38,8 @@ _ROUND = 1e-5
 """How near to a number of three digits a norm is that clipping left."""
 
 
-class Fault(Enum):
-    """What a split of the batch gets wrong, or changes by itself."""
-
-    SUMMED = "summed"
-    INCOMPLETE = "incomplete"
-    UNEVEN = "uneven"
-    CLIPPED = "clipped"
-    AMOUNT = "amount"
-    STATISTICS = "statistics"
-    DRAWS = "draws"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One of them.
-
-    Attributes:
-        fault: which.
-        side: in which run, `a` or `b`; "" where that cannot be said.
-        factor: how many times a is b, where one number says it; 0 for none.
-        times: the same of the gradients inside the backward pass.
-        counts: how much of each microbatch counts, for losses that count alike.
-        by: what is counted: `tokens`, `samples`.
-        norm: of all gradients, where clipping left it.
-    """
-
-    fault: Fault
-    side: str = ""
-    factor: float = 0.0
-    times: float = 0.0
-    counts: tuple[int, ...] = ()
-    by: str = ""
-    norm: float = 0.0
+Finding = Callable[["Scene"], str]
+"""What a split of the batch gets wrong, or changes by itself: the function that says it."""
 
 
 class Split(Reason):
@@ -91,14 +62,14 @@ class Split(Reason):
             return None
         site = step.sites[position]
         edges = RESTS_ON[{Kind.GRAD: "gradient", Kind.LOSS: "loss"}.get(site.kind, "batch")]
-        known = rests_on(step, Place(site, step.order_at(position)), edges)
-        return self.cause(*(replace(own, needed=False) for own in known))
+        evidence = rests_on(step, Place(site, step.order_at(position)), edges)
+        return self.cause(*(replace(fact, needed=False) for fact in evidence))
 
     def sentence(self, scene: Scene) -> str:
         """What it is, in which run, by which numbers."""
-        found = split_finding(scene.step, scene.position)
-        assert found is not None
-        return _SENTENCES[found.fault](scene, found)
+        finding = split_finding(scene.step, scene.position)
+        assert finding is not None
+        return finding(scene)
 
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
@@ -115,17 +86,19 @@ def split_finding(step: Step, position: int) -> Finding | None:
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
     if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
-        found = _by_itself(step, position)
-        if found is not None:
-            return found
+        finding = _by_itself(step, position)
+        if finding is not None:
+            return finding
     if not splits.differ:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
-    if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and _is_single(step, position)):
+    layout = step.sides.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
+    if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
         return _of_losses(step, position)
     if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
-        return _of_amounts(step)
+        one, two = (sum(micro.samples for micro in cut.micro) * cut.ranks for cut in _cuts(step))
+        return _amount if one and two and one != two else None
     return None
 
 
@@ -135,14 +108,19 @@ class Cut(NamedTuple):
     Attributes:
         side: which run.
         micro: microbatches of the step, of one rank.
-        usual: how many there are in most steps.
+        as_a_rule: those of most steps.
         ranks: how many ranks are read.
     """
 
     side: str
     micro: list[Microbatch]
-    usual: int
+    as_a_rule: Microbatches
     ranks: int
+
+    @property
+    def usual(self) -> int:
+        """How many there are in most steps."""
+        return self.as_a_rule.usual
 
     @property
     def number(self) -> int:
@@ -152,11 +130,16 @@ class Cut(NamedTuple):
 
 def _cuts(step: Step) -> tuple[Cut, Cut]:
     """Those of a and of b, where both have a split on record."""
-    sides, splits = step.sides, step.sides.splits
+    sides, splits, table = step.sides, step.sides.splits, step.table
     assert splits is not None
-    one = microbatches(sides.a, splits.root, step.table.step)[0]
-    two = microbatches(sides.b, splits.root, step.table.step_b)[0]
-    return Cut("a", one, splits.a.usual, many_of(sides.a)), Cut("b", two, splits.b.usual, many_of(sides.b))
+    one, two = (
+        Cut(side, microbatches(reader, splits.root, number)[0], rule, many_of(reader))
+        for side, reader, number, rule in (
+            ("a", sides.a, table.step, splits.a),
+            ("b", sides.b, table.step_b, splits.b),
+        )
+    )
+    return one, two
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
@@ -166,14 +149,9 @@ def _by_itself(step: Step, position: int) -> Finding | None:
     if module is None:
         return None
     if _NORMS.search(module.module_class):
-        return Finding(Fault.STATISTICS)
+        return _statistics
     drew = [step.alignment.fqn[number] for number in step.of(Kind.RNG, FORWARD).tolist()]
-    return Finding(Fault.DRAWS) if _DRAWS.search(module.module_class) or site.fqn in drew else None
-
-
-def _is_single(step: Step, position: int) -> bool:
-    sides, row = step.sides, int(step.divergences.row_a[position])
-    return not sides.a.layouts[int(step.table.a.layout[row])].shape
+    return _drawn if _DRAWS.search(module.module_class) or site.fqn in drew else None
 
 
 def _of_gradients(step: Step) -> Finding | None:
@@ -187,10 +165,10 @@ def _of_gradients(step: Step) -> Finding | None:
     times = factor if inside is None else inside / (b.ranks / a.ranks)
     for side, summed in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):
         if summed != 1 and _near(times, summed) and (_near(times, factor) or (times > 1) == (factor > 1)):
-            return Finding(Fault.SUMMED, side, factor, times=times)
+            return partial(_summed, side=side, factor=factor, times=times)
     for cut, wanted in ((b, factor), (a, 1 / factor)):
         if cut.number < cut.usual and _near(wanted, cut.number / cut.usual):
-            return Finding(Fault.INCOMPLETE, cut.side, factor)
+            return partial(_incomplete, side=cut.side)
     return None
 
 
@@ -205,7 +183,7 @@ def _common_factor(step: Step) -> float | None:
             pairs.append(sketches)
     if not pairs:
         return None
-    one, two = (np.stack(own) for own in zip(*pairs, strict=True))
+    one, two = (np.stack(sketch) for sketch in zip(*pairs, strict=True))
     factor, _ = fitted(one.ravel(), two.ravel())
     rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
@@ -216,19 +194,18 @@ def _common_factor(step: Step) -> float | None:
 def _of_clipping(step: Step) -> Finding | None:
     """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
     norms = _norm(step, "a"), _norm(step, "b")
-    written = [_is_written(norm) for norm in norms]
+    written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
     if not any(written):
         return None
     if all(written) and not _near(norms[0], norms[1]):
         return None
     side = "" if all(written) else "b" if written[1] else "a"
-    return Finding(Fault.CLIPPED, side, norm=norms[written.index(True)])
+    return partial(_clipped, side=side, norm=norms[written.index(True)])
 
 
 def _norm(step: Step, side: str) -> float:
     """The L2 norm of all gradients of a step together; NaN where they are not on record."""
-    table = step.table
-    batch, sites = (table.a, table.sites_a) if side == "a" else (table.b, table.sites_b)
+    _, batch, sites, _ = step.table.halves[side == "b"]
     if "mean" not in batch.floats or "var" not in batch.floats:
         return float("nan")
     layouts = step.comparison.layouts[side == "b"]
@@ -238,16 +215,12 @@ def _norm(step: Step, side: str) -> float:
     return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 
-def _is_written(norm: float) -> bool:
-    return bool(np.isfinite(norm)) and norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND
-
-
 def _of_losses(step: Step, position: int) -> Finding | None:
     """Losses that are right for their own samples and count alike, or are divided by more than there are."""
     site, sides = step.sites[position], step.sides
     values_a = values_of(sides.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
     values_b = values_of(sides.b, site, step.table.step_b)
-    if any(len(own) != 1 or not own[0] for own in (values_a, values_b)):
+    if any(len(values) != 1 or not values[0] for values in (values_a, values_b)):
         return None
     a, b = _cuts(step)
     for cut, parts, whole in ((b, values_b[0], values_a[0]), (a, values_a[0], values_b[0])):
@@ -255,14 +228,14 @@ def _of_losses(step: Step, position: int) -> Finding | None:
         if number < 2 or len(whole) != 1:
             continue
         if number < cut.usual and _near(sum(parts) * cut.usual / number, whole[0], _EXACT):
-            return Finding(Fault.INCOMPLETE, cut.side, number / cut.usual)
+            return partial(_incomplete, side=cut.side)
         for by in ("samples", "tokens"):
-            counts = [getattr(own, by) for own in cut.micro]
+            counts = [getattr(values, by) for values in cut.micro]
             if len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
             if any(_near(weighted * times, whole[0], _EXACT) for times in (1, number, max(number, cut.usual))):
-                return Finding(Fault.UNEVEN, cut.side, counts=tuple(counts), by=by)
+                return partial(_uneven, side=cut.side, counts=counts, by=by)
     return None
 
 
@@ -274,12 +247,6 @@ def _name_in_a(step: Step, fqn: str) -> str:
     return next((name for name in dict.fromkeys(step.sides.a.sites.fqn) if change(name) == fqn), fqn)
 
 
-def _of_amounts(step: Step) -> Finding | None:
-    """Another number of samples in the step."""
-    one, two = (sum(own.samples for own in cut.micro) * cut.ranks for cut in _cuts(step))
-    return Finding(Fault.AMOUNT) if one and two and one != two else None
-
-
 def _near(one: float, two: float, close: float = _CLOSE) -> bool:
     return abs(one - two) <= close * max(abs(one), abs(two))
 
@@ -287,121 +254,91 @@ def _near(one: float, two: float, close: float = _CLOSE) -> bool:
 # --- in words
 
 
-def _summed(scene: Scene, found: Finding) -> str:
+def _summed(scene: Scene, side: str, factor: float, times: float) -> str:
+    """Losses that are added up: b is `factor` times a where the optimizer sees it, `times` in the backward pass."""
     a, b = _cuts(scene.step)
-    text = f"gradients of b are {found.times:.4g} x those of a, "
-    if _near(found.times, found.factor):
-        text += f"{what(scene.site)} first: "
-    else:
-        text += f"and {found.factor:.4g} x when the optimizer sees them (clipping), {what(scene.site)} first: "
-    if not found.side:
+    later = "" if _near(times, factor) else f"and {factor:.4g} x when the optimizer sees them (clipping), "
+    text = f"gradients of b are {times:.4g} x those of a, {later}{what(scene.site)} first: "
+    if not side:
         return (
             f"{text}in both runs the losses of the microbatches of a step ({a.number} in a, {b.number} in b) "
             "are added up, not averaged. Divide each by their number."
         )
-    number = (a if found.side == "a" else b).number
+    number = (a if side == "a" else b).number
     return (
-        f"{text}in {found.side} the losses of the {number} microbatches of a step are added up, not averaged. Divide "
-        f"each by {number}."
+        f"{text}in {side} the losses of the {number} microbatches of a step are added up, not averaged. Divide each by "
+        f"{number}."
     )
 
 
-def _incomplete(scene: Scene, found: Finding) -> str:
-    cut = _cuts(scene.step)[found.side == "b"]
+def _incomplete(scene: Scene, side: str) -> str:
+    cut = _cuts(scene.step)[side == "b"]
     number, usual = len(cut.micro), cut.usual
     value = "gradients" if scene.site.kind is Kind.GRAD else "losses"
-    share = f"{number / usual:.4g}"
-    of = f"{value} of {found.side} are {share} x those of {'a' if found.side == 'b' else 'b'}, {what(scene.site)} first"
     return (
-        f"{of}: the step has the last {count(number, 'microbatch', 'microbatches')} alone, and each loss is divided by "
-        f"{usual} there as well."
+        f"{value} of {side} are {number / usual:.4g} x those of {OTHER[side]}, {what(scene.site)} first: the step has "
+        f"the last {count(number, 'microbatch', 'microbatches')} alone, and each loss is divided by {usual} there as "
+        "well."
     )
 
 
-def _uneven(scene: Scene, found: Finding) -> str:
-    side, other = found.side, "a" if found.side == "b" else "b"
-    counts = listed([f"{number:,}" for number in found.counts])
+def _uneven(scene: Scene, side: str, counts: list[int], by: str) -> str:
+    """Means over uneven `counts` that count alike; `by` is what is counted: `tokens`, `samples`."""
     last = ""
-    if found.by == "samples" and len(set(found.counts[:-1])) == 1 and found.counts[-1] < found.counts[0]:
+    if by == "samples" and len(set(counts[:-1])) == 1 and counts[-1] < counts[0]:
         last = " (the last one is incomplete)"
-    that = "that count" if found.by == "tokens" else ""
+    that = " that count" if by == "tokens" else ""
     return (
-        f"{what(scene.site)} differs: in {side} each microbatch's loss is a mean over its own {found.by}, and these "
-        f"means count alike, though the microbatches have {counts} {found.by} {that}".rstrip()
-        + f"{last}. Weighted by these, the losses of {side} are that of {other}."
+        f"{what(scene.site)} differs: in {side} each microbatch's loss is a mean over its own {by}, and these means "
+        f"count alike, though the microbatches have {listed([f'{number:,}' for number in counts])} {by}{that}{last}. "
+        f"Weighted by these, the losses of {side} are that of {OTHER[side]}."
     )
 
 
-def _clipped(scene: Scene, found: Finding) -> str:
-    who = f"in {found.side}" if found.side else "in both runs"
-    splits = _splits(scene)
-    side = found.side or ("b" if splits.b.number > splits.a.number else "a")
+def _clipped(scene: Scene, side: str, norm: float) -> str:
+    """Gradients whose norm together is one that clipping left; in both runs where no side is given."""
+    a, b = _cuts(scene.step)
+    clips = side or ("b" if b.as_a_rule.number > a.as_a_rule.number else "a")
     return (
-        f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {found.norm:.4g} "
-        f"altogether {who}, as clipping leaves it: {side} probably clips before the gradients of all microbatches are "
-        "added up."
+        f"the gradients, {what(scene.site)} first, are no multiples of one another, and their norm is {norm:.4g} "
+        f"altogether in {side or 'both runs'}, as clipping leaves it: {clips} probably clips before the gradients of "
+        "all microbatches are added up."
     )
 
 
-def _amount(scene: Scene, found: Finding) -> str:
-    del found
-    told, more = [], ""
+def _amount(scene: Scene) -> str:
+    clauses, more = [], ""
     for cut in _cuts(scene.step):
         number = len(cut.micro)
         each = " on each rank" if cut.ranks > 1 else ""
         many = count(number, "microbatch", "microbatches")
         samples = count(sum(micro.samples for micro in cut.micro), "sample")
-        told.append(f"{cut.side} takes {many} with {samples} in all{each}")
+        clauses.append(f"{cut.side} takes {many} with {samples} in all{each}")
         if number > cut.usual > 0:
             more = (
                 f" In {cut.side} that is {number - cut.usual} more than usual: gradients of microbatches before an "
                 "optimizer step that did not come are left."
             )
-    return f"{what(scene.site)} has other samples: {told[0]}, {told[1]}.{more}"
+    return f"{what(scene.site)} has other samples: {clauses[0]}, {clauses[1]}.{more}"
 
 
-def _statistics(scene: Scene, found: Finding) -> str:
-    del found
-    over = _over(scene)
+def _statistics(scene: Scene) -> str:
+    sizes = [
+        f"{', '.join(map(str, dict.fromkeys(cut.as_a_rule.sizes)))} samples{' on each rank' * (cut.ranks > 1)} in "
+        f"{cut.side}"
+        for cut in _cuts(scene.step)
+        if cut.as_a_rule.sizes
+    ]
+    over = f" ({', '.join(sizes)})" if len(sizes) == 2 else ""
     return (
         f"{what(scene.site, scene.first.module_class)} differs: its statistics are taken over each part of a batch"
         f"{over}. Such a split changes that by itself, whatever else is right."
     )
 
 
-def _drawn(scene: Scene, found: Finding) -> str:
-    del found
+def _drawn(scene: Scene) -> str:
     return (
         f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: each part of a "
         "batch draws its own, so that other samples get other numbers. Such a split changes that by itself; with "
         "dropout at 0 the rest can be compared."
     )
-
-
-def _over(scene: Scene) -> str:
-    sides, splits, told = scene.step.sides, _splits(scene), []
-    for name, own, reader in (("a", splits.a, sides.a), ("b", splits.b, sides.b)):
-        if not own.sizes:
-            return ""
-        of = "" if many_of(reader) == 1 else " on each rank"
-        told.append(f"{', '.join(map(str, dict.fromkeys(own.sizes)))} samples{of} in {name}")
-    return f" ({', '.join(told)})"
-
-
-def _splits(scene: Scene) -> Splits:
-    splits = scene.step.sides.splits
-    assert splits is not None
-    return splits
-
-
-_SENTENCES = {
-    Fault.SUMMED: _summed,
-    Fault.INCOMPLETE: _incomplete,
-    Fault.UNEVEN: _uneven,
-    Fault.CLIPPED: _clipped,
-    Fault.AMOUNT: _amount,
-    Fault.STATISTICS: _statistics,
-    Fault.DRAWS: _drawn,
-}
-
-REASONS = (Split(),)

@@ -13,6 +13,7 @@ from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
 from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Size
+from introspect_cli.compare.size import has_nonfinite
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
@@ -58,12 +59,13 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     """What made the tensor differ, as far as the records tell; `text` says that it does."""
     seeds = [perturbed_by(run.manifest) for run in scene.runs]
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
-        told = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
-        return f"{text}: {listed(told)} moved the initial parameters by one rounding."
-    children = _children(scene)
-    if children:
+        moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
+        return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
+    children = [names for run in scene.runs if isinstance(names := run.manifest.get("children"), list)]
+    if any(children):
+        those = ", ".join(dict.fromkeys(str(name) for names in children for name in names))
         return (
-            f"{text}; the cause may be that the script runs {children} in a process of its own, which is not "
+            f"{text}; the cause may be that the script runs {those} in a process of its own, which is not "
             "recorded and may have changed them; or the initialisation, seed or checkpoint is different."
         )
     a, b = scene.first.a, scene.first.b
@@ -73,11 +75,13 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
         return f"{text}; the model is built with other sizes."
     if scene.is_first_step and scene.first.size is Size.ROUNDING:
         return f"{text}. No other seed makes so small a difference; it was computed, stored or loaded in another way."
-    other = _exchanged(scene)
-    if other:
+    starts = (int(union) for kind in TENSORS for union in scene.step.of(kind, frozenset({Phase.START})))
+    other = scene.exchanged_with(starts)
+    if other is not None:
+        both = f"{scene.site.fqn} and {scene.step.alignment.fqn[other]}"
         return (
-            f"{text}; the initial values of {scene.site.fqn} and {other} are exchanged between a and b. "
-            "They are initialised in a different order, or one is taken for the other."
+            f"{text}; the initial values of {both} are exchanged between a and b. They are initialised in a different "
+            "order, or one is taken for the other."
         )
     if not scene.is_first_step:
         return f"{text}: it was built, copied or updated differently before."
@@ -108,7 +112,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
 def _wild(summary: Summary | None, run: str) -> str:
     """What is odd about values that somebody is to have initialised; "" for nothing."""
     stats = summary.stats if summary is not None else {}
-    if any(stats.get(name, 0) > 0 for name in ("nans", "posinfs", "neginfs")):
+    if has_nonfinite(stats):
         return f"in {run} some of it is not finite"
     largest = max(abs(stats.get("min", 0.0)), abs(stats.get("max", 0.0)))
     return f"in {run} its largest value is {largest:.1e}" if 0 < largest < _TINY or largest > _HUGE else ""
@@ -137,33 +141,13 @@ def _others(step: Step) -> str:
         some = "The" if differ == total else f"{differ - 1} of the"
         return f" {some} {whole} {'differs' if differ == 2 else 'differ'}, too."
     parts = [(states.count(state), word) for state, word in _KNOWN]
-    told = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
-    if len(told) == 1:
-        return f" The {whole} {told[0][1]}."
-    return f" Of the {whole}, {listed([''.join(pair) for pair in told])}."
+    clauses = [(f"{number} ", f"{'is' if number == 1 else 'are'} {word}") for number, word in parts if number]
+    if len(clauses) == 1:
+        return f" The {whole} {clauses[0][1]}."
+    return f" Of the {whole}, {listed([''.join(pair) for pair in clauses])}."
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
-
-
-def _exchanged(scene: Scene) -> str:
-    """The tensor whose initial values this one has in the other run, both ways."""
-    step, table = scene.step, scene.table
-    one, two = table.checksum(scene.union, "a"), table.checksum(scene.union, "b")
-    for kind in TENSORS:
-        for union in step.of(kind, frozenset({Phase.START})):
-            if (table.checksum(int(union), "b"), table.checksum(int(union), "a")) == (
-                one,
-                two,
-            ) and union != scene.union:
-                return str(step.alignment.fqn[union])
-    return ""
-
-
-def _children(scene: Scene) -> str:
-    """What either script ran in processes of its own."""
-    told = [run.manifest.get("children") for run in scene.runs]
-    return ", ".join(dict.fromkeys(str(name) for names in told if isinstance(names, list) for name in names))
 
 
 class Outside(Reason):
@@ -194,8 +178,8 @@ class Outside(Reason):
         differ, _ = initial_tensors(scene.step)
         more = f"{differ - 1} more tensor{'s' * (differ > 2)}" if differ > 1 else ""
         step = f"step {first.step - 1}"
-        if first.a is None or first.b is None:
-            side = "a" if first.b is None else "b"
+        if first.only:
+            side = first.only
             were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
             return (
                 f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
@@ -236,9 +220,3 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
-
-
-REASONS = (
-    Initial(),
-    Outside(),
-)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.hyperparameters import (
-    Told,
+    Changed,
     changes_for,
     has_parameter,
     hyperparameter_changes,
@@ -22,14 +22,7 @@ from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.words import although, how_far, what
-from introspect_cli.compare.rests_on import (
-    PASSES,
-    Place,
-    gradients_in_step,
-    owing_side,
-    state_before,
-    value_before,
-)
+from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -71,10 +64,10 @@ class Optimizer(Reason):
             before = [*value_before(step, place), *those(before, Known.WITHIN)]
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
-        found = self.rests_on(step, position)
-        if those(found, Known.UNSEEN) and hyperparameter_changes(step.table):
-            found = [replace(own, needed=False) for own in found]  # a cause is on record all the same
-        return self.cause(*found, *before)
+        evidence = self.rests_on(step, position)
+        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table):
+            evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
+        return self.cause(*evidence, *before)
 
     def sentence(self, scene: Scene) -> str:
         """Which optimizer, and how it was set up differently."""
@@ -88,28 +81,28 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
-        other = other_optimizer(*_settings(scene), first.site.fqn)
+        other = other_optimizer(scene.documents("optimizers"), first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
-        side = untouched_side(scene.table, scene.before, scene.union)
+        side = untouched_side(scene.table, scene.step.before, scene.union)
         if side:
             return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene.table, first.site.fqn)
         if side:
             return f"{text} the optimizer state of {side} started anew ({counts})."
-        found = changes(scene)
-        told = in_words(found)
-        if not found and scene.cause.grown:
+        changed = changes(scene)
+        words = in_words(changed)
+        if not changed and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
-            causes = f"{name}, its hyper-parameters{told}, or the gradients it computed (zero_grad)"
+            causes = f"{name}, its hyper-parameters{words}, or the gradients it computed (zero_grad)"
             return f"{text} {scene.the_cause_is} {causes}."
         applying = tuned(scene)
         if applying:
             whose = f"{name}'s " if len(set(a)) == 1 else ""
             return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
-        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in found) else ""
-        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{told}.{rounded}"
+        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in changed) else ""
+        return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{words}.{rounded}"
 
 
 def _owed(scene: Scene) -> str:
@@ -127,12 +120,14 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
     if rates:
         return f"the cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
-    has = has_parameter(_settings(scene)["ab".index(side)], scene.site.fqn)
+    has = has_parameter(scene.documents("optimizers")[side], scene.site.fqn)
     left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
-    told = in_words(changes(scene))
-    return f"{left}, although it is among its parameters{told}." if has else f"{left}: it is not among its parameters."
+    settings = in_words(changes(scene))
+    return (
+        f"{left}, although it is among its parameters{settings}." if has else f"{left}: it is not among its parameters."
+    )
 
 
 def _amplified(name: str) -> str:
@@ -143,11 +138,7 @@ def _amplified(name: str) -> str:
     return f"{text}."
 
 
-def _settings(scene: Scene) -> tuple[Any, Any]:
-    return scene.run_a.settings.get("optimizers"), scene.run_b.settings.get("optimizers")
-
-
-def tuned(scene: Scene) -> Told:
+def tuned(scene: Scene) -> Changed:
     """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
 
     Not those that choose the kernel alone, nor those of a group or an optimizer that may be another parameter's.
@@ -157,7 +148,7 @@ def tuned(scene: Scene) -> Told:
     others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
     if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
         return {}  # that comes first
-    settled = changes_for(*_settings(scene), scene.site.fqn)
+    settled = changes_for(scene.documents("optimizers"), scene.site.fqn)
     return {
         label: both
         for label, both in changes(scene).items()
@@ -165,9 +156,9 @@ def tuned(scene: Scene) -> Told:
     }
 
 
-def changes(scene: Scene) -> Told:
+def changes(scene: Scene) -> Changed:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    clauses = changes_for(*_settings(scene), scene.site.fqn)
+    clauses = changes_for(scene.documents("optimizers"), scene.site.fqn)
     others = {
         name: both
         for name, both in scene.hyperparameters.items()
@@ -221,16 +212,10 @@ class Buffer(Reason):
         text = (
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
-        side = untouched_side(scene.table, scene.before, scene.union)
+        side = untouched_side(scene.table, scene.step.before, scene.union)
         if side:
             return f"{text} it does not change in {side} (eval mode or frozen there)."
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if changed:
             return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."
-
-
-REASONS = (
-    Optimizer(),
-    Buffer(),
-)

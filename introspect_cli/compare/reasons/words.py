@@ -73,8 +73,8 @@ def how_far(divergence: Divergence) -> str:
 def what_diverges(divergence: Divergence) -> str:
     """That a record differs, and by how much, or that one run alone has it, as a clause."""
     name = what(divergence.site, divergence.module_class)
-    if divergence.a is None or divergence.b is None:
-        return f"only {'b' if divergence.a is None else 'a'} has {name}"
+    if divergence.only:
+        return f"only {divergence.only} has {name}"
     return f"{name} differs{how_far(divergence)}"
 
 
@@ -91,15 +91,11 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
     if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        return f"relative L2 {rel:.1e}, about {_units(*unit)}"
+        number = f"{unit[0]:,.0f}" if unit[0] >= 9.5 else f"{unit[0]:.1f}".removesuffix(".0")
+        return f"relative L2 {rel:.1e}, about {number} {unit[1]} rounding unit{'s' * (number != '1')}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
     return f"relative L2 {rel:.1e}"
-
-
-def _units(k: float, dtype: str) -> str:
-    number = f"{k:,.0f}" if k >= 9.5 else f"{k:.1f}".removesuffix(".0")
-    return f"{number} {dtype} rounding unit{'' if number == '1' else 's'}"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -137,11 +133,11 @@ def _collective(site: Site) -> str:
     """A collective or a message, or what goes into or comes out of it."""
     name, _, part = site.path.partition(".")
     name = name.partition("~")[0]
-    told = f"collective {site.call} of {site.fqn}"
+    text = f"collective {site.call} of {site.fqn}"
     if name:
-        told = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
+        text = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
     given = {"in": "what goes into ", "out": "what comes out of "}
-    return given.get(part.partition("[")[0], "") + told
+    return given.get(part.partition("[")[0], "") + text
 
 
 def _random_state(site: Site, call: str) -> str:
@@ -168,11 +164,6 @@ def named(site: Site, module_class: str) -> str:
     return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
 
 
-def scaled(divergence: Divergence) -> str:
-    """That b is a multiple of a, where it is, for the end of a clause."""
-    return "" if divergence.scale is None else f"; b is {divergence.scale:.6g} times a"
-
-
 def both_values(divergence: Divergence) -> str:
     """Both values of a scalar, for a sentence."""
     a, b = divergence.a, divergence.b
@@ -184,14 +175,10 @@ def both_values(divergence: Divergence) -> str:
 
 def _value(summary: Summary) -> str:
     """A single number; of those of several calls or ranks, their mean."""
-    mean = _number(summary.stats.get("mean"))
+    mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
     if summary.joined is Joined.GATHERED and mean:
         return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
     return summary.text or mean
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def often(count: int) -> str:
@@ -249,10 +236,10 @@ def thing(fact: Evidence) -> tuple[str, bool]:
     return words, plural
 
 
-def things(found: Sequence[Evidence], one: str, many: str) -> str:
+def things(facts: Sequence[Evidence], one: str, many: str) -> str:
     """Several things as a list, and the verb that they take: `its inputs and its parameters are`."""
-    plural = len(found) > 1 or thing(found[0])[1]
-    return f"{listed([thing(own)[0] for own in found])} {many if plural else one}"
+    plural = len(facts) > 1 or thing(facts[0])[1]
+    return f"{listed([thing(fact)[0] for fact in facts])} {many if plural else one}"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -269,9 +256,9 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def although(evidence: Sequence[Evidence]) -> str:
     """` although its inputs are equal`, and what is not known, for the middle of a sentence; "" for none."""
     clauses = [
-        f"{things(found, 'is', 'are')} {known.value}"
-        for known in (Known.EQUAL, Known.WITHIN, Known.FORM)
-        if (found := those(evidence, known))
+        f"{things(facts, 'is', 'are')} {state.value}"
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM)
+        if (facts := those(evidence, state))
     ]
     text = f" although {' and '.join(clauses)}" if clauses else ""
     unseen = those(evidence, Known.UNSEEN)
@@ -281,7 +268,7 @@ def although(evidence: Sequence[Evidence]) -> str:
 def lines(evidence: Sequence[Evidence]) -> list[str]:
     """The evidence as lines under the sentence."""
     return [
-        f"{known.value.capitalize()}: {listed([thing(own)[0] for own in found])}."
-        for known in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-        if (found := those(evidence, known))
+        f"{state.value.capitalize()}: {listed([thing(fact)[0] for fact in facts])}."
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+        if (facts := those(evidence, state))
     ]

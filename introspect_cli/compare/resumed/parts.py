@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.join.read_on import ReadOn, looked_later
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status, count
@@ -96,14 +96,16 @@ def optimizer(beside: Beside) -> Part:
             return Part(name, Restored.UNSEEN, f"not as {beside.goes.late} begins, equal after its first step")
         return Part(name, Restored.NO, f"{beside.goes.late} begins without {paths}")
     bits = " in bits" if beside.tolerant else ""
-    return Part(name, Restored.NO, f"{paths} of {count(len({own[1] for own in differ}), 'parameter')} differ{bits}")
+    return Part(
+        name, Restored.NO, f"{paths} of {count(len({tensor[1] for tensor in differ}), 'parameter')} differ{bits}"
+    )
 
 
 def _ends_equal(beside: Beside) -> bool:
     """Whether the optimizers leave the first step with one state in both runs."""
     left = [
-        {tensor: value for tensor, value in found.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
-        for found in (side.tensors(Phase.OPTIMIZER) for side in beside.first)
+        {tensor: value for tensor, value in tensors.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
+        for tensors in (side.tensors(Phase.OPTIMIZER) for side in beside.first)
     ]
     return bool(left[0]) and left[0] == left[1]
 
@@ -152,7 +154,7 @@ def _is_copy(fqn: str) -> bool:
 def rates(beside: Beside) -> Part:
     """Learning rates, and the schedule that gives those of the steps after."""
     seen = differ = 0
-    told: tuple[str, tuple[str, str]] | None = None
+    changed: tuple[str, tuple[str, str]] | None = None
     at_first = False
     for sides in beside.steps():
         late, whole = (_rates(side) for side in sides)
@@ -160,17 +162,17 @@ def rates(beside: Beside) -> Part:
         seen += bool(places)
         other = next((group for group in places if late[group] != whole[group]), None)
         differ += other is not None
-        if other is not None and told is None:
+        if other is not None and changed is None:
             values = f"{late[other]:.6g}", f"{whole[other]:.6g}"
             group = f" of group {other[1]}" if len(set(late.values())) > 1 else ""
             since = beside.since(*sides)
             at_first = not since
-            told = f"lr{group} {beside.change(*values)}{f' {since}' if since else ''}", values
+            changed = f"lr{group} {beside.change(*values)}{f' {since}' if since else ''}", values
     if not seen:
         return Part(RATES, Restored.UNSEEN)
-    if told is not None:
+    if changed is not None:
         once = " in the first step alone" if differ == 1 and seen > 1 and at_first else ""
-        return Part(RATES, Restored.NO, told[0] + once, *beside.ab(*told[1]))
+        return Part(RATES, Restored.NO, changed[0] + once, *beside.ab(*changed[1]))
     first = list(dict.fromkeys(f"{rate:.6g}" for rate in _rates(beside.first[0]).values()))
     return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
 
@@ -321,8 +323,8 @@ def _by_inputs(beside: Beside) -> Part:
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:
     """Checksums of what root modules are given in a step."""
-    sites, found = side.sites, {}
+    sites, inputs = side.sites, {}
     for row, number in side.rows([Kind.INPUT], Phase.FORWARD):
         if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
-            found[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
-    return found
+            inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
+    return inputs

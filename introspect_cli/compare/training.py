@@ -17,18 +17,18 @@ import numpy as np
 from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Divergence, Separate, Verdict
-from introspect_cli.compare.verdict import counts_of, doubted, extent, first_of, sentence, undiverged
+from introspect_cli.compare.verdict import place_and_why, undiverged
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.join.steps import Paired, Sides
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.store.reader import Run
     from introspect_cli.store.whole import Reader
 
 
@@ -56,9 +56,9 @@ def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> 
     @cache
     def alone(evaluation: bool) -> RankOutcome:
         narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
-        found = compare_rank(sides, narrow, outcome.offset)
-        found.evaluated = outcome.evaluated
-        return found
+        part = compare_rank(sides, narrow, outcome.offset)
+        part.evaluated = outcome.evaluated
+        return part
 
     outcome.alone = alone
     parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
@@ -69,20 +69,20 @@ def _only_evaluates(reader: Reader, only: Sequence[int], tail: int) -> bool:
     """Whether the one step that a run has after the last common one holds no training: an evaluation, what is saved."""
     if tail != 1 or only[-1] not in reader:
         return False
-    own = columns(reader.sites)
+    site_columns = columns(reader.sites)
     sites = np.asarray(reader.read(only[-1]).site)
-    start = own.phase[sites] == phase_code(Phase.START)
-    saved = own.kind[sites] == kind_code(Kind.PRODUCT)
-    return bool((start | saved | evaluating(own.phase, own.fqn)[sites]).all())
+    start = site_columns.phase[sites] == phase_code(Phase.START)
+    saved = site_columns.kind[sites] == kind_code(Kind.PRODUCT)
+    return bool((start | saved | evaluating(site_columns.phase, site_columns.fqn)[sites]).all())
 
 
 def _masks(sides: Sides, options: DiffOptions) -> tuple[Mask, Mask]:
     """By site number of either run, what belongs to evaluation and was selected."""
     masks = []
     for reader, rename in ((sides.a, sides.rename), (sides.b, None)):
-        own = columns(reader.sites, rename)
-        mask = selected(own.kind, own.fqn, options.kinds, options.modules)
-        masks.append(mask & evaluating(own.phase, own.fqn))
+        site_columns = columns(reader.sites, rename)
+        mask = selected(site_columns.kind, site_columns.fqn, options.kinds, options.modules)
+        masks.append(mask & evaluating(site_columns.phase, site_columns.fqn))
     return masks[0], masks[1]
 
 
@@ -100,47 +100,39 @@ def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
 
 def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
     """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
-    found = [(part.first.step, part.first.sequence, part) for part in parts if part.first is not None]
-    if not found:
+    firsts = [(part.first, part) for part in parts if part.first is not None]
+    if not firsts:
         return
-    part = min(found, key=lambda own: own[:2])[2]
-    first = part.first
-    assert first is not None  # of those that were found
-    listed = [own for own in outcome.listed if (own.step, own.site) != (first.step, first.site)]
+    first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))
+    listed = [other for other in outcome.listed if (other.step, other.site) != (first.step, first.site)]
     outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
     outcome.origins = part.origins
     room = len(outcome.listed) if options.whole_step else options.limit
     outcome.listed = [first, *listed][:room]
 
 
-def separately(
-    a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome]
-) -> tuple[Separate | None, Separate | None]:
+def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
     """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
-    evaluated = [outcome for outcome in outcomes if outcome.evaluated and outcome.alone is not None]
-    if not evaluated:
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
         return None, None
-    training = [outcome.alone(False) if outcome.alone is not None else outcome for outcome in outcomes]
-    evaluation = [outcome.alone(True) for outcome in evaluated if outcome.alone is not None]
-    return (
-        _answer(a, b, replace(options, evaluation=False), training, "Training"),
-        _answer(a, b, replace(options, evaluation=True), evaluation, "Evaluation"),
+    training, evaluation = (
+        _answer(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        for which, name in ((False, "Training"), (True, "Evaluation"))
     )
+    return training, evaluation
 
 
-def _answer(a: Run, b: Run, options: DiffOptions, outcomes: Sequence[RankOutcome], name: str) -> Separate:
+def _answer(compared: Compared, name: str) -> Separate:
     """What came out for one of the two."""
-    best = first_of(outcomes)
-    if best is not None and best.first is not None:
-        first = best.first
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
         return Separate(Verdict.DIVERGED, _diverges(name, first), first)
-    counts = counts_of(a, b, outcomes)
-    if options.evaluation:
-        counts = replace(counts, steps_compared=sum(len(outcome.evaluated) for outcome in outcomes))
-    verdict, text = undiverged(options, counts, outcomes, _subject(name, narrowed=options.narrowed))
-    if verdict is Verdict.SAME:
-        verdict, text = doubted(a, b) or (verdict, text)
-    return Separate(verdict, text, extent=extent(counts, outcomes) if verdict is Verdict.SAME else "")
+    verdict, text = undiverged(compared, _subject(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
 
 
 def _subject(name: str, *, narrowed: bool) -> str:
@@ -153,16 +145,16 @@ def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
     return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
 
 
-def separate_sentence(scene: Scene, training: Separate | None, evaluation: Separate | None) -> str:
-    """The answer, with what is known of the other of the two."""
+def answer_of_both(scene: Scene, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
+    """The place, and what differs there and why, with what is known of the other of the two."""
     if training is None or evaluation is None:
-        return sentence(scene)
-    if not scene.site.evaluates:
-        return f"{sentence(scene)} {_beside(evaluation, 'Evaluation')}"
-    if training.verdict is Verdict.SAME:
+        return place_and_why(scene)
+    if scene.site.evaluates and training.verdict is Verdict.SAME:
         subject = _subject("Training", narrowed=scene.narrowed)
-        return sentence(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
-    return f"{sentence(scene)} {_beside(training, 'Training')}"
+        return place_and_why(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
+    place, why = place_and_why(scene)
+    other = _beside(training, "Training") if scene.site.evaluates else _beside(evaluation, "Evaluation")
+    return place, f"{why} {other}"
 
 
 def _beside(separate: Separate, name: str) -> str:

@@ -1,0 +1,142 @@
+"""What the page about one run, or two, is made of: read from the runs, compared, checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.element.closeup import Closeup, closeup, worth_a_look
+from introspect_cli.compare.moment import as_moments
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.errors import UsageError
+from introspect_cli.exchange.checkpoints import written
+from introspect_cli.health.check import check_tables
+from introspect_cli.health.curves import curves, depth
+from introspect_cli.health.history import pack
+from introspect_cli.health.reading import read_table
+from introspect_cli.inspect.data_flow import Graph, graph_of, prune
+from introspect_cli.records import Kind, Record
+from introspect_cli.render.graph import marked
+from introspect_cli.render.html import page_html
+from introspect_cli.render.html_parts import OpRow
+from introspect_cli.render.page_data import Page
+from introspect_cli.schedule.rules import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+
+def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
+    """The page about one run, or two that are compared, as HTML."""
+    result = compare_runs(*as_moments(runs[0], runs[1], written), options, noise) if len(runs) > 1 else None
+    first = result.first if result is not None else None
+    common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
+    rank = first.rank if first is not None else common[0] if common else 0
+    tables = [{number: read_table(run.rank(number)) for number in run.ranks} for run in runs]
+    drawn = [by_rank[rank] for by_rank in tables if rank in by_rank]
+    drawn += [read_table(run.rank(rank)) for run in noise if rank in run.ranks]
+    shifts = [0, first.step - first.step_b] if first is not None else []
+    depths: list[tuple[str, Any]] = []
+    for letter, by_rank in zip("ab", tables, strict=False):
+        for direction, kind in (("forward", Kind.OUTPUT), ("gradient", Kind.GRAD_OUTPUT)):
+            scales = depth(by_rank[rank], kind) if rank in by_rank else None
+            if scales is not None and scales.names:
+                depths.append((f"{letter} {direction}", scales))
+    step = first.step if first is not None else runs[0].last_step
+    ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
+    bare = DiffOptions(**{**vars(options), "limit": 0})
+    page = Page(
+        paths=tuple(str(run.path) for run in runs),
+        facts=tuple(_facts(run) for run in runs),
+        result=result,
+        checks=tuple(
+            check_tables(str(run.path), list(by_rank.values())) for run, by_rank in zip(runs, tables, strict=True)
+        ),
+        curves=tuple(
+            curves(by_rank[rank], shift) if rank in by_rank else ()
+            for by_rank, shift in zip(tables, [*shifts, 0, 0], strict=False)
+        ),
+        history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
+        depths=tuple(depths),
+        noise=tuple(compare_runs(runs[0], run, bare).map for run in noise),
+        ops=ops,
+        ops_step=step or 0,
+        closeups=_closeups(runs, result, options) if result is not None else (),
+        graph=_graph(runs, rank, step) if ops and step is not None else None,
+    )
+    return page_html(page)
+
+
+def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
+    """The first divergences element by element, where one of them was stored whole."""
+    first = result.first
+    if first is None or not any(first.step in run.rank(first.rank) for run in runs[:1]):
+        return ()
+    only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
+    return tuple(
+        closeup(runs[0], runs[1], divergence) for divergence in worth_a_look(compare_runs(runs[0], runs[1], only))
+    )
+
+
+def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
+    try:
+        return graph_at(runs, step, DiffOptions(ranks=(rank,)), rank)
+    except UsageError:  # it has no operators
+        return None
+
+
+def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | None = None) -> Graph:
+    """The dataflow of a step of the first run, pruned, and marked with what diverges where there is a second."""
+    graph = graph_of(runs[0], step, rank)
+    if len(runs) > 1:
+        graph = marked(graph, compare_runs(runs[0], runs[1], replace(options, steps=Schedule.only(step), limit=None)))
+    return prune(graph)
+
+
+def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:
+    """Operators of one step, those of run a in their order, then those that only run b has."""
+    sides: list[dict[Any, Any]] = []
+    for run, number in zip(runs, (step, step_b), strict=False):
+        recorded = number is not None and rank in run.ranks and number in run.rank(rank)
+        records = run.rank(rank).records(number) if recorded and number is not None else ()
+        sides.append({record.site: record for record in records if record.site.kind is Kind.OP_OUTPUT})
+    a, b = sides[0], sides[1] if len(sides) > 1 else {}
+    rows = []
+    for site in dict.fromkeys([*a, *b]):
+        one, two = a.get(site), b.get(site)
+        record: Record = one if one is not None else b[site]
+        state = ""
+        if len(runs) > 1:
+            same = one and two and one.summary.checksum == two.summary.checksum
+            state = "equal" if same else "differs" if one and two else "only in a" if one else "only in b"
+        layout = record.summary.layout
+        described = f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}"
+        means = [side.summary.stats.get("mean") if side else None for side in (one, two)]
+        name = site.path or record.info.op
+        rows.append(OpRow(name, site.fqn, site.phase.value, record.info.source, described, means[0], means[1], state))
+    return tuple(rows)
+
+
+def _facts(run: Run) -> tuple[tuple[str, str], ...]:
+    """What ran, on what, how it ended."""
+    manifest = run.manifest
+    runtime = run.settings.get("runtime")
+    argv = manifest.get("argv")
+    facts = {
+        "command": " ".join(map(str, argv)) if isinstance(argv, list) else manifest.get("imported_from", ""),
+        "state": run.state.value,
+        "exit code": manifest.get("exit_code", ""),
+        "exception": manifest.get("exception", ""),
+        "started": manifest.get("started", ""),
+        "ended": manifest.get("ended", ""),
+        "steps": max((len(run.rank(rank)) for rank in run.ranks), default=0),
+        "ranks": len(run.ranks),
+        "not observed": "; ".join(map(str, manifest.get("not_observed") or ())),
+    }
+    if isinstance(runtime, dict):
+        facts |= {name: runtime[name] for name in ("python", "torch", "cuda") if runtime.get(name)}
+    return tuple((name, str(value)) for name, value in facts.items() if value not in ("", None))

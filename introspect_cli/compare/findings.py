@@ -1,0 +1,156 @@
+"""What a comparison finds beside divergences and settings: each kind of finding as plain data.
+
+`render/findings.py` has the forms of each type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from introspect_cli.records import Site
+
+
+@dataclass(frozen=True)
+class StructureChange:
+    """Something that differs besides numbers and settings: a name, a module, a call, a random state.
+
+    Attributes:
+        change: `renamed`, `only` (one run has it), `merged`, `split`, `calls` or `random`.
+        a: its name in run a, numbers of layers as stars; None where only b has it.
+        b: its name in run b; None where only a has it.
+        text: what differs, as a clause.
+        note: what else is known of it, as a clause.
+        evidence: what it rests on; "" where the text says it.
+    """
+
+    change: str
+    a: str | None
+    b: str | None
+    text: str
+    note: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class StepReach:
+    """How far rounding has carried run a up to a step, and how far b is from a there.
+
+    Attributes:
+        step: step of run a.
+        rounding: relative L2 of all parameters after the step, a perturbed run against a; None where not measured.
+        b: the same of b against a.
+        times: the largest distance of b at any site, over what rounding made there up to this step.
+        site: where that is; None where b equals a.
+    """
+
+    step: int
+    rounding: float | None
+    b: float | None = 0.0
+    times: float = 0.0
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether b stays within what one rounding of the initial parameters does to a.
+
+    Attributes:
+        seeds: of the perturbed runs.
+        steps: the compared steps that a perturbed run has, as far as they were walked; at least one.
+        compared: how many steps were compared.
+    """
+
+    seeds: tuple[int, ...]
+    steps: tuple[StepReach, ...]
+    compared: int
+
+    @property
+    def furthest(self) -> StepReach:
+        """The step in which b goes furthest beyond it, or comes nearest to that."""
+        return max(self.steps, key=lambda step: step.times)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A device that may have computed the first divergence wrongly.
+
+    Attributes:
+        device: its name and identifier.
+        step: the step, in words.
+        place: the matrix product, in words.
+    """
+
+    device: str
+    step: str
+    place: str
+
+
+class Restored(str, Enum):
+    """What became of a part of a checkpoint."""
+
+    YES = "restored"
+    NO = "not restored"
+    UNSEEN = "not recorded"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of what a resumed run goes on with.
+
+    Attributes:
+        part: its name: `parameters`, `random state of torch`.
+        state: whether it was restored.
+        text: more of it, with values; "" where there is no more to say.
+        a: its value in run a, where it is a number; None otherwise.
+        b: its value in run b.
+        matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
+            what neither run has.
+    """
+
+    part: str
+    state: Restored
+    text: str = ""
+    a: str | None = None
+    b: str | None = None
+    matters: bool = True
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a resumed run goes on with.
+
+    Attributes:
+        run: `a` or `b`, the resumed run.
+        at: the step of the other run that its first step is compared with.
+        first: that first step.
+        sign: what says that it is resumed.
+        parts: each part.
+        thrown_away: batches that it read before, to get to its place in the data.
+        in_time: generators that were in another state when it began, and in the right one when they were drawn from.
+    """
+
+    run: str
+    at: int
+    first: int
+    sign: str
+    parts: tuple[Part, ...]
+    thrown_away: int = 0
+    in_time: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> str:
+        """`b` or `a`, the other run."""
+        return "a" if self.run == "b" else "b"
+
+    @property
+    def unseen(self) -> tuple[Part, ...]:
+        """The parts that were not recorded and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
+
+    @property
+    def lost(self) -> tuple[Part, ...]:
+        """The parts that were not restored and on which something may rest."""
+        return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)

@@ -1,0 +1,326 @@
+"""What flows: gradients along the depth of a model and along time, and activations that carry nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.table import Table, lasting
+from introspect_cli.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+RATIO = 1e3
+"""Norms of gradients at the first and at the last third of the layers further apart than this are out of hand."""
+
+LAYERS = 4
+"""Layers with weights below which depth says nothing."""
+
+GROWTH = 100.0
+"""Times its earlier median that the norm of all gradients may reach."""
+
+HISTORY = 8
+"""Steps of history that growth is measured against, at least."""
+
+RECENT = 50
+"""Steps of history that it is measured against at most."""
+
+OFTEN = 0.5
+"""Share of the steps in which gradients must be so."""
+
+BALANCE = 100.0
+"""Times by which the gradients of two heads on one trunk may differ."""
+
+_LOOKUPS = ("Embedding", "Norm")
+
+
+class _Depth(NamedTuple):
+    """Gradients along the depth of one model.
+
+    Attributes:
+        root: the model.
+        steps: int64 (T,), steps in which all of its layers have a gradient.
+        early: float64 (T,), median norm at the first third of its layers.
+        late: the same of the last third.
+    """
+
+    root: str
+    steps: NDArray[np.int64]
+    early: NDArray[np.float64]
+    late: NDArray[np.float64]
+
+    def first(self, flags: NDArray[np.bool_]) -> Hit:
+        """The first step that is flagged."""
+        at = int(np.argmax(flags))
+        step, early, late = int(self.steps[at]), self.early[at], self.late[at]
+        evidence = (
+            f"gradients of its first layers are {early / late:.1e} times those of its last at step {step} "
+            f"(norms {early:.1e} and {late:.1e}, at the layers' outputs)"
+        )
+        return Hit(step, self.root, evidence)
+
+
+def _layers(table: Table) -> list[int]:
+    """Gradients at the outputs of modules with weights of two or more dimensions, in execution order; no lookups."""
+    owners = set()
+    for site in table.pick(Kind.GRAD):
+        layout = table.layout(site)
+        if layout is not None and len(layout.shape) > 1:
+            owners.add(table.fqn[site].rpartition(".")[0])
+    layers = []
+    for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
+        made = table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site], table.path[site])
+        lookup = any(word in table.module_class[site] for word in _LOOKUPS)
+        if made is not None and table.fqn[site] in owners and not table.call[site] and not lookup:
+            layers.append((int(table.order[made]), site))
+    return [site for _, site in sorted(layers)]
+
+
+def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for site in sites:
+        groups.setdefault(table.fqn[site].partition(".")[0], []).append(site)
+    return groups
+
+
+def _by_depth(table: Table) -> list[_Depth]:
+    """The roots with enough layers."""
+    depths = []
+    for root, sites in _roots(table, _layers(table)).items():
+        if len(sites) < LAYERS:
+            continue
+        norms = table.norms(sites)
+        rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
+        if len(rows):
+            third = max(1, len(sites) // 3)
+            early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
+            depths.append(_Depth(root, table.many.steps[rows], early, late))
+    return depths
+
+
+@rule(
+    "vanishing-gradients",
+    Level.WARNING,
+    "gradients that vanish towards the first layers",
+    f"in {OFTEN:.0%} of the steps or more, and in the last, gradients at the outputs of the first third of the "
+    f"layers have less than 1/{RATIO:g} of the last third's norm. Needs {LAYERS} layers with weights of two "
+    "dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)",
+    "a deep stack of squashing activations, a small initial scale, no residual connections or normalisation",
+)
+def vanishing_gradients(table: Table) -> Iterator[Hit]:
+    for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
+        low = (depth.early * RATIO < depth.late) & (depth.early > 0)
+        if low.mean() >= OFTEN and low[-1]:
+            yield depth.first(low)
+
+
+@rule(
+    "exploding-gradients",
+    Level.WARNING,
+    "gradients that grow towards the first layers or from step to step",
+    f"in {OFTEN:.0%} of the steps or more, gradients at the outputs of the first third of the layers have more "
+    f"than {RATIO:g} times the last third's norm; or the norm of all gradients exceeds {GROWTH:g} times its "
+    f"median in the steps before ({HISTORY} at least, {RECENT} at most; Pascanu, Mikolov and Bengio, 2013)",
+    "a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up",
+)
+def exploding_gradients(table: Table) -> Iterator[Hit]:
+    depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
+    observed(depths or gradients, "gradients of parameters")
+    for depth in depths:
+        high = (depth.early > depth.late * RATIO) & (depth.late > 0)
+        if high.mean() >= OFTEN:
+            yield depth.first(high)
+    for root, sites in _roots(table, gradients).items():
+        norm = table.total_norm(sites)
+        seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
+        for position in range(HISTORY, len(seen)):
+            usual = float(np.median(norm[seen[max(0, position - RECENT) : position]]))
+            now = float(norm[seen[position]])
+            if now > GROWTH * usual:
+                step = int(table.many.steps[seen[position]])
+                text = (
+                    f"the norm of all gradients is {now:.3g} at step {step}, {now / usual:.0f} times its median before"
+                )
+                yield Hit(step, root, text)
+                break
+
+
+@rule(
+    "unbalanced-gradients",
+    Level.WARNING,
+    "heads whose gradients differ very much in size",
+    "of two modules with the same input, whose outputs the model returns, the norms of their parameters' "
+    f"gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm, "
+    "2018)",
+    "losses of different scale that are added up; weigh them",
+)
+def unbalanced_gradients(table: Table) -> Iterator[Hit]:
+    for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
+        grads = table.pick(Kind.GRAD)
+        inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
+        norms = {name: table.total_norm(sites) for name, sites in inside.items()}
+        present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
+        if len(present) < 2:
+            continue
+        typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in present.items()}
+        large, small = (pick(typical, key=lambda name: typical[name]) for pick in (max, min))
+        if typical[large] > BALANCE * typical[small]:
+            first = int(np.argmax(present[large] > BALANCE * present[small]))
+            times = typical[large] / typical[small]
+            text = f"its gradients are {times:.0f} times those of {small} (median over the steps)"
+            yield Hit(int(table.many.steps[first]), large, text)
+
+
+def _heads(table: Table) -> list[list[str]]:
+    """Groups of modules called with the very same input, each of whose outputs is one of the root's."""
+    columns = table.many
+    if not len(columns.steps):
+        return []
+    at = int(np.argmax((columns.layout >= 0).sum(axis=1)))
+    returned: dict[int, str] = {}
+    for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD):
+        if "." not in table.fqn[site] and table.path[site]:
+            returned[int(columns.checksum[at, columns.place[site]])] = table.fqn[site]
+    shared: dict[int, list[str]] = {}
+    for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
+        fqn, call = table.fqn[site], table.call[site]
+        out = table.site(Phase.FORWARD, Kind.OUTPUT, fqn, call)
+        if "." not in fqn or table.path[site] != "[0]" or out is None:
+            continue
+        made = int(columns.checksum[at, columns.place[out]])
+        if made and made in returned:
+            shared.setdefault(int(columns.checksum[at, columns.place[site]]), []).append(fqn)
+    return [names for checksum, names in shared.items() if checksum and len(names) > 1]
+
+
+DEAD = 0.9
+"""Share of zeros from which a rectified layer counts as dead; about half are zero in a healthy one."""
+
+LASTING = 5
+"""Steps, up to the last, that a state must last before it counts."""
+
+SATURATED = 0.05
+"""Mean derivative of a squashing function, relative to its largest, below which it counts as saturated."""
+
+FLAT = 22
+"""Binary digits by which a spread must be below the mean to be rounding: float32 keeps 24."""
+
+_NO_ZEROS = ("Dropout", "Embedding", "Pad", "Mask")
+
+
+@rule(
+    "dead-units",
+    Level.WARNING,
+    "activations nearly all of which stay zero",
+    f"at the last {LASTING} steps or more, {DEAD:.0%} of an output, or of an input that a gradient flows to, are "
+    "exactly zero; dropout, lookups, padding and masks do not count, nor an output whose input has as many zeros",
+    "a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias",
+)
+def dead_units(table: Table) -> Iterator[Hit]:
+    sites = observed(
+        [site for site in _activations(table) if not any(word in table.module_class[site] for word in _NO_ZEROS)],
+        "outputs of modules with statistics",
+    )
+    for site in sites:
+        steps, zeros = table.stat(site, "zeros")
+        start = lasting(zeros >= DEAD, LASTING)
+        if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
+            text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
+            yield table.hit(site, steps[start], text)
+
+
+def _activations(table: Table) -> list[int]:
+    """Float outputs, and inputs that a gradient was recorded for (so not the data themselves)."""
+    return [
+        site
+        for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD)
+        if table.kind[site] == Kind.OUTPUT.value
+        or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, table.fqn[site], table.call[site], table.path[site]) is not None
+    ]
+
+
+def _of_input(table: Table, site: int, stat: str) -> NDArray[np.float64]:
+    """A statistic of the first input of the call that an output came from, by step; empty where there is none."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    return np.zeros(0) if given is None else table.stat(given, stat)[1]
+
+
+def _was_given(table: Table, site: int) -> bool:
+    """Whether an output is no more zero than the module's own input was."""
+    before = _of_input(table, site, "zeros")
+    _, after = table.stat(site, "zeros")
+    return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(after))))
+
+
+@rule(
+    "saturated",
+    Level.WARNING,
+    "sigmoid or tanh outputs at their ends, where the gradient is gone",
+    f"at the last {LASTING} steps or more, the mean derivative of a Tanh or Sigmoid (from mean and variance of "
+    f"its output) is below {SATURATED:.0%} of its largest",
+    "weights or inputs that are too large; normalise them or lower the initial scale",
+)
+def saturated(table: Table) -> Iterator[Hit]:
+    squashing = table.tensors(Kind.OUTPUT, floats=False)
+    sites = observed(
+        [site for site in squashing if table.module_class[site] in ("Tanh", "Sigmoid")], "a Tanh or Sigmoid module"
+    )
+    for site in sites:
+        steps, (mean, var) = table.stats(site, "mean", "var")
+        square = var + mean * mean
+        # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
+        slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
+        start = lasting(slope < SATURATED, LASTING)
+        if start is not None:
+            slope_now = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
+            text = f"its mean derivative is {slope_now}"
+            yield table.hit(site, steps[start], text)
+
+
+@rule(
+    "constant-output",
+    Level.WARNING,
+    "outputs that are constant, or do not depend on what goes in",
+    f"at the last {LASTING} steps or more, an output's standard deviation is below 2^-{FLAT} of its mean while "
+    "its input varies; or its bits stay while its input's change",
+    "a detached or overwritten input, a collapsed layer, or a normalisation over a single value",
+)
+def constant_output(table: Table) -> Iterator[Hit]:
+    sites = observed(table.tensors(Kind.OUTPUT, phase=Phase.FORWARD), "outputs of modules with statistics")
+    for site in sites:
+        column = table.column(site)
+        rows = np.flatnonzero((column.layout >= 0) & ~(column.floats["bad"] > 0))
+        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
+        with np.errstate(invalid="ignore"):
+            flat = (mean != 0) & (np.sqrt(var) <= np.abs(mean) * 2.0**-FLAT)  # all zero is the dead rule's
+        start = lasting(flat, LASTING)
+        given = _of_input(table, site, "var")
+        if start is not None and not (len(given) and np.median(given) == 0):
+            step = int(column.steps[rows[start]])
+            yield table.hit(site, step, f"all its values are {mean[-1]:.4g} since step {step}")
+            continue
+        if (since := _unmoved(table, site)) is not None:
+            text = f"the same bits at every step since step {since}, though its inputs differ"
+            yield table.hit(site, since, text)
+
+
+def _unmoved(table: Table, site: int) -> int | None:
+    """The step since which an output has not changed while an input of the same call has, if so to the end."""
+    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    if given is None:
+        return None
+    column, inputs = table.column(site), table.column(given)
+    rows = np.flatnonzero((column.layout >= 0) & (inputs.layout >= 0))
+    out, into = column.checksum[rows], inputs.checksum[rows]
+    if len(rows) <= LASTING or column.floats["zeros"][rows[-1]] == 1 or (column.floats["bad"][rows] > 0).any():
+        return None
+    start = lasting((out[1:] == out[:-1]) & (into[1:] != into[:-1]), LASTING)
+    return None if start is None else int(column.steps[rows[start]])
+
+
+RULES = (vanishing_gradients, exploding_gradients, unbalanced_gradients, dead_units, saturated, constant_output)
