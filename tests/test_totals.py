@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import opcapture
 import pytest
-from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, write, write_changed
+from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, as_while_it_ran, write, write_changed
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
@@ -107,6 +107,9 @@ def test_totals_of_other_records_are_ignored_and_altered_ones_are_damage(tmp_pat
             record[1] ^= 1
 
     other = write(tmp_path / "c", 4, SHARED, steps=20, changed=changed)
+    for run in (one, two, other):
+        for rank in range(4):
+            as_while_it_ran(run / f"rank{rank}")
     for rank in range(4):
         shutil.copy(two / f"rank{rank}" / TOTALS, other / f"rank{rank}" / TOTALS)
     result = opcapture.compared(one, other)
