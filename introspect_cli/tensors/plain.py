@@ -152,4 +152,5 @@ class PlainTensors:
                 copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         except RuntimeError:  # no memory is left
             return tensor, prepared
-        return copy, engine.prepare(copy) or prepared
+        ordered = engine.prepare(copy)
+        return (copy, ordered) if ordered is not None else (tensor, prepared)
