@@ -182,7 +182,7 @@ CASES = {
 
 def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
     x = example(torch.float32, (9000,))
-    prepared, token = made.engine.prepare(x), (1, 0)
+    prepared, token = made.engine.prepare(x), (1, 0, 0)
     made.engine.one(0, prepared, x.data_ptr(), token=token)
     made.engine.one(1, prepared, x.data_ptr(), token=token)
     x[5000] += 1.0  # which the token does not tell

@@ -125,7 +125,9 @@ class PlainTensors:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
         layout = prepared.interned
-        token = None if tensor.is_inference() else (address_of(tensor), storage._cdata, tensor._version)  # noqa: SLF001  # as in `reuse`
+        token = None
+        if not tensor.is_inference():
+            token = (address_of(tensor), storage._cdata, tensor._version, layout)  # noqa: SLF001  # as in `reuse`
         if prepared.plan.dims and batch is None:  # launches of a batch come later, when a copy would be gone
             tensor, prepared = self._in_order(engine, tensor, prepared)
         self.slots.arena.address(slot)
