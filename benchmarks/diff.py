@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from introspect_cli.records import STATISTICS, Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.writer import StoreWriter
 

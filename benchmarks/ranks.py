@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 
 from introspect_cli.health.check import check
-from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.reader import RunState, open_run

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import SKETCH_SIZE, STATISTICS, Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter

@@ -30,8 +30,8 @@ from introspect_cli.capture.option import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
 from introspect_cli.compare.reasons.base import reasons  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above
-from introspect_cli.records import DERIVED_STATS, STATISTICS  # noqa: E402 - as above
 from introspect_cli.render.json import rules_document  # noqa: E402 - as above
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS  # noqa: E402 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

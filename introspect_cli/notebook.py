@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.records import count
 from introspect_cli.selection import check_selection, one_step, read_selection
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-import unicodedata
-import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 from json.encoder import encode_basestring_ascii as _quoted
@@ -21,52 +18,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-
-@dataclass(frozen=True)
-class Statistic:
-    """A statistic that a store keeps as a column of its records.
-
-    Attributes:
-        type: numpy's name of the column's type: `<i8` for a count (-1 where absent), `<f8` or `<f4` (NaN where absent).
-        about: what it is, of the finite elements.
-        on_request: kept only where it was asked for: it needs a sort, and cannot be merged.
-    """
-
-    type: str
-    about: str = ""
-    on_request: bool = False
-
-
-STATISTICS: dict[str, Statistic] = {
-    "nans": Statistic("<i8", "number of NaN elements"),
-    "posinfs": Statistic("<i8", "number of elements that are +Inf"),
-    "neginfs": Statistic("<i8", "number of elements that are -Inf"),
-    "zeros": Statistic("<i8", "number of elements that are 0"),
-    "min": Statistic("<f8", "smallest element"),
-    "max": Statistic("<f8", "largest element"),
-    "absmin": Statistic("<f8", "smallest absolute value"),
-    "mean": Statistic("<f8", "mean"),
-    "amean": Statistic("<f8", "mean of the absolute values"),
-    "var": Statistic("<f8", "biased variance, M2 / n"),
-    "skew": Statistic("<f4", "skewness, (M3 / n) / (M2 / n)^1.5"),  # the shape of a distribution needs no more
-    "kurt": Statistic("<f4", "Pearson's kurtosis, (M4 / n) / (M2 / n)^2, which is 3 for a normal distribution"),
-    "med": Statistic("<f8", "median: the mean of the two middle elements where their number is even", on_request=True),
-    "mode": Statistic("<f8", "most frequent element, the smallest of several", on_request=True),
-}
-"""What a capture keeps, in column order; `tensors.statistics.FORMULAS` says how each is computed.
-
-A store may hold others, of a newer version: a reader takes the columns that are there, by name.
-"""
-
-DERIVED_STATS: dict[str, str] = {
-    "infs": "posinfs + neginfs",
-    "absmax": "max(|min|, |max|)",
-    "absmean": "|mean|",
-    "uvar": "unbiased variance, var n / (n - 1)",
-    "std": "sqrt(var)",
-    "l2": "L2 norm, sqrt((var + mean^2) n)",
-}
-"""What follows from those, and how, in the order it is shown; `store.batch.FORMULAS` computes it."""
 
 SKETCH_SIZE = 16
 """float32 values in a sketch."""
@@ -362,64 +313,6 @@ class ModuleInfo:
     attributes: tuple[tuple[str, str], ...] = ()
     step: int = 0
     variable: str = ""
-
-
-# --- texts made harmless
-
-_LEVEL = re.compile(r"[.\[]")
-_DEEPEST = 64
-
-
-def clean(text: str, limit: int = 0) -> str:
-    """The text on one line, without control, format, surrogate or private characters; cut to `limit` if given.
-
-    Names and values in a store come from somebody's script, or from somebody: a parameter may hold an escape code that
-    repaints the terminal, a right-to-left mark turns a line around. What is no plain visible character is shown as its
-    escape.
-    """
-    if not (text.isascii() and text.isprintable()):
-        text = "".join(char if _visible(char) else char.encode("unicode_escape").decode() for char in text)
-    return text if not limit or len(text) <= limit else text[: max(limit - 3, 0)] + "..."
-
-
-def bounded(text: str, limit: int) -> str:
-    """The text cleaned, and cut to some `limit` characters; two that differ only beyond still differ."""
-    if len(text) > limit:
-        text = f"{text[:limit]}...({len(text)} characters, {_mark(text)})"
-    return clean(text)
-
-
-def shallow(path: str) -> str:
-    """A value's path with at most 64 levels: nothing that people write is nested deeper, and readers walk it down."""
-    for level, match in enumerate(_LEVEL.finditer(path)):
-        if level == _DEEPEST:
-            return f"{path[: match.start()]}['...{_mark(path)}']"
-    return path
-
-
-def _mark(text: str) -> str:
-    return f"{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
-
-
-def _visible(char: str) -> bool:
-    category = unicodedata.category(char)
-    if category == "Zs":
-        return char == " "
-    return category[0] not in "CZ" and not unicodedata.combining(char)
-
-
-def count(number_of: int, word: str, plural: str = "") -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number_of:,} {word if number_of == 1 else plural or word + 's'}"
-
-
-def human_size(number: float) -> str:
-    """Bytes in units people read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
 
 
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:

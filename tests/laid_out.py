@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.launch import Launch

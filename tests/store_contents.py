@@ -29,7 +29,8 @@ import numpy as np
 from introspect_cli.cli import VERBS, introspect
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.formats import FORMATS
-from introspect_cli.records import STATISTICS, Given, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Statistic
+from introspect_cli.records import Given, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
+from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.batch import StepBatch, given_columns
 from introspect_cli.store.writer import StoreWriter
 

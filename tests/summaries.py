@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from introspect_cli.records import SKETCH_SIZE, STATISTICS
+from introspect_cli.records import SKETCH_SIZE
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors.columns import Columns
 

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import (
-    SKETCH_SIZE,
-    STATISTICS,
-    Kind,
-    Layout,
-    ModuleInfo,
-    Phase,
-    Site,
-    SiteInfo,
-    Status,
-    Summary,
-)
+from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.rank_writer import RankWriter
 from introspect_cli.store.writer import StoreWriter

@@ -18,8 +18,9 @@ from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_step
 from introspect_cli.exchange.incoming import checksum_of
 from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import keys, nested
-from introspect_cli.records import STATISTICS, Layout, Statistic
+from introspect_cli.records import Layout
 from introspect_cli.selection import read_selection
+from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 

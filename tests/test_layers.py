@@ -25,6 +25,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
     "version",
     "records",
+    "statistics",
+    "texts",
     "labels",
     "schedule",
     "errors",
@@ -37,6 +39,8 @@ EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path
 LAYERS = {
     "version": set(),
     "records": set(),
+    "statistics": set(),
+    "texts": set(),
     "labels": {"errors", "schedule"},
     "schedule": {"errors"},
     "errors": {"exit_codes"},
@@ -276,6 +280,8 @@ def test_nothing_that_runs_beside_the_script_enters_catch_warnings():
         "capture",
         "script",
         "records",
+        "statistics",
+        "texts",
         "errors",
         "integrations",
     }

@@ -11,7 +11,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.health.check import check
-from introspect_cli.records import STATISTICS, Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.reader import open_run

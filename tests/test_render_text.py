@@ -7,12 +7,10 @@ import pytest
 from rich.style import Style
 
 from introspect_cli.inspect.overview import History
-from introspect_cli.records import count, human_size
 from introspect_cli.render.blocks import (
     Column,
     Line,
     Table,
-    clean,
     distance,
     fit,
     line,
@@ -25,6 +23,7 @@ from introspect_cli.render.blocks import (
 )
 from introspect_cli.render.console import STYLES, Screen
 from introspect_cli.render.plots_text import pair_blocks
+from introspect_cli.texts import clean, count, human_size
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from introspect_cli.cli import introspect
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
-from introspect_cli.records import STATISTICS, Kind, ModuleInfo, Statistic
+from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.cards import first_table
+from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store import format as store_format
 from introspect_cli.store.arrow import Column, Malformed
 from introspect_cli.store.batch import StepBatch
@@ -86,14 +87,14 @@ def exported(path):
 
 WITH_WIDTH = """
 import sys
-from introspect_cli import records
-records.DERIVED_STATS["width"] = "max - min"
+from introspect_cli import statistics
+statistics.DERIVED_STATS["width"] = "max - min"
 from introspect_cli.store import batch
 batch.FORMULAS["width"] = lambda c: c["max"] - c["min"]
 from introspect_cli.cli import main
 main()
 """
-"""The command, with one more statistic that follows from others: a line in `records`, a line in `store.batch`."""
+"""The command, with one more statistic that follows from others: a line in `statistics`, a line in `store.batch`."""
 
 
 def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):

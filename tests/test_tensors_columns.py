@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from summaries import arrays_of
 
-from introspect_cli.records import STATISTICS, Layout, Status
+from introspect_cli.records import Layout, Status
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import Columns, EndedRows

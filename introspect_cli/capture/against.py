@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.capture.beside import PATIENCE, Beside
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.records import count
 from introspect_cli.store.files import DIVERGENCE, GOLDEN_RUN
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

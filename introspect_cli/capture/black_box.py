@@ -20,9 +20,9 @@ import torch
 from introspect_cli.capture.step_block import save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
-from introspect_cli.records import count, human_size
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
+from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,8 +23,9 @@ from introspect_cli.capture.named import ModuleState
 from introspect_cli.capture.parameter_names import ParameterNames
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.variables import called, script_frames
-from introspect_cli.records import ModuleInfo, bounded
+from introspect_cli.records import ModuleInfo
 from introspect_cli.selection import near_module, selects
+from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

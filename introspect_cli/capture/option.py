@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind
+from introspect_cli.records import Kind
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,9 +27,10 @@ from introspect_cli.capture.option import (
     Option,
     option,
 )
-from introspect_cli.records import STATISTICS, Kind
+from introspect_cli.records import Kind
 from introspect_cli.schedule.rule import NAMES
 from introspect_cli.schedule.rules import Schedule
+from introspect_cli.statistics import STATISTICS
 
 if TYPE_CHECKING:
     from pathlib import Path

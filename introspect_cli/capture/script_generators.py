@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from introspect_cli.capture.variables import held, script_frames
-from introspect_cli.records import clean
 from introspect_cli.tensors.views import unobserved
+from introspect_cli.texts import clean
 
 _MOST = 100
 

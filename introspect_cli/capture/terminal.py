@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.machine import DISABLE_VARIABLE
-from introspect_cli.records import Kind, count, human_size
+from introspect_cli.records import Kind
 from introspect_cli.store.files import CHILDREN
+from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,8 +35,8 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: s
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write
-    from introspect_cli.records import count
     from introspect_cli.selection import check_selection
+    from introspect_cli.texts import count
 
     wanted = selection_of(asked)
     with open_any(run) as opened, engine_of(engine) as at_work:

@@ -8,7 +8,8 @@ import click
 
 from introspect_cli.commands.shared import say
 from introspect_cli.exit_codes import SAME
-from introspect_cli.records import USUAL_PHASES, Kind, count
+from introspect_cli.records import USUAL_PHASES, Kind
+from introspect_cli.texts import count
 
 
 @click.command(

@@ -30,9 +30,9 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
-    from introspect_cli.records import count
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.store.reader import open_run
+    from introspect_cli.texts import count
 
     if whole:
         from introspect_cli.store.reduce import reduce_run

@@ -31,10 +31,10 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
 
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
-    from introspect_cli.records import count, human_size
     from introspect_cli.store import pack as packing
     from introspect_cli.store.objects import is_remote
     from introspect_cli.store.reader import RunState, open_run
+    from introspect_cli.texts import count, human_size
 
     if not is_remote(run) and not Path(run).is_dir():
         raise UsageError(f"{run} is no directory of a run: name one that `introspect capture -o` made.")

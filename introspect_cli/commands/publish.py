@@ -53,8 +53,8 @@ def publish(
     from introspect_cli.publish.follow import follow
     from introspect_cli.publish.numbers import numbers_of
     from introspect_cli.publish.places import Remote
-    from introspect_cli.records import DERIVED_STATS, STATISTICS
     from introspect_cli.selection import choose
+    from introspect_cli.statistics import DERIVED_STATS, STATISTICS
     from introspect_cli.store.reader import RunState, open_run
 
     sources = asked.pop("sources")
@@ -121,7 +121,7 @@ class _Places:
 
     def close(self, count: int, name: str) -> int:
         """Close them, and say what came of it."""
-        from introspect_cli.records import count as counted
+        from introspect_cli.texts import count as counted
 
         for text, place in list(self._open.items()):
             with self._failing(text):

@@ -54,8 +54,8 @@ def report(
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.records import human_size
     from introspect_cli.render.blocks import write_whole
+    from introspect_cli.texts import human_size
 
     if output is None and not browse:
         raise UsageError("say where the page goes: -o report.html, or --open to see it in the browser")

@@ -55,9 +55,9 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 def label(run: str, text: str) -> int:
     """Write TEXT beside RUN, to be shown in the list; an empty TEXT removes it."""
     from introspect_cli.errors import UsageError
-    from introspect_cli.records import clean
     from introspect_cli.store.files import LONGEST_LABEL
     from introspect_cli.store.labels import write_label
+    from introspect_cli.texts import clean
 
     cleaned = clean(text.strip())
     if len(cleaned) > LONGEST_LABEL:
@@ -75,9 +75,9 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
-    from introspect_cli.records import count, human_size
     from introspect_cli.render.show_text import unseen_sentences
     from introspect_cli.store.writer import remove_run
+    from introspect_cli.texts import count, human_size
 
     if not keep and older_than is None:
         raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")

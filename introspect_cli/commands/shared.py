@@ -204,14 +204,14 @@ def answer(format_: str, document: Callable[[], Any], blocks: Callable[[Screen],
 
 def say(sentence: str, *, err: bool = False) -> None:
     """Write a sentence that may hold the name of a file: whoever made that may have put codes for a terminal in it."""
-    from introspect_cli.records import clean
+    from introspect_cli.texts import clean
 
     click.echo("\n".join(map(clean, sentence.split("\n"))), err=err)
 
 
 def tell(line: str) -> None:
     """Write to stderr, on one line, how far something is that takes a while."""
-    from introspect_cli.records import clean
+    from introspect_cli.texts import clean
 
     click.echo(clean(line), err=True)
 

@@ -6,9 +6,9 @@ import click
 
 from introspect_cli.commands.shared import RunType
 from introspect_cli.exit_codes import DIVERGED, SAME
-from introspect_cli.records import count
 from introspect_cli.store.reader import RunState
 from introspect_cli.store.verify import VerifyReport, verify_run
+from introspect_cli.texts import count
 
 
 @click.command(

@@ -25,7 +25,8 @@ from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.training import answer_of_both, separately
 from introspect_cli.compare.verdict import agreeing_lines, lines_of, undiverged
 from introspect_cli.compare.watched import blindness_notes, option_notes
-from introspect_cli.records import Kind, count
+from introspect_cli.records import Kind
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

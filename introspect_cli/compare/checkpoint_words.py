@@ -11,7 +11,8 @@ from introspect_cli.compare.moment import MODEL
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import amount, listed, some
 from introspect_cli.compare.result import Divergence, SettingChange, Size, Verdict
-from introspect_cli.records import Kind, count
+from introspect_cli.records import Kind
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

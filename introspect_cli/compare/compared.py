@@ -20,7 +20,7 @@ from introspect_cli.compare.result import Counts
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
 from introspect_cli.labels import step_words
-from introspect_cli.records import count
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

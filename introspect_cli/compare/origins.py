@@ -20,7 +20,8 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Role, Verdict
 from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
-from introspect_cli.records import Kind, Phase, Site, count
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

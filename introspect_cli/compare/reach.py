@@ -16,7 +16,8 @@ import numpy as np
 from introspect_cli.compare.findings import Reach, StepReach
 from introspect_cli.compare.join.distance import Floats, Layouts, has_norms, norms, relative
 from introspect_cli.compare.join.sites import Alignment, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.records import Kind, Phase, count, perturbed_by
+from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

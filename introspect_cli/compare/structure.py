@@ -25,7 +25,8 @@ from introspect_cli.compare.match.names import (
     with_ancestors,
 )
 from introspect_cli.compare.reasons.words import listed, often, what
-from introspect_cli.records import Kind, Phase, Site, count
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

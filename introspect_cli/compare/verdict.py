@@ -25,7 +25,8 @@ from introspect_cli.compare.reasons.words import lines, often, what, what_diverg
 from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.structure import sentence_of
 from introspect_cli.compare.watched import failed
-from introspect_cli.records import Phase, count
+from introspect_cli.records import Phase
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

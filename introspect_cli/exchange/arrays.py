@@ -23,10 +23,11 @@ import numpy as np
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange.incoming import Incoming, Row
 from introspect_cli.exchange.tensor_files import ARRAYS, read_any
-from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo, shallow
+from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo
 from introspect_cli.selection import selects
 from introspect_cli.store.tensorfile import NUMPY, widened
 from introspect_cli.tensors.arrays import summary_of
+from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

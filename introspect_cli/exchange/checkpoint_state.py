@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Kind, Phase, Site, shallow
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.tensorfile import widened
 from introspect_cli.tensors.arrays import Pieces
+from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

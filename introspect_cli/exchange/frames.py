@@ -12,7 +12,8 @@ import numpy as np
 
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Status
+from introspect_cli.records import Kind, Status
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 from introspect_cli.store.batch import absent, derived_stats
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import STATISTICS, Layout, Site, SiteInfo, Status, Summary
+from introspect_cli.records import Layout, Site, SiteInfo, Status, Summary
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import reason
 from introspect_cli.store.writer import StoreWriter

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit
-from introspect_cli.records import Status, count
+from introspect_cli.records import Status
 from introspect_cli.store.launch import rank_list
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

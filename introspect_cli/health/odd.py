@@ -16,10 +16,11 @@ import numpy as np
 from introspect_cli.health.check import folded
 from introspect_cli.health.copies import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
-from introspect_cli.records import KIND_CODES, Kind, count
+from introspect_cli.records import KIND_CODES, Kind
 from introspect_cli.store.spread import tasks_of
 from introspect_cli.store.totals import SHARE, place_of
 from introspect_cli.sums import MASK, mix
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

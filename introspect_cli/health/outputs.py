@@ -14,7 +14,8 @@ import numpy as np
 from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.copies import Copies, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
-from introspect_cli.records import Kind, Phase, count
+from introspect_cli.records import Kind, Phase
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

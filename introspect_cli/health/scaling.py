@@ -15,7 +15,8 @@ from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
-from introspect_cli.records import Kind, Phase, count
+from introspect_cli.records import Kind, Phase
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.inspect.overview import parameter_sizes, reader_of
-from introspect_cli.records import Kind, ModuleInfo, Phase, clean
+from introspect_cli.records import Kind, ModuleInfo, Phase
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

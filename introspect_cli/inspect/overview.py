@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Kind, Record, Status
+from introspect_cli.records import Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 from introspect_cli.store.documents import gpu_names
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.publish.loggers import MLflow, TensorBoard, WeightsAndBiases
 from introspect_cli.publish.send import Sender
-from introspect_cli.records import human_size
 from introspect_cli.store.objects import RefusedError, is_remote
 from introspect_cli.store.pack import ENDING
+from introspect_cli.texts import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from introspect_cli.records import clean as clean  # noqa: PLC0414 - who draws text finds it here
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -14,10 +14,11 @@ from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, count
-from introspect_cli.render.blocks import clean, cut, distance, number
+from introspect_cli.records import Kind
+from introspect_cli.render.blocks import cut, distance, number
 from introspect_cli.render.findings import findings_html
 from introspect_cli.render.html_parts import checksum_cell, shape_cell, stat_cell, table, text
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,9 +10,9 @@ from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
-from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Line, clean, line, number, sparkline
+from introspect_cli.render.blocks import Block, Line, line, number, sparkline
 from introspect_cli.render.plots_text import map_blocks
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase, Site, count
-from introspect_cli.render.blocks import Block, Column, Table, clean, distance, line
+from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.render.blocks import Block, Column, Table, distance, line
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.groups import Groups

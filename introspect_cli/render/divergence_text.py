@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.clues import Nearness
 from introspect_cli.compare.join.distance import shapeless, shapes_differ
 from introspect_cli.compare.result import DiffResult, Divergence, Role, Size
-from introspect_cli.records import Kind, Status, Summary, count
+from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,
     Column,
     Line,
     Table,
     brief_what,
-    clean,
     distance,
     line,
     number,
@@ -23,6 +22,7 @@ from introspect_cli.render.blocks import (
     table_of,
     two_numbers,
 )
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,11 +12,11 @@ from introspect_cli.compare.origins import head_of, together
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.result import DiffResult, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
-from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Column, Line, clean, distance, line, site_text, table_of
+from introspect_cli.render.blocks import Block, Column, Line, distance, line, site_text, table_of
 from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.plain import divergence_document, finite, plain
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

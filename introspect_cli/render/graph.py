@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import Graph, Node, backward_of
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.render.blocks import (
-    Block,
-    Column,
-    clean,
-    cut,
-    line,
-    number,
-    shape,
-    statistic,
-    table_of,
-    write_whole,
-)
+from introspect_cli.render.blocks import Block, Column, cut, line, number, shape, statistic, table_of, write_whole
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.records import count
-from introspect_cli.render.blocks import clean, number
+from introspect_cli.render.blocks import number
 from introspect_cli.render.cards import first_screen, first_table, rests_on, run_cards
 from introspect_cli.render.graph import graph_svg
 from introspect_cli.render.html_parts import closeups_html, findings, ops_table, runs_table, settings_table
 from introspect_cli.render.page_data import Page, page_data
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.health.history import Packed

@@ -6,9 +6,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.records import Record, clean
 from introspect_cli.render.findings import findings_document
 from introspect_cli.render.plain import divergence_document, label_document, plain, site_document, summary_document
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.overview import History, Overview, Stored
     from introspect_cli.inspect.runs import RunList
     from introspect_cli.labels import Labels
+    from introspect_cli.records import Record
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes import Proof
     from introspect_cli.rerun.minimise import Smallest

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.distance import ROUNDING
-from introspect_cli.render.blocks import clean
 from introspect_cli.render.plain import finite
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

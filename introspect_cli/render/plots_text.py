@@ -5,20 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from introspect_cli.records import count
-from introspect_cli.render.blocks import (
-    Block,
-    Column,
-    Line,
-    Span,
-    Table,
-    clean,
-    line,
-    number,
-    shorten,
-    sparkline,
-    two_numbers,
-)
+from introspect_cli.render.blocks import Block, Column, Line, Span, Table, line, number, shorten, sparkline, two_numbers
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

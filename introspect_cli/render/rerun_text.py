@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.clues import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.result import Verdict
-from introspect_cli.render.blocks import Block, Column, clean, line, table_of
+from introspect_cli.render.blocks import Block, Column, line, table_of
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.rerun.minimise import Difference, Element, OtherPython, place_of
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

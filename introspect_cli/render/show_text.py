@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, shown, step_words
-from introspect_cli.records import Kind, Record, Status, Summary, count, human_size, perturbed_by
+from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
 from introspect_cli.render.blocks import (
     Block,
     Column,
     Line,
     Table,
     brief_what,
-    clean,
     line,
     number,
     shape,
@@ -21,6 +20,7 @@ from introspect_cli.render.blocks import (
     statistic,
     table_of,
 )
+from introspect_cli.texts import clean, count, human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ import numpy as np
 from introspect_cli.compare.element.elements import Elements, differing, elements, ulp_words
 from introspect_cli.compare.element.grid import SIGN, Picture, smaller
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import count
-from introspect_cli.render.blocks import Block, Column, Line, Table, clean, line, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

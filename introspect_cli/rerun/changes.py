@@ -19,7 +19,6 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import listed, some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.records import count
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.ground import Ground, survey
@@ -28,6 +27,7 @@ from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
 from introspect_cli.rerun.variant import End, Rerun, end_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

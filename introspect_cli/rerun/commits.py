@@ -27,7 +27,6 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.records import count
 from introspect_cli.rerun.trees import (
     AS_IT_IS,
     Others,
@@ -46,6 +45,7 @@ from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import remove_run
 from introspect_cli.sums import source_digest
+from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:

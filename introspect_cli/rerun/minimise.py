@@ -15,10 +15,10 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.records import count
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.records import clean, count
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, link, path_of_the_users, work_tree
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.sums import source_digest
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

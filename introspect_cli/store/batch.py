@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli.records import DERIVED_STATS, STATISTICS, Given, Joined
+from introspect_cli.records import Given, Joined
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 from introspect_cli.store.arrow import Malformed
 from introspect_cli.store.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
 from introspect_cli.store.format import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli.records import bounded
+from introspect_cli.texts import bounded
 
 Value = TypeVar("Value")
 Offsets = NDArray[np.int32]

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from introspect_cli.records import bounded
 from introspect_cli.store.files import DamageError
+from introspect_cli.texts import bounded
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

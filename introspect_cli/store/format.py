@@ -19,7 +19,8 @@ from functools import lru_cache
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SKETCH_SIZE, STATISTICS
+from introspect_cli.records import SKETCH_SIZE
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.arrow import Column, Malformed, Schema
 from introspect_cli.store.files import FORMAT
 

@@ -23,9 +23,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import count
 from introspect_cli.store import documents
 from introspect_cli.store.files import FORMAT, LOCK, MANIFEST, Folder, write_all
+from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo, shallow
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
 from introspect_cli.store.arrow import Batch, Decoder, Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
@@ -31,6 +31,7 @@ from introspect_cli.store.columns import (
 )
 from introspect_cli.store.files import DamageError
 from introspect_cli.store.format import LIMIT_NAME, LIMIT_NAMES
+from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

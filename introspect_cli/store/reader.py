@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.records import clean
 from introspect_cli.store import documents, tensorfile
 from introspect_cli.store.closed import rank_folder
 from introspect_cli.store.files import (
@@ -40,6 +39,7 @@ from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import STATISTICS, count
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.merge import whole_or_nothing
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.spread import carried_out, stretches
 from introspect_cli.store.whole import WholeReader, as_one
 from introspect_cli.store.writer import StoreWriter
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from pathlib import Path

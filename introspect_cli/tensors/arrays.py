@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from introspect_cli.records import STATISTICS, Layout, Status, Summary
+from introspect_cli.records import Layout, Status, Summary
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import checksum, sketch, statistics
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r

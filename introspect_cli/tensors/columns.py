@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from introspect_cli.records import STATISTICS
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import checksum, kernels, sketch, statistics
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.row_notes import NOTHING

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.records import STATISTICS
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import rows as r
 
 if TYPE_CHECKING:

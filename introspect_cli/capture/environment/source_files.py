@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.follow.processes import described
-from introspect_cli.records import count
 from introspect_cli.store.source_files import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

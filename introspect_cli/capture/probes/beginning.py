@@ -30,9 +30,10 @@ from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop, uncounted
 from introspect_cli.capture.script_generators import script_generators, state_of
-from introspect_cli.records import Kind, clean
+from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.tensors.views import address_of, unobserved
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

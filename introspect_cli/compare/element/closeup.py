@@ -20,8 +20,9 @@ from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Tensors, relative, sketch_norms
 from introspect_cli.compare.join.sites import columns, kind_code
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.records import Kind, Phase, Record, Status, count
+from introspect_cli.records import Kind, Phase, Record, Status
 from introspect_cli.sums import samples_key
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

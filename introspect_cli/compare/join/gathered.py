@@ -14,8 +14,9 @@ import numpy as np
 from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.records import Joined, Kind, Layout, Phase, count
+from introspect_cli.records import Joined, Kind, Layout, Phase
 from introspect_cli.store.whole import Reader, many_of, readers_of
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

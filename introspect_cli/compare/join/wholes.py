@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.join.split import splits_of
-from introspect_cli.records import Joined, Kind, count
+from introspect_cli.records import Joined, Kind
 from introspect_cli.store.spread import spread, tasks_of
 from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

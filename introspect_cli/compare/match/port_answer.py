@@ -11,7 +11,8 @@ from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends
 from introspect_cli.compare.reasons.words import amount, named, some, what
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.watched import lists, ordered
-from introspect_cli.records import Kind, count
+from introspect_cli.records import Kind
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

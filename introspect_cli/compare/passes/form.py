@@ -20,7 +20,8 @@ from introspect_cli.compare.join.sites import Ids, Mask, kind_code
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.size import LEAST_BOUND
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, ONLY_A, ONLY_B, WITHIN, Because, Table
-from introspect_cli.records import Kind, Layout, Site, Status, count
+from introspect_cli.records import Kind, Layout, Site, Status
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import clean
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from introspect_cli.store.reader import Run

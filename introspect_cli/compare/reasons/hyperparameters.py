@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.records import SCALER, SETTING_KINDS, count
+from introspect_cli.records import SCALER, SETTING_KINDS
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -20,7 +20,8 @@ from introspect_cli.compare.reasons.draws import lone_draws
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
 from introspect_cli.compare.table import EQUAL, Table
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status, count
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

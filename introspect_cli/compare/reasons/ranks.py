@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
-from introspect_cli.records import Joined, Kind, Phase, Site, Summary, count
+from introspect_cli.records import Joined, Kind, Phase, Site, Summary
 from introspect_cli.store.whole import readers_of
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

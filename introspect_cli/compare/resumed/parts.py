@@ -15,7 +15,8 @@ from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
-from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status, count
+from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
