@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -65,13 +67,13 @@ def put(kinds, *ranks, complete=False, folded=None):
             known.append(layout)
         return known.index(layout)
 
-    together = Together(
-        places,
-        np.array([KIND_CODES[kind.value] for kind in kinds]),
-        lambda step: np.zeros(len(step.rows.site), np.bool_),
-        number_of,
-        complete=complete,
+    names = SimpleNamespace(
+        kinds=np.array([KIND_CODES[kind.value] for kind in kinds]),
+        value_of=np.full(len(kinds), -1),
+        left_out=lambda step: np.zeros(len(step.rows.site), np.bool_),
+        layout_number=number_of,
     )
+    together = Together(places, names, complete=complete)
     found = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
     again = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
     assert np.array_equal(found.checksum, again.checksum)  # by the plan that was kept

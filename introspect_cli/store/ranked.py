@@ -32,6 +32,17 @@ def whole_layout(layout: Layout) -> Layout:
     return layout if layout.part is None else replace(layout, part=None)
 
 
+def batched_layout(layouts: Sequence[Layout]) -> Layout:
+    """What tensors of some layouts are together: one, as long as all, as wide as the widest."""
+    shape = layouts[0].shape
+    shapes = [layout.shape for layout in layouts if layout.shape]
+    if shape and all(len(other) == len(shape) for other in shapes):
+        widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
+        shape = (sum(other[0] for other in shapes), *widest)
+    dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
+    return replace(whole_layout(layouts[0]), shape=shape, dtype=dtype)
+
+
 class Places:
     """What the layouts of all ranks say, as tables by a number that means the same on each.
 

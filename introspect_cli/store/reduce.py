@@ -85,7 +85,7 @@ def reduce_run(
 def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
     reader = _all(run)
     steps = reader.steps_of_all.tolist()
-    done = carried_out(stretches(reader, place, range(len(steps)), {}), work, reader.layout_number)
+    done = carried_out(stretches(reader, place, range(len(steps)), {}), work, reader.names.layout_number)
     some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(

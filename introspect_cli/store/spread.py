@@ -201,5 +201,5 @@ class Spread:
                 at = self._rows.index(row)
                 rows, self._next = self._rows[at : at + self._next], min(2 * self._next, _MOST)
             tasks = stretches(self._reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
-            self._done = dict(zip(rows, carried_out(tasks, self._work, self._reader.layout_number), strict=True))
+            self._done = dict(zip(rows, carried_out(tasks, self._work, self._reader.names.layout_number), strict=True))
         return self._done.pop(row)

@@ -8,7 +8,6 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +16,15 @@ from introspect_cli.records import KIND_CODES, Joined, Kind, Status
 from introspect_cli.store.combined import NONFINITE, Adding, CombinedStep
 from introspect_cli.store.launch import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, planned, starts_of
-from introspect_cli.store.ranked import whole_layout
+from introspect_cli.store.ranked import batched_layout, whole_layout
 from introspect_cli.sums import MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.ranked import Places, RankedStep, Rows
+    from introspect_cli.store.whole_names import WholeNames
 
     Array = NDArray[Any]
 
@@ -59,32 +56,18 @@ _FIRST = np.zeros(1, np.int64)
 class Together:
     """Puts steps together, and remembers how."""
 
-    def __init__(
-        self,
-        places: Places,
-        kinds: Array,
-        left_out: Callable[[RankedStep], Array],
-        number_of: Callable[[Layout], int],
-        lacking: str = "",
-        *,
-        value_of: Array | None = None,
-        complete: bool = False,
-    ) -> None:
+    def __init__(self, places: Places, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
         """Start without a plan.
 
         Args:
             places: the ranks' layouts.
-            kinds: of each site of the whole, the code of its kind.
-            left_out: says of a step which rows count for nothing.
-            number_of: the whole's number of a layout.
+            names: of what is recorded, in the whole.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
-            value_of: of each site of the whole, the site of the value that it is a gradient of; -1 where it is of none.
             complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
         """
-        self._places, self._kinds, self._left_out = places, kinds, left_out
-        self._number_of = number_of
+        self._places, self._names = places, names
+        self._lacking, self._complete = lacking, complete
         self._batched: dict[bytes, int] = {}
-        self._value_of, self._lacking, self._complete = value_of, lacking, complete
         self.plan: Plan | None = None  # of the step that was put together last
         self._layouts = np.zeros(0, np.uint32)
         self._adding: tuple[bytes, Adding] | None = None
@@ -98,7 +81,7 @@ class Together:
         """The records of a step of all ranks, as one rank's."""
         plan = self.plan
         if plan is None or plan.basis is not step.rows:
-            self.plan = plan = planned(step, self._places, self._kinds, self._left_out(step))
+            self.plan = plan = planned(step, self._places, self._names.kinds, self._names.left_out(step))
             numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
             wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
             self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
@@ -125,20 +108,14 @@ class Together:
 
     def _whole_number(self, part: int) -> int:
         """The number of a whole's layout, by that of a part of it."""
-        return self._number_of(whole_layout(self._places.layouts[part]))
+        return self._names.layout_number(whole_layout(self._places.layouts[part]))
 
     def _batched_number(self, numbers: Array) -> int:
-        """The number of what tensors of some layouts are together: one, as long as all, as wide as the widest."""
+        """The number of what tensors of some layouts are together."""
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self._places.layouts[number] for number in numbers.tolist()]
-            shape = layouts[0].shape
-            shapes = [layout.shape for layout in layouts if layout.shape]
-            if shape and all(len(other) == len(shape) for other in shapes):
-                widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
-                shape = (sum(other[0] for other in shapes), *widest)
-            dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
-            self._batched[key] = self._number_of(replace(whole_layout(layouts[0]), shape=shape, dtype=dtype))
+            self._batched[key] = self._names.layout_number(batched_layout(layouts))
         return self._batched[key]
 
     def _sums(self, plan: Plan, groups: Array) -> Adding:
@@ -241,30 +218,8 @@ class Together:
         for group in np.flatnonzero(differ & random).tolist():
             result.unseen(group, "each rank has its own")
         copied = np.isin(plan.kind, _COPIED)
-        self._put_copies(result, np.flatnonzero(differ & copied))
+        _put_copies(result, np.flatnonzero(differ & copied))
         self._put_gathered(result, np.flatnonzero(differ & ~copied & ~random))
-
-    def _put_copies(self, result: CombinedStep, groups: Array) -> None:
-        """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
-        step = result.step
-        if not len(groups):
-            return
-        at, starts, group_of_member = result.members(groups)
-        rows = result.plan.rows[at]
-        near = np.zeros(len(groups), np.bool_)
-        if step.sketch is not None:
-            sketches = step.sketch[rows].astype(np.float64)
-            distance = np.maximum.reduceat(np.linalg.norm(sketches - sketches[starts][group_of_member], axis=1), starts)
-            near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(sketches, axis=1), starts)
-        ends = np.append(starts[1:], len(at))
-        for place in np.flatnonzero(~near).tolist():
-            span, one = slice(int(starts[place]), int(ends[place])), groups[place : place + 1]
-            first, *others = rows[span].tolist()
-            others = [row for row in others if step.checksum[row] != step.checksum[first]]
-            result.set(one, Joined.COPIES, int(result.status[one[0]]))
-            result.mark(one, at[span], _FIRST, ordered=True)
-            ranks = rank_list([step.rank_of(row) for row in others])
-            result.text[int(one[0])] = f"copies differ: {ranks} from rank {step.rank_of(first)}"
 
     def _put_gathered(self, result: CombinedStep, groups: Array) -> None:
         """Put together values of ranks that differ: their extrema and moments, or their sum."""
@@ -277,7 +232,7 @@ class Together:
             result.unseen(group, "a plain value, another on each rank")
         groups = groups[~plain]
         summed = self._are_summed(result, groups)
-        self._put_summed(result, groups[summed])
+        _put_summed(result, groups[summed])
         groups = groups[~summed]
         if not len(groups):
             return
@@ -305,24 +260,46 @@ class Together:
 
         They are not samples beside one another.
         """
-        if self._value_of is None:
-            return np.zeros(len(groups), np.bool_)
         here = result.step.rows.site[result.row]
         equal = dict(zip(here.tolist(), result.equal().tolist(), strict=True))
-        return np.array([equal.get(int(self._value_of[site]), False) for site in here[groups]], np.bool_)
+        return np.array([equal.get(int(self._names.value_of[site]), False) for site in here[groups]], np.bool_)
 
-    def _put_summed(self, result: CombinedStep, groups: Array) -> None:
-        """Put together the sum of what the ranks have; only sketches can be added up."""
-        sketch = result.step.sketch
-        if sketch is None or result.sketch is None:
-            for group in groups.tolist():
-                result.unseen(group, "each rank's share of a sum")
-        elif len(groups):
-            at, _, group_of_member = result.members(groups)
-            kept = result.distinct(at, group_of_member)
-            at, starts = at[kept], starts_of(group_of_member[kept])
-            result.set(groups, Joined.OWED, _PARTIAL)
-            result.sketch[groups] = np.add.reduceat(sketch[result.plan.rows[at]].astype(np.float64), starts)
-            result.mark(groups, at, starts, ordered=False)
-            for group in groups.tolist():
-                result.text[group] = "gradients of several ranks, added up"
+
+def _put_copies(result: CombinedStep, groups: Array) -> None:
+    """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
+    step = result.step
+    if not len(groups):
+        return
+    at, starts, group_of_member = result.members(groups)
+    rows = result.plan.rows[at]
+    near = np.zeros(len(groups), np.bool_)
+    if step.sketch is not None:
+        sketches = step.sketch[rows].astype(np.float64)
+        distance = np.maximum.reduceat(np.linalg.norm(sketches - sketches[starts][group_of_member], axis=1), starts)
+        near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(sketches, axis=1), starts)
+    ends = np.append(starts[1:], len(at))
+    for place in np.flatnonzero(~near).tolist():
+        span, one = slice(int(starts[place]), int(ends[place])), groups[place : place + 1]
+        first, *others = rows[span].tolist()
+        others = [row for row in others if step.checksum[row] != step.checksum[first]]
+        result.set(one, Joined.COPIES, int(result.status[one[0]]))
+        result.mark(one, at[span], _FIRST, ordered=True)
+        ranks = rank_list([step.rank_of(row) for row in others])
+        result.text[int(one[0])] = f"copies differ: {ranks} from rank {step.rank_of(first)}"
+
+
+def _put_summed(result: CombinedStep, groups: Array) -> None:
+    """Put together the sum of what the ranks have; only sketches can be added up."""
+    sketch = result.step.sketch
+    if sketch is None or result.sketch is None:
+        for group in groups.tolist():
+            result.unseen(group, "each rank's share of a sum")
+    elif len(groups):
+        at, _, group_of_member = result.members(groups)
+        kept = result.distinct(at, group_of_member)
+        at, starts = at[kept], starts_of(group_of_member[kept])
+        result.set(groups, Joined.OWED, _PARTIAL)
+        result.sketch[groups] = np.add.reduceat(sketch[result.plan.rows[at]].astype(np.float64), starts)
+        result.mark(groups, at, starts, ordered=False)
+        for group in groups.tolist():
+            result.text[group] = "gradients of several ranks, added up"

@@ -10,24 +10,23 @@ as not observed, and says why.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase, Status
+from introspect_cli.records import Kind, Layout, ModuleInfo, Status
 from introspect_cli.store.batch import rows_of
 from introspect_cli.store.combined import joined
 from introspect_cli.store.format import ENTRY
 from introspect_cli.store.launch import stages_in
-from introspect_cli.store.names import SiteTable, encode_sites
 from introspect_cli.store.rank_reader import RankReader, read_rows
-from introspect_cli.store.ranked import Places, RankedStep, whole_layout
+from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
 from introspect_cli.store.whole_digest import Sample, digests
+from introspect_cli.store.whole_names import StoredNames, WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,26 +34,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
-    from introspect_cli.records import Part, Site, SiteInfo
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
     from introspect_cli.store.launch import Stages
+    from introspect_cli.store.names import SiteTable
     from introspect_cli.store.reader import Run
 
     Array = NDArray[Any]
-
-_FLOWING = frozenset(
-    {Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.VALUE},
-)
-"""What each call, each microbatch then, has a value of its own of."""
 
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
-_GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
-_COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
-_VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
 
 
 class WholeReader(StepReader):
@@ -65,7 +56,7 @@ class WholeReader(StepReader):
         path: the run, for messages.
         readers: the ranks' own readers.
         many: how many ranks it stands for.
-        numbers: for each reader, the whole's number of each of its sites; filled in with `sites`.
+        names: of what is recorded, in the whole.
     """
 
     def __init__(
@@ -99,7 +90,7 @@ class WholeReader(StepReader):
         self.running = any(reader.running for reader in readers)
         self.ended = all(reader.ended for reader in readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in readers for dropped in reader.thinned))
-        self.numbers: list[Array] = []
+        self.names = WholeNames(path, readers, self._fold, self._stages)
         self._sizes: dict[int, int] = {}
         self._forms = np.zeros(0, np.int64)
         self.elsewhere: Elsewhere | None = None  # puts steps together in this one's place
@@ -143,14 +134,13 @@ class WholeReader(StepReader):
 
     def _sample(self, row: int) -> Iterator[Sample]:
         """A step of those that are put together in one way, slice by slice."""
-        kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
         size, of = 0, self.slices_of(row)
         for which in range(of):
             together = self._together(which, of)
             step = self._ranked(row, which, of)
             size += len(together.put(step))
             assert together.plan is not None  # it was put together just now
-            yield Sample(step, together.plan, np.asarray(self.sites.key, np.uint64), kinds, self._places)
+            yield Sample(step, together.plan, np.asarray(self.sites.key, np.uint64), self.names.kinds, self._places)
         self._sizes[row] = size
 
     @property
@@ -163,82 +153,25 @@ class WholeReader(StepReader):
             digest.update(repr((reader.rank, parts, held)).encode())
         return digest.hexdigest()
 
-    @cached_property
-    def distinct_roots(self) -> frozenset[str]:
-        """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.
-
-        One that several stages have begins with equal values on all of them.
-        """
-        seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
-        roots = set()
-        for reader in self.readers:
-            stages = self._stages.get(reader.rank)
-            if stages is None or not len(reader):
-                continue
-            sites, batch = reader.sites, reader.read_row(0)
-            for site, layout, checksum in zip(
-                np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), batch.checksum.tolist(), strict=True
-            ):
-                if sites.kind[site] != Kind.PARAM.value or sites.phase[site] != Phase.START.value:
-                    continue
-                recorded, fqn = reader.layouts[layout], sites.fqn[site]
-                stage, name = stages.stage(fqn.partition(".")[0]), stages.name(fqn)
-                mark = recorded.shape, recorded.dtype, checksum
-                other = seen.setdefault((name, recorded.part), (stage, mark))
-                if other[0] != stage and other[1] != mark:
-                    roots.add(name.partition(".")[0])
-        return frozenset(roots)
-
-    @cached_property
+    @property
     def sites(self) -> SiteTable:
         """All sites of all ranks, by number: those of the first, then what others have beside."""
-        number_of: dict[int, int] = {}
-        by_site: dict[Site, int] = {}
-        rows: list[tuple[Site, SiteInfo]] = []
-        last: tuple[Array, Stages | None] | None = None
-        for reader in self.readers:
-            stages = self._stages.get(reader.rank)
-            if last is not None and last[1] == stages and np.array_equal(last[0], reader.sites.key):
-                self.numbers.append(self.numbers[-1])
-                continue
-            if last is not None and last[1] != stages:
-                number_of.clear()  # the same name may be another's
-            last = reader.sites.key, stages
-            keys = last[0].tolist()
-            for number, key in enumerate(keys):
-                if key not in number_of:
-                    site, info = reader.sites[number]
-                    named = site.fqn if stages is None else stages.name(site.fqn)
-                    each = self._fold.get((site.evaluates, named), 0) if site.kind in _FLOWING else 0
-                    if stages is not None:
-                        site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
-                    if each:
-                        site = replace(site, call=site.call % each)
-                    number_of[key] = by_site.setdefault(site, len(rows))
-                    if number_of[key] == len(rows):
-                        rows.append((site, info))
-            self.numbers.append(np.array([number_of[key] for key in keys], np.int64))
-        return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks")
+        return self.names.sites
 
-    @cached_property
+    @property
+    def layouts(self) -> list[Layout]:
+        """Layouts of wholes, by number; reading a step may add some."""
+        return self.names.layouts
+
+    @property
     def modules(self) -> list[ModuleInfo]:
         """The modules of all ranks: those of the first, then what others have beside."""
-        every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
-        return list({module.fqn: module for module in every}.values())
+        return self.names.modules
 
-    @cached_property
+    @property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules of all ranks, each once."""
-        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
-
-    def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
-        """A rank's modules by their names in the whole model."""
-        stages = self._stages.get(reader.rank)
-        return (
-            modules
-            if stages is None
-            else [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
-        )
+        return self.names.module_rows
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
@@ -270,7 +203,7 @@ class WholeReader(StepReader):
         Values with a place in the whole, and what a rank could not see, are of no shape.
         """
         shapes: dict[int, tuple[int, ...]] = {}
-        for reader, numbers in zip(self.readers, self.numbers, strict=True):
+        for reader, numbers in zip(self.readers, self.names.numbers, strict=True):
             batch = reader.read(step)
             for row in np.flatnonzero(numbers[np.asarray(batch.site)] == site).tolist():
                 layout = reader.layouts[int(batch.layout[row])]
@@ -311,20 +244,19 @@ class WholeReader(StepReader):
 
     def _ranked(self, row: int, which: int, of: int) -> RankedStep:
         """The records of a slice of the `row`-th step of all ranks."""
-        _ = self.sites  # which fills in the numbers
         wanted = None if of == 1 else self._slices(of) == which
         batches = []
         read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
-        for batch, numbers in zip(read, self.numbers, strict=True):
+        for batch, numbers in zip(read, self.names.numbers, strict=True):
             rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
             batches.append(batch if rows is None else rows_of([batch], [rows]))
         ranks = [reader.rank for reader in self.readers]
-        return RankedStep(batches, ranks, self.numbers, self._places.numbers, self._together(which, of).rows)
+        return RankedStep(batches, ranks, self.names.numbers, self._places.numbers, self._together(which, of).rows)
 
     def _slices(self, of: int) -> Array:
         """The slice of each site; a gradient is in that of its value, which says what becomes of it."""
         number = np.arange(len(self.sites))
-        return np.where(self._value_of < 0, number, self._value_of) % of
+        return np.where(self.names.value_of < 0, number, self.names.value_of) % of
 
     @cached_property
     def _rows(self) -> Array:
@@ -339,68 +271,9 @@ class WholeReader(StepReader):
     def _together(self, which: int, of: int) -> Together:
         """What puts a slice together, which remembers how; of one slice at a time."""
         if self._at_hand is None or self._at_hand[0] != (which, of):
-            kinds = np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
-            arguments = (self._places, kinds, self._left_out, self.layout_number, self._lacking)
-            together = Together(*arguments, value_of=self._value_of, complete=self._complete)
+            together = Together(self._places, self.names, self._lacking, complete=self._complete)
             self._at_hand = (which, of), together
         return self._at_hand[1]
-
-    @cached_property
-    def _value_of(self) -> Array:
-        """Of each site of a gradient that flows back, the site of the value that it is of; -1 of all others."""
-        sites = self.sites
-        rows = list(zip(sites.kind, sites.fqn, sites.path, sites.call.tolist(), strict=True))
-        values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
-        return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
-
-    def _left_out(self, step: RankedStep) -> Array:
-        """The rows that are not the model's: collectives, and what flows between stages of a pipeline.
-
-        Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
-        what comes out of it out of that of the last.
-        """
-        out: Array = self._collectives[step.rows.site]
-        if self._stages:
-            passed = [
-                np.asarray(is_passed[batch.site]) for is_passed, batch in zip(self._passed, step.batches, strict=True)
-            ]
-            out = out | np.concatenate(passed)
-        return out
-
-    @cached_property
-    def _collectives(self) -> Array:
-        return np.array([kind == Kind.COLLECTIVE.value for kind in self.sites.kind], np.bool_)
-
-    @cached_property
-    def _passed(self) -> list[Array]:
-        """Of each rank's sites, whether it is what a stage of a pipeline is given by another, or gives to one."""
-        out = []
-        for reader in self.readers:
-            stages, sites = self._stages.get(reader.rank), reader.sites
-            is_passed = np.zeros(len(sites), np.bool_)
-            for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
-                if "." not in fqn and stages is not None:
-                    is_passed[number] = (kind in _GOING_IN and stages.stage(fqn) != 0) or (
-                        kind in _COMING_OUT and stages.stage(fqn) != stages.of - 1
-                    )
-            out.append(is_passed)
-        return out
-
-    @cached_property
-    def layouts(self) -> list[Layout]:
-        """Layouts of wholes, by number; reading a step may add some."""
-        return list(dict.fromkeys(whole_layout(layout) for reader in self.readers for layout in reader.layouts))
-
-    @cached_property
-    def _layout_numbers(self) -> dict[Layout, int]:
-        return {layout: number for number, layout in enumerate(self.layouts)}
-
-    def layout_number(self, layout: Layout) -> int:
-        """The number of a layout of wholes, which may be a new one."""
-        number = self._layout_numbers.setdefault(layout, len(self.layouts))
-        if number == len(self.layouts):
-            self.layouts.append(layout)
-        return number
 
 
 class StoredWhole(WholeReader):
@@ -410,17 +283,7 @@ class StoredWhole(WholeReader):
         """Take the one reader of such a run, and how many ranks it stands for."""
         super().__init__(path, [reader])
         self.many = many
-        self.numbers = [np.arange(len(reader.sites))]
-
-    @cached_property
-    def sites(self) -> SiteTable:
-        """All sites, by number."""
-        return self.readers[0].sites
-
-    @cached_property
-    def layouts(self) -> list[Layout]:
-        """Layouts of wholes, by number."""
-        return self.readers[0].layouts
+        self.names = StoredNames(path, reader)
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # as above
