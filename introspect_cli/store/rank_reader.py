@@ -10,8 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from functools import cached_property
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +30,8 @@ from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
 from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
-from introspect_cli.store.names import SiteTable, decode_names, layouts_of, modules_of, no_rows
+from introspect_cli.store.name_tables import NameTables
+from introspect_cli.store.names import SiteTable, layouts_of, modules_of
 from introspect_cli.store.pieces import RemoteFile, fetch
 from introspect_cli.store.remote import RemoteFolder
 from introspect_cli.store.step_reader import StepReader
@@ -39,16 +39,12 @@ from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.arrow import Schema
-    from introspect_cli.store.columns import ColumnData
     from introspect_cli.store.pieces import Range
-
-Names = TypeVar("Names")
 
 _STATUSES = len(Status)
 _MOST_OPEN = 64
@@ -60,12 +56,12 @@ class Shared:
 
     Attributes:
         opened: the readers that have their records open, the latest last.
-        names: sites, layouts and modules, by what tells the bytes that they were read from; and what decodes them.
+        tables: sites, layouts and modules.
     """
 
     def __init__(self) -> None:
         self.opened = deque[RankReader]()
-        self.names: dict[tuple[str, Schema], tuple[dict[tuple[str, int, int, int], Any], Decoder]] = {}
+        self.tables = NameTables()
 
 
 class RankReader(StepReader):
@@ -212,12 +208,12 @@ class RankReader(StepReader):
     @cached_property
     def sites(self) -> SiteTable:
         """All sites, by number."""
-        return self._names("sites", SiteTable)
+        return self._shared.tables.read(self._run, self.rank, self._index, "sites", SiteTable)
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
-        return self._names("layouts", layouts_of)
+        return self._shared.tables.read(self._run, self.rank, self._index, "layouts", layouts_of)
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -230,30 +226,7 @@ class RankReader(StepReader):
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
-        return self._names("modules", modules_of)
-
-    def _names(self, stream: str, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
-        """What is made of the content of `sites`, `layouts` or `modules` that the index vouches for."""
-        last, schema, path = self._index.last, getattr(self._index.columns, stream), f"{self.path}/{stream}.arrow"
-        if last is None:
-            return made(no_rows(schema), path)
-        length, crc, count = int(last[f"{stream}_length"]), int(last[f"{stream}_crc"]), int(last[f"n_{stream}"])
-        if (stream, schema) not in self._shared.names:
-            self._shared.names[stream, schema] = {}, Decoder(schema)
-        kept, decoder = self._shared.names[stream, schema]
-        try:
-            with rank_folder(self._run, self.rank) as folder:
-                key = folder.content(f"{stream}.arrow"), length, crc, count
-                if not key[0] or key not in kept:
-                    data = _read_names(folder, f"{stream}.arrow", length)
-                    if zlib.crc32(data) != crc:
-                        raise DamageError(path, "its bytes are not those that were indexed")
-                    key = key[0] or blake2b(data).hexdigest(), *key[1:]
-        except FileNotFoundError:
-            raise DamageError(path, "it is missing") from None
-        if key not in kept:
-            kept[key] = made(decode_names(data, decoder, count, path), path)
-        return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
+        return self._shared.tables.read(self._run, self.rank, self._index, "modules", modules_of)
 
     # --- records
 
@@ -340,20 +313,6 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool)
         if number == there:
             there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
         yield reader.read_row(row, over=over)
-
-
-def _read_names(folder: Folder, name: str, length: int) -> bytes:
-    """The bytes of a stream of names that its index vouches for."""
-    try:
-        with folder.file(name) as handle:
-            data = handle.read(0, length)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(f"{folder.path}/{name}", error) from None
-    if len(data) < length:
-        raise DamageError(f"{folder.path}/{name}", "it ends before the names that the index counts")
-    return data
 
 
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
