@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.probes import beginning
+from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.beginning import _events
@@ -180,8 +180,8 @@ def test_runs_without_random_states_keep_the_plain_answer(capture):
 
 
 def test_a_deep_model_is_folded(tmp_path, monkeypatch):
-    monkeypatch.setattr(beginning, "FIRST", 5)
-    monkeypatch.setattr(beginning, "LAST", 3)
+    monkeypatch.setattr(beginning_events, "FIRST", 5)
+    monkeypatch.setattr(beginning_events, "LAST", 3)
     net = None
     with introspect_cli.recording(None, tmp_path / "run"):
         torch.manual_seed(0)

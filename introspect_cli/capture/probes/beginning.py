@@ -18,9 +18,8 @@ import random
 import sys
 import threading
 import weakref
-from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,10 +28,17 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop, uncounted
+from introspect_cli.capture.probes.beginning_events import (
+    Event,
+    Events,
+    ModuleMark,
+    arguments_word,
+    seed_word,
+    tensor_mark,
+)
 from introspect_cli.capture.script_generators import script_generators, state_of
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
-from introspect_cli.tensors.views import address_of, unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
@@ -44,9 +50,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.modules import Called, ModuleProbe
 
-FIRST, LAST = 2000, 200
-"""How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
-
 _MOST_READ = 100
 """Files that are kept by name: a sharded checkpoint has many."""
 
@@ -56,43 +59,6 @@ _INITIALISERS = (
 )  # fmt: skip
 _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 """Methods of tensors that draw."""
-
-
-class _Tensor(NamedTuple):
-    """What finds a tensor's name later, without keeping it."""
-
-    key: int
-    address: int
-    shape: tuple[int, ...]
-
-
-class _Module(NamedTuple):
-    """What finds a module's name later, and its class where it has none."""
-
-    reference: weakref.ref[nn.Module]
-    class_name: str
-
-
-class Event(NamedTuple):
-    """One seeding, or one draw.
-
-    Attributes:
-        what: `seed` or `draw`.
-        by: the function: `torch.manual_seed`, `normal_(0.0,0.02)`; of a module that drew, its mode: `train` or `eval`;
-            "" for something that was not seen itself.
-        of: the value it was seeded with; of a draw, the generator's name.
-        state: the generator's state before a draw, 64 bits.
-        subject: the tensor that was filled, or the module that drew.
-        line: in the user's code; of something that was not seen, where it was noticed; of a module, where the outermost
-            one was called.
-    """
-
-    what: str
-    by: str
-    of: object
-    state: int
-    subject: _Tensor | _Module | None
-    line: str
 
 
 class BeginningProbe:
@@ -115,9 +81,7 @@ class BeginningProbe:
         self._handle: RemovableHandle | None = None
         self._generators: Generators | None = None
         self._looks = self._goes_on = False
-        self._first: list[Event] = []
-        self._last: deque[Event] = deque(maxlen=LAST)
-        self._left_out = 0
+        self._events = Events()
         self._read: dict[str, None] = {}
         self._held: list[str] = []
         self._inside = False
@@ -184,10 +148,7 @@ class BeginningProbe:
         """The events in their order, a line of words each; names are known once the model has been called."""
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._read)}
-        names = _Names(self._context)
-        first, last = ([_line(event, names) for event in kept] for kept in (self._first, self._last))
-        rest = {"left_out": self._left_out, "read": list(self._read), "generators": self._held}
-        return {"events": first, "last": last, **rest}
+        return {**self._events.lines(self._context.names), "read": list(self._read), "generators": self._held}
 
     def _begins(self) -> None:
         """A step begins: before the generators are looked at for what is drawn within it."""
@@ -272,7 +233,7 @@ class BeginningProbe:
                 with self._guarded:
                     self._take()
                     value = next(iter((*args, *kwargs.values())), None)
-                    self._note(Event("seed", label, _told(value), 0, None, self._places.line(frame)))
+                    self._events.note(Event("seed", label, seed_word(value), 0, None, self._places.line(frame)))
 
         return seed
 
@@ -290,7 +251,7 @@ class BeginningProbe:
                     if frame is not None and is_users(frame.f_code.co_filename):
                         label = "random.Random" if place else "numpy.random.default_rng"
                         seed = next(iter((*args[place:], *kwargs.values())), None)
-                        self._note(Event("seed", label, _told(seed), 0, None, self._places.line(frame)))
+                        self._events.note(Event("seed", label, seed_word(seed), 0, None, self._places.line(frame)))
             return made
 
         return make
@@ -313,10 +274,10 @@ class BeginningProbe:
                 with self._guarded:
                     drawn = self._take() + ([("own", before)] if before else [])
                     if drawn:
-                        tensor = _tensor(next(iter((*args, *kwargs.values())), None))
-                        line, by = self._places.line(frame), name + _arguments(args, kwargs)
+                        tensor = tensor_mark(next(iter((*args, *kwargs.values())), None))
+                        line, by = self._places.line(frame), name + arguments_word(args, kwargs)
                         for generator, state in drawn:
-                            self._note(Event("draw", by, generator, state, tensor, line))
+                            self._events.note(Event("draw", by, generator, state, tensor, line))
 
         return fill
 
@@ -327,25 +288,18 @@ class BeginningProbe:
             by, subject, line = "", None, ""
             if self._calls.modules:
                 module = self._calls.modules[-1]
-                subject, line = _Module(weakref.ref(module), type(module).__name__), self._calls.line
+                subject, line = ModuleMark(weakref.ref(module), type(module).__name__), self._calls.line
                 by = "train" if getattr(module, "training", False) else "eval"
             else:
                 line = self._places.line(frame)
             for generator, state in drawn:
-                self._note(Event("draw", by, generator, state, subject, line))
+                self._events.note(Event("draw", by, generator, state, subject, line))
 
     def _take(self, *, whole: bool = False) -> list[tuple[str, int]]:
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
             return []
         return generators.take(whole=whole)
-
-    def _note(self, event: Event) -> None:
-        if len(self._first) < FIRST:
-            self._first.append(event)
-            return
-        self._left_out += len(self._last) == LAST
-        self._last.append(event)
 
 
 class _EarlyCalls(threading.local):
@@ -356,73 +310,9 @@ class _EarlyCalls(threading.local):
         self.line = ""
 
 
-def _told(seed: object) -> object:
-    return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
-
-
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What an initialiser is given besides its tensor: `(0.0,std=0.02)`."""
-    every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
-    given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
-    return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
-
-
-def _line(event: Event, names: _Names) -> str:
-    """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
-
-    A module that drew when it was called in evaluation mode: `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
-    """
-    if event.what == "seed":
-        return f"seed {event.by} {event.of} {event.line or '-'}"
-    name = names.of(event.subject) or "-"
-    return f"draw {event.of} {event.state:016x} {event.by or '-'} {name} {event.line or '-'}"
-
-
 def _file_name(source: object) -> str:
     """What a checkpoint is called, with the directory it is in: `checkpoint-4/optimizer.pt`; else what holds it."""
     if isinstance(source, (str, os.PathLike)):
         return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)
     named = getattr(source, "name", None)
     return _file_name(named) if isinstance(named, str) else type(source).__name__
-
-
-def _tensor(value: object) -> _Tensor | None:
-    if type(value) not in (torch.Tensor, nn.Parameter):
-        return None
-    assert isinstance(value, torch.Tensor)
-    with unobserved():
-        try:
-            address = address_of(value) if value.is_cpu else 0
-        except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
-            address = 0
-        return _Tensor(id(value), address, tuple(value.shape))
-
-
-class _Names:
-    """Names of the parameters that modules hold now, by identity and by address."""
-
-    def __init__(self, context: Context) -> None:
-        self._by_id: dict[tuple[int, tuple[int, ...]], str] = {}
-        self._by_address: dict[tuple[int, tuple[int, ...]], str] = {}
-        self._named = context.names
-        for state in list(context.names.states.values()):
-            module = state.reference()
-            parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
-            for name, parameter in parameters.items():
-                found = _tensor(parameter)
-                if found is not None:
-                    fqn = f"{state.fqn}.{name}"
-                    self._by_id.setdefault((found.key, found.shape), fqn)
-                    if found.address:
-                        self._by_address.setdefault((found.address, found.shape), fqn)
-
-    def of(self, subject: _Tensor | _Module | None) -> str:
-        """The name of a tensor, "" where no module holds it; the name of a module, or its class."""
-        if subject is None:
-            return ""
-        if isinstance(subject, _Module):
-            module = subject.reference()
-            state = None if module is None else self._named.find(module)
-            return subject.class_name if state is None else state.fqn
-        known = self._by_id.get((subject.key, subject.shape))
-        return known or self._by_address.get((subject.address, subject.shape), "")

@@ -1,0 +1,150 @@
+"""What seeded random generators and drew from them before the first step, as it is kept and written.
+
+An event is noted before the model is named, and must keep neither tensor nor module alive: what finds their names later
+is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from introspect_cli.tensors.views import address_of, unobserved
+from introspect_cli.texts import clean
+
+if TYPE_CHECKING:
+    import weakref
+
+    from introspect_cli.capture.names import Names
+
+FIRST, LAST = 2000, 200
+"""How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""
+
+
+class TensorMark(NamedTuple):
+    """What finds a tensor's name later, without keeping it."""
+
+    key: int
+    address: int
+    shape: tuple[int, ...]
+
+
+class ModuleMark(NamedTuple):
+    """What finds a module's name later, and its class where it has none."""
+
+    reference: weakref.ref[nn.Module]
+    class_name: str
+
+
+class Event(NamedTuple):
+    """One seeding, or one draw.
+
+    Attributes:
+        what: `seed` or `draw`.
+        by: the function: `torch.manual_seed`, `normal_(0.0,0.02)`; of a module that drew, its mode: `train` or `eval`;
+            "" for something that was not seen itself.
+        of: the value it was seeded with; of a draw, the generator's name.
+        state: the generator's state before a draw, 64 bits.
+        subject: the tensor that was filled, or the module that drew.
+        line: in the user's code; of something that was not seen, where it was noticed; of a module, where the outermost
+            one was called.
+    """
+
+    what: str
+    by: str
+    of: object
+    state: int
+    subject: TensorMark | ModuleMark | None
+    line: str
+
+
+class Events:
+    """What happened, in its order, with the middle left out where it is much."""
+
+    def __init__(self) -> None:
+        self._first: list[Event] = []
+        self._last: deque[Event] = deque(maxlen=LAST)
+        self._left_out = 0
+
+    def note(self, event: Event) -> None:
+        """Keep an event."""
+        if len(self._first) < FIRST:
+            self._first.append(event)
+            return
+        self._left_out += len(self._last) == LAST
+        self._last.append(event)
+
+    def lines(self, names: Names) -> dict[str, object]:
+        """The events, a line of words each; names are known once the model has been called."""
+        held = _Held(names)
+        first, last = ([_line(event, held) for event in kept] for kept in (self._first, self._last))
+        return {"events": first, "last": last, "left_out": self._left_out}
+
+
+def seed_word(seed: object) -> object:
+    """The number that a generator was seeded with, or what else it was given."""
+    return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
+
+
+def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What an initialiser is given besides its tensor: `(0.0,std=0.02)`."""
+    every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
+    given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
+    return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
+
+
+def _line(event: Event, held: _Held) -> str:
+    """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
+
+    A module that drew when it was called in evaluation mode: `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
+    """
+    if event.what == "seed":
+        return f"seed {event.by} {event.of} {event.line or '-'}"
+    name = held.of(event.subject) or "-"
+    return f"draw {event.of} {event.state:016x} {event.by or '-'} {name} {event.line or '-'}"
+
+
+def tensor_mark(value: object) -> TensorMark | None:
+    """What finds the name of a plain tensor later; None for anything else."""
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return None
+    assert isinstance(value, torch.Tensor)
+    with unobserved():
+        try:
+            address = address_of(value) if value.is_cpu else 0
+        except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
+            address = 0
+        return TensorMark(id(value), address, tuple(value.shape))
+
+
+class _Held:
+    """Names of the parameters that modules hold now, by identity and by address."""
+
+    def __init__(self, names: Names) -> None:
+        self._by_id: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._by_address: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._named = names
+        for state in list(names.states.values()):
+            module = state.reference()
+            parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
+            for name, parameter in parameters.items():
+                found = tensor_mark(parameter)
+                if found is not None:
+                    fqn = f"{state.fqn}.{name}"
+                    self._by_id.setdefault((found.key, found.shape), fqn)
+                    if found.address:
+                        self._by_address.setdefault((found.address, found.shape), fqn)
+
+    def of(self, subject: TensorMark | ModuleMark | None) -> str:
+        """The name of a tensor, "" where no module holds it; the name of a module, or its class."""
+        if subject is None:
+            return ""
+        if isinstance(subject, ModuleMark):
+            module = subject.reference()
+            state = None if module is None else self._named.find(module)
+            return subject.class_name if state is None else state.fqn
+        known = self._by_id.get((subject.key, subject.shape))
+        return known or self._by_address.get((subject.address, subject.shape), "")
