@@ -8,6 +8,7 @@ from torch import nn
 
 from introspect_cli.capture.environment import redact, settings, sources
 from introspect_cli.capture.ops.calls import Calls, Places
+from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.probe import OpProbe
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import Writers
@@ -45,7 +46,7 @@ ASKED = [
     (Places, "is_ours", OPS, train),
     (Places, "line", OPS, train),
     (OpProbe, "_begin", OPS, train),
-    (OpProbe, "_push", OPS, train),
+    (OpMode, "enter_stack", OPS, train),
     (OpProbe, "_root", OPS, train),
     (OpProbe, "_ticked", OPS, train),
     (Calls, "of", OPS, train),

@@ -12,18 +12,16 @@ are pushed and popped above it as ever.
 
 from __future__ import annotations
 
-import sys
-import threading
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.arguments import OperatorArguments
 from introspect_cli.capture.ops.calls import Calls, OpCall, Places
+from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
 from introspect_cli.capture.probes.base import drop
@@ -40,42 +38,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
-
+    from introspect_cli.capture.recorder import Recorder
 
 OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
-
-
-class OpMode(TorchDispatchMode):
-    """Tells the probe of every operator, and changes nothing; `operators.cpp` takes the place of its method."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, probe: OpProbe) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's
-        self.probe = probe
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that would be put around every call costs as much as the call
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Whether a compiler need not mind this mode."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operator; then look at what it gave."""
-        try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException as error:
-            # Frames of the dispatcher are not there when nobody watches; ours goes where frames of ours go.
-            raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
-        probe = self.probe
-        if probe.live:
-            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
-        return result
 
 
 class OpProbe:
@@ -111,48 +76,16 @@ class OpProbe:
         self._all_dtypes = all_dtypes
         self.facts = Operators(globs, views=views)
         self._places = Places()
-        self._calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
+        self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
         self.arguments = OperatorArguments()
         self._mode = OpMode(self)
-        self._pushed = threading.local()
         self._handles: list[Any] = []
         self._guarded = context.guard.around(self.name, "operators are", self._stop)
         if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
-            self._mode.__torch_dispatch__ = self._compiled(KERNELS, modules)  # type: ignore[method-assign]
-
-    def _compiled(self, kernels: Any, modules: ModuleProbe) -> Callable[..., Any]:
-        """What is called in place of the mode's method: torch asks that it be bound to the mode."""
-        recorder, calls = self._recorder, self._calls
-        made: Any = kernels.operators(
-            self,
-            self.record_results,
-            self.by_hand,
-            self.of_parameter,
-            OVERLOAD,
-            [],
-            recorder,
-            recorder.step_rows,
-            recorder.intake,
-            modules.stack,
-            calls,
-            self._places.ours,
-            self.facts.known,
-            calls.scopes,
-            calls.by_node,
-            self._writers.sites,
-            FLOATS,
-            private_api.compiler,
-            private_api.running_node,
-            private_api.next_node,
-            private_api.tracing_state,
-            STORAGE_BEGIN,
-            torch.Tensor,
-            torch.nn.Parameter,
-            Phase.BACKWARD,
-            Phase.OPTIMIZER,
-        )
-        return MethodType(made.dispatch, self._mode)
+            made = _compiled(KERNELS, self, context.recorder, modules, self._places, self._writers)
+            # torch asks that what is called in place of the mode's method be bound to the mode
+            self._mode.__torch_dispatch__ = MethodType(made.dispatch, self._mode)  # type: ignore[method-assign]
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
@@ -173,7 +106,7 @@ class OpProbe:
         drop(self._context.clock.on_begin, self._begin)
         drop(self._context.on_root, self._root)
         drop(self._context.clock.on_tick, self._ticked)
-        self._pop()
+        self._mode.leave_stack()
 
     def _stop(self) -> None:
         self._guarded.on = self.live = False
@@ -183,43 +116,30 @@ class OpProbe:
         if not self._guarded.on:
             return
         with self._guarded:
-            self._calls.between = Phase.DATA
+            self.calls.between = Phase.DATA
             self.live = True
-            self._push()
-
-    def _push(self) -> None:
-        if private_api.modes_pushed() == 0:
-            private_api.push_mode(self._mode)
-            self._pushed.mode = self._mode
+            self._mode.enter_stack()
 
     def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer's own operators are not recorded; without a closure there are no others inside its step."""
         with self._guarded:
             if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
-                self._pop()
+                self._mode.leave_stack()
 
     def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         with self._guarded:
             if self._guarded.on and self.live:
-                self._push()
+                self._mode.enter_stack()
 
     def _root(self, _module: object) -> None:
-        self._calls.between = Phase.LOSS
+        self.calls.between = Phase.LOSS
 
     def _ticked(self) -> None:
-        self._calls.clear()
+        self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
-            self._pop()
-
-    def _pop(self) -> None:
-        """Take the mode off this thread's stack if it is on top; under the script's modes it stays, doing nothing."""
-        if getattr(self._pushed, "mode", None) is None:
-            return
-        if private_api.top_mode() is self._mode:
-            private_api.pop_mode()
-            self._pushed.mode = None
+            self._mode.leave_stack()
 
     def record_results(
         self,
@@ -242,7 +162,7 @@ class OpProbe:
             if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
                 return
             node = private_api.running_node()
-            call = self._calls.of(self.facts(func), node, frame)
+            call = self.calls.of(self.facts(func), node, frame)
             if call is None:
                 return
             if call.facts.recorded:
@@ -302,10 +222,6 @@ class OpProbe:
         """Whether a result of its type is recorded."""
         return self._all_dtypes or value.dtype in FLOATS
 
-    def scope(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> Scope:
-        """A module in a phase, in a region that runs as one."""
-        return self._calls.scope(fqn, phase, module_class, watched=watched)
-
     def inside(self, scope: Scope | None, facts: OpFacts, before: int, source: str) -> OpCall | None:
         """The call of an operator in a region that runs as one; None if it is not recorded now.
 
@@ -317,12 +233,7 @@ class OpProbe:
         """
         if scope is None or not scope.watched or not self.live:
             return None
-        return self._calls.ahead(scope, facts, before, source)
-
-    def count(self, scope: Scope | None, facts: OpFacts, times: int) -> None:
-        """A region that runs as one has run, and an operator so many times in it."""
-        if scope is not None:
-            self._calls.count(scope, facts, times)
+        return self.calls.ahead(scope, facts, before, source)
 
     def record(self, call: OpCall, path: str, value: torch.Tensor | None, given_by: list[int], reason: str = "") -> int:
         """Record what an operator inside a region gave, or why it was not seen; the number of its site."""
@@ -346,7 +257,7 @@ class OpProbe:
     def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """What an operator was given, and the forward operator it belongs to; most often what it was a step ago."""
         sites = self._writers.of_all(args if not kwargs else (*args, *kwargs.values()))
-        origin = None if node is None else self._calls.origin(node) or node.name()
+        origin = None if node is None else self.calls.origin(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_belongs(origin))
@@ -363,3 +274,42 @@ def _belongs(origin: OpCall | str | None) -> tuple[int, str]:
         return -1, origin or ""
     site = next(iter(origin.sites.values()), -1)
     return site, "" if site >= 0 else origin.facts.name
+
+
+def _compiled(
+    kernels: Any,
+    probe: OpProbe,
+    recorder: Recorder,
+    modules: ModuleProbe,
+    places: Places,
+    writers: Writers,
+) -> Any:
+    """What looks at operators without running python for those that were met before; `dispatch` is the mode's."""
+    return kernels.operators(
+        probe,
+        probe.record_results,
+        probe.by_hand,
+        probe.of_parameter,
+        OVERLOAD,
+        [],
+        recorder,
+        recorder.step_rows,
+        recorder.intake,
+        modules.stack,
+        probe.calls,
+        places.ours,
+        probe.facts.known,
+        probe.calls.scopes,
+        probe.calls.by_node,
+        writers.sites,
+        FLOATS,
+        private_api.compiler,
+        private_api.running_node,
+        private_api.next_node,
+        private_api.tracing_state,
+        STORAGE_BEGIN,
+        torch.Tensor,
+        torch.nn.Parameter,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+    )

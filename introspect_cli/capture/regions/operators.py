@@ -188,7 +188,7 @@ class CompiledOps:
         place = self._taps.place(module)
         if place is None:
             return None
-        return self._ops.scope(place.phase, place.fqn, place.module_class, watched=place.watched)
+        return self._ops.calls.scope(place.fqn, place.phase, place.module_class, watched=place.watched)
 
     def _call(self, entry: _Result, scope: Scope | None) -> OpCall | None:
         return self._ops.inside(scope, entry.facts, entry.before, entry.source)
@@ -203,7 +203,8 @@ class CompiledOps:
             if call is not None:
                 self._ops.record(call, entry.path, None, [], _INNER)
         for (module, facts), times in graph.totals.items():
-            self._ops.count(scopes[module], facts, times)
+            if (ran_in := scopes[module]) is not None:
+                self._ops.calls.count(ran_in, facts, times)
         root = scopes.get("")
         if root is not None and root.phase is Phase.LOSS:
             # a function, or what comes after a graph break in any of the modules that it calls

@@ -1,0 +1,79 @@
+"""The dispatch mode that sees operators: at the bottom of the stack of modes for as long as steps are captured."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from introspect_cli.capture import private_api
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+
+class Watching(Protocol):
+    """Looks at operators; see `OpProbe`."""
+
+    live: bool
+
+    def record_results(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
+        frame: FrameType | None,
+    ) -> None:
+        """An operator has run."""
+
+
+class OpMode(TorchDispatchMode):
+    """Tells the probe of every operator, and changes nothing; `operators.cpp` takes the place of its method."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, probe: Watching) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.probe = probe
+        self._pushed = threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that would be put around every call costs as much as the call
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether a compiler need not mind this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator; then look at what it gave."""
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            # Frames of the dispatcher are not there when nobody watches; ours goes where frames of ours go.
+            raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
+        probe = self.probe
+        if probe.live:
+            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+        return result
+
+    def enter_stack(self) -> None:
+        """Put it on this thread's stack, unless modes of the script's are there."""
+        if private_api.modes_pushed() == 0:
+            private_api.push_mode(self)
+            self._pushed.mode = self
+
+    def leave_stack(self) -> None:
+        """Take the mode off this thread's stack if it is on top; under the script's modes it stays, doing nothing."""
+        if getattr(self._pushed, "mode", None) is None:
+            return
+        if private_api.top_mode() is self:
+            private_api.pop_mode()
+            self._pushed.mode = None
