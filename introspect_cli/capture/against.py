@@ -240,7 +240,7 @@ class Reference:
                 heard = self._announcement.hear() if first is None else self._announcement.say(first[0], ended + 1)
                 if heard is not None:
                     first, after = (heard.first,), heard.after
-            recorder.compared(-1 if self._against is None else self._against.agreed, first)
+            recorder.saved.compared(-1 if self._against is None else self._against.agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
@@ -262,7 +262,7 @@ class Reference:
             if self._against is not None:
                 said = self._against.finish()
                 if recorder is not None:
-                    recorder.compared(self._against.agreed, self._against.first)
+                    recorder.saved.compared(self._against.agreed, self._against.first)
             if self._announcement is not None and not self._rank:
                 self._announcement.close()
         return said

@@ -17,12 +17,12 @@ import torch
 from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
+from introspect_cli.capture.saved_tensors import SavedTensors
 from introspect_cli.capture.sites import Sites
-from introspect_cli.capture.step_block import EndedStep, SavedTensor
+from introspect_cli.capture.step_block import EndedStep
 from introspect_cli.capture.step_rows import StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.places import Placed
-from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,16 +79,16 @@ class Recorder:
         self._lock = threading.RLock()
         self._keeping = keeping
         self.undecided = keeping.undecided
-        self._save_tensors = save_tensors
         self._store_lost = store_lost
-        self._saved: list[SavedTensor] = []
         self._samples = SampleKeeper(summarizer, each=per_sample)
         self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
+        self.saved = SavedTensors(save_tensors, summarizer, keeping, self._sites, self._lock)
+        self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
         self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
-        self.intake = None if save_tensors or per_sample or keeping.box is not None else summarizer.intake
+        self.intake = None if per_sample or self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
         self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
@@ -157,7 +157,7 @@ class Recorder:
             if short is True:
                 return
             slots = self.summarizer.add_all(values, short or None)
-            if self._save_tensors or self._keeping.box is not None:
+            if self.saved.are_wanted:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._save(site, slot, value)
             if looks:
@@ -184,32 +184,6 @@ class Recorder:
                     for site, value in zip(places, held, strict=True):
                         record: Any = self.tensor if is_tensor else self.value
                         record(site, value)
-
-    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Copy what is stored whole, or held in case that something happens."""
-        box, always = self._keeping.box, site in self._sites.whole
-        if not always and box is None:
-            return
-        value = value.local if isinstance(value, Placed) else value
-        if always:
-            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-                self._saved.append(SavedTensor(slot, self.summarizer.copied(value)))
-        elif box is not None and box.takes(self._sites.of[site], value):
-            try:
-                self._saved.append(SavedTensor(slot, self.summarizer.copied(value), always=False))
-            except Exception as error:  # there is no memory for it, or no way to copy it
-                box.failed(error)
-
-    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
-        box = self._keeping.box
-        if box is None or not box.open:
-            return
-        with self._lock:
-            if diverged is None:
-                box.agreed(agreed)
-            else:
-                box.diverged(*diverged)
 
     def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
         """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
@@ -239,7 +213,7 @@ class Recorder:
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
-                self._saved.clear()
+                self.saved.of_step.clear()
                 self._samples.forget_step()
             self._backlog.clear()
             self._samples.first = True
@@ -292,7 +266,7 @@ class Recorder:
             return
         try:
             rows, samples = self.step_rows, self._samples.step
-            given, saved = rows.given, self._saved
+            given, saved = rows.given, self.saved.of_step
             ended = EndedStep(self.step, rows.sites.copy(), rows.slots.copy(), saved, samples, given, self.labels())
             self._backlog.add(ended)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
@@ -301,9 +275,7 @@ class Recorder:
     def _empty(self) -> None:
         """Begin a step with nothing recorded."""
         self.step_rows.clear()
-        self._saved = []
-        if self._keeping.box is not None:
-            self._keeping.box.turn()
+        self.saved.turn()
         self._samples.forget_step()
         if self._samples.first:
             self._samples.first_is_over()
