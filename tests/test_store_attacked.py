@@ -14,7 +14,8 @@ from store_attacks import answer, build, clumsy_problem, forged, forged_problem
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.arrow import Column, Decoder, Malformed, encode_batch, schema_message
+from introspect_cli.store.arrow import Column, Malformed, encode_batch, schema_message
+from introspect_cli.store.arrow_decoder import Decoder
 from introspect_cli.store.columns import integer_lists, text_lists, texts
 from introspect_cli.store.reader import open_run
 

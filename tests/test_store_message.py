@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from introspect_cli.store.arrow import Column, Decoder, Message, encode_batch
+from introspect_cli.store.arrow import Column, Message, encode_batch
+from introspect_cli.store.arrow_decoder import Decoder
 from introspect_cli.store.batch import short_texts
 from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, text_lists, texts
 from introspect_cli.store.format import LIMIT_TEXT, record_columns

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.follow.messages import VARIABLE
-from introspect_cli.store.files import Handle
+from introspect_cli.store.handles import Handle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.errors import StoreError
 from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
 from introspect_cli.store.closed import CLOSED, RankFolder
-from introspect_cli.store.files import (
-    INDEX,
-    LIMIT_DOCUMENT,
-    MANIFEST,
-    RECORDS,
-    STREAMS,
-    DamageError,
-    Folder,
-    Handle,
-    is_locked,
-)
+from introspect_cli.store.files import INDEX, LIMIT_DOCUMENT, MANIFEST, RECORDS, STREAMS, DamageError, Folder, is_locked
 from introspect_cli.store.format import ENTRY, HEADER, LIMIT_INDEX
 from introspect_cli.store.index import Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS
@@ -40,6 +30,7 @@ from introspect_cli.store.totals import TOTALS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.store.handles import Handle
     from introspect_cli.store.objects import Storage
 
 PIECE = 16 << 20

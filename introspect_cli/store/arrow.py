@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +42,8 @@ _METADATA_V5 = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
 _INT, _FLOAT, _UTF8, _LIST, _FIXED_SIZE_LIST = 2, 3, 5, 12, 16
 _FLOAT_PRECISION = {4: 1, 8: 2}
-_OFFSETS = np.dtype("<i4")
-_MOST = 1 << 40  # rows and bytes that no batch reaches
+OFFSETS = np.dtype("<i4")
+MOST = 1 << 40  # rows and bytes that no batch reaches
 _MARK = 0x5A5A_0000_0000_0000  # finds the numbers to fill in within an encoded message
 
 
@@ -126,7 +125,7 @@ def schema_message(schema: Schema) -> bytes:
 # --- record batches
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """A record batch's header with the numbers left out, and where they go: the first of so many nodes and buffers."""
 
     template: bytes
@@ -144,7 +143,7 @@ class _Frame(NamedTuple):
         pairs: list[int] = []
         for length in lengths:
             pairs += (offset, length)
-            offset += _padded(length)
+            offset += padded(length)
         struct.pack_into("<q", out, self.rows, rows)
         struct.pack_into("<q", out, self.body_length, offset)
         struct.pack_into(f"<{2 * len(nodes)}q", out, self.nodes, *(number for node in nodes for number in (node, 0)))
@@ -152,7 +151,8 @@ class _Frame(NamedTuple):
         return bytes(out)
 
 
-def _padded(length: int) -> int:
+def padded(length: int) -> int:
+    """A length rounded up to 8."""
     return -(-length // 8) * 8
 
 
@@ -169,7 +169,7 @@ def _shape(kind: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _frame(schema: Schema) -> _Frame:
+def frame_of(schema: Schema) -> Frame:
     """The header of a batch of `schema` without its numbers."""
     shapes = [_shape(column.type) for column in schema]
     node_count, buffer_count = (sum(part) for part in zip(*shapes, strict=True))
@@ -179,7 +179,7 @@ def _frame(schema: Schema) -> _Frame:
     buffers = Pairs(((buffer, 0),) + ((0, 0),) * (buffer_count - 1))
     message = _message(_RECORD_BATCH, Table((Scalar("q", rows), nodes, buffers)), body_length)
     where = [message.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
-    return _Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
+    return Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
 
 
 Piece = bytes | memoryview | np.ndarray[Any, Any]
@@ -218,7 +218,7 @@ class Message:
         """A message of zeros; columns of variable size, and those after them, have to be put in."""
         self.rows = rows
         self.columns: dict[str, NDArray[Any]] = {}
-        self._frame = _frame(schema)
+        self._frame = frame_of(schema)
         self._nodes: list[int] = []
         self._lengths: list[int] = []
         self._largest: dict[str, int] = {}
@@ -228,13 +228,13 @@ class Message:
         self._rest = {c.name: (c, None) for c in schema if c.name not in fixed}
         empty = {name: np.zeros((rows, c.width) if c.width else rows, c.dtype) for name, c in fixed.items()}
         header = end = len(self._frame.template)
-        memory = np.zeros(header + sum(_padded(zeros.nbytes) for zeros in empty.values()), np.uint8)
+        memory = np.zeros(header + sum(padded(zeros.nbytes) for zeros in empty.values()), np.uint8)
         for name, zeros in empty.items():
             encoded = _encoded(fixed[name], zeros, rows)
             self._nodes += encoded.nodes
             self._lengths += encoded.lengths
             self.columns[name] = memory[end : end + zeros.nbytes].view(zeros.dtype).reshape(zeros.shape)
-            end += _padded(zeros.nbytes)
+            end += padded(zeros.nbytes)
         self._memory = memory.data
         self._header = self._memory[:header]
 
@@ -317,117 +317,3 @@ def _encode(column: Column, data: ColumnData, rows: int, nodes: list[int], body:
             nodes.append(rows * column.width)
             body.append(b"")
         body.append(np.ascontiguousarray(data, column.dtype))
-
-
-class Batch(NamedTuple):
-    """A decoded batch: rows, columns that view the bytes given, and the bytes it took."""
-
-    rows: int
-    columns: dict[str, ColumnData]
-    length: int
-
-
-class Decoder:
-    """Decodes batches of one schema; what the last header said is kept, since most steps are like the one before.
-
-    Attributes:
-        schema: of the stream.
-    """
-
-    def __init__(self, schema: Schema) -> None:
-        """Take the schema of a stream."""
-        self.schema = schema
-        self._frame = _frame(schema)
-        self._header: bytes | None = None
-        self._rows = self._length = 0
-        self._places: tuple[_Place, ...] = ()
-
-    def decode(self, data: memoryview) -> Batch:
-        """The batch that `data` begins with.
-
-        Raises:
-            Malformed: the bytes are not what `encode_batch` would have written, or are too few.
-        """
-        header = bytes(data[: len(self._frame.template)])
-        if header != self._header:
-            self._read(header)
-        if len(data) < self._length:
-            raise Malformed("a batch is cut short")
-        return Batch(self._rows, {place.name: place.column(data) for place in self._places}, self._length)
-
-    def _read(self, header: bytes) -> None:
-        """Note what a header says: rows, where each column lies, and the bytes of the whole message."""
-        frame, self._header = self._frame, None
-        if len(header) < len(frame.template):
-            raise Malformed("a batch is cut short")
-        (rows,) = struct.unpack_from("<q", header, frame.rows)
-        nodes = struct.unpack_from(f"<{2 * frame.node_count}q", header, frame.nodes)[::2]
-        buffers = struct.unpack_from(f"<{2 * frame.buffer_count}q", header, frame.buffers)
-        offsets, lengths = buffers[::2], buffers[1::2]
-        if min(rows, *nodes, *lengths) < 0 or max(rows, *nodes, *lengths) > _MOST:
-            raise Malformed("a batch claims more than its bytes hold")
-        if header != frame.filled(rows, nodes, lengths):
-            raise Malformed("a batch's header is not in the canonical form")
-        rest = deque(nodes), deque((len(header) + at, length) for at, length in zip(offsets, lengths, strict=True))
-        self._places = tuple(_place(column, rows, *rest) for column in self.schema)
-        self._rows, self._length = rows, len(header) + sum(map(_padded, lengths))
-        self._header = header
-
-
-class _Place(NamedTuple):
-    """Where a column lies in a message.
-
-    Attributes:
-        name: of the column.
-        dtype: of the array that lies there: the values, or the offsets of texts and lists.
-        start: where it begins.
-        size: numbers in it.
-        width: values in a row of a `vector`; 0 for any other column.
-        text: where the bytes of texts begin and end.
-        items: where what lists hold lies.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    start: int
-    size: int
-    width: int = 0
-    text: tuple[int, int] | None = None
-    items: _Place | None = None
-
-    def column(self, data: memoryview) -> ColumnData:
-        """The column in the bytes of a message."""
-        array = np.frombuffer(data, self.dtype, self.size, self.start)
-        if self.text is not None:
-            start, end = self.text
-            self._check(array, end - start)
-            return Texts(array, data[start:end])
-        if self.items is not None:
-            values = self.items.column(data)
-            assert not isinstance(values, Lists)
-            self._check(array, len(values))
-            return Lists(array, values)
-        return array.reshape(-1, self.width) if self.width else array
-
-    def _check(self, offsets: NDArray[Any], end: int) -> None:
-        falls = end > 0 and len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any())
-        if offsets[0] != 0 or offsets[-1] != end or falls or (end == 0 and offsets.any()):
-            raise Malformed(f"column {self.name} has offsets out of order")
-
-
-def _place(column: Column, rows: int, nodes: deque[int], buffers: deque[tuple[int, int]]) -> _Place:
-    """Where a column of so many rows lies, which takes its nodes and buffers from those that are left."""
-    if nodes.popleft() != rows or buffers.popleft()[1]:
-        raise Malformed(f"column {column.name} has another number of rows, or nulls")
-    if column.width and (nodes.popleft() != rows * column.width or buffers.popleft()[1]):
-        raise Malformed(f"column {column.name} has another number of values, or nulls")
-    dtype = _OFFSETS if column.is_variable else np.dtype(column.dtype)
-    size = rows + 1 if column.is_variable else rows * (column.width or 1)
-    start, length = buffers.popleft()
-    if length != size * dtype.itemsize:
-        raise Malformed(f"column {column.name} has another length than its rows need")
-    if column.type == "utf8":
-        at, length = buffers.popleft()
-        return _Place(column.name, dtype, start, size, text=(at, at + length))
-    items = _place(column.item, nodes[0], nodes, buffers) if column.is_variable else None
-    return _Place(column.name, dtype, start, size, column.width, items=items)

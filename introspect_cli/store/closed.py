@@ -19,17 +19,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import (
-    FORMAT,
-    LIMIT_DOCUMENT,
-    LOCK,
-    SETTINGS,
-    SHARED,
-    DamageError,
-    Folder,
-    Handle,
-    take_lock,
-)
+from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, SETTINGS, SHARED, DamageError, Folder
+from introspect_cli.store.handles import Handle, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

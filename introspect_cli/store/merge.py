@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import MANIFEST, reason
 from introspect_cli.store.launch import launch_of
+from introspect_cli.store.manifests import read_manifest
 from introspect_cli.store.pack import files_of, local, open_store
-from introspect_cli.store.reader import RunState, open_run, read_manifest
+from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

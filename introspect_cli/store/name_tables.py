@@ -9,7 +9,7 @@ import zlib
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from introspect_cli.store.arrow import Decoder
+from introspect_cli.store.arrow_decoder import Decoder
 from introspect_cli.store.closed import rank_folder
 from introspect_cli.store.files import DamageError, Folder, unreadable
 from introspect_cli.store.names import decode_names, no_rows

@@ -18,7 +18,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
-from introspect_cli.store.arrow import Batch, Decoder, Malformed, Schema, encode_batch, schema_message
+from introspect_cli.store.arrow import Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
     Lists,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from introspect_cli.store.arrow_decoder import Batch, Decoder
 
 Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]

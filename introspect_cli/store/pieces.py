@@ -16,7 +16,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
-from introspect_cli.store.files import DamageError, Handle
+from introspect_cli.store.files import DamageError
+from introspect_cli.store.handles import Handle
 from introspect_cli.store.objects import NothingThereError, Storage
 
 if TYPE_CHECKING:

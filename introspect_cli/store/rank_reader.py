@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import Layout, ModuleInfo, Status
-from introspect_cli.store.arrow import END_OF_STREAM, Decoder, Malformed, schema_message
+from introspect_cli.store.arrow import END_OF_STREAM, Malformed, schema_message
+from introspect_cli.store.arrow_decoder import Decoder
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.closed import rank_folder
-from introspect_cli.store.files import (
-    INDEX,
-    RECORDS,
-    DamageError,
-    Folder,
-    Handle,
-    unreadable,
-)
+from introspect_cli.store.files import INDEX, RECORDS, DamageError, Folder, unreadable
 from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
 from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
@@ -44,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
+    from introspect_cli.store.handles import Handle
     from introspect_cli.store.pieces import Range
 
 _STATUSES = len(Status)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.catalogue import CATALOGUE, INLINE, LIMIT, Catalogue, Extent, decode
-from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder, Handle
+from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder
+from introspect_cli.store.handles import Handle
 from introspect_cli.store.objects import NothingThereError, Storage, below
 from introspect_cli.store.pieces import RemoteFile, Sent
 

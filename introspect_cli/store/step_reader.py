@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Joined, Record, Status, Summary
-from introspect_cli.store.batch import record_stats
+from introspect_cli.store.derived import record_stats
 from introspect_cli.store.index import StepEntry
 
 if TYPE_CHECKING:

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.store.files import DamageError, Handle
+from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from introspect_cli.store.handles import Handle
 
 NAME = "tensor"
 

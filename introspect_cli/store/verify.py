@@ -35,17 +35,10 @@ from introspect_cli.store.files import (
 )
 from introspect_cli.store.index import step_digest
 from introspect_cli.store.launch import ATTEMPT_NAME, launch_of, merged
+from introspect_cli.store.manifests import SETTINGS_NAME, read_manifest, read_rank_manifests
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.reader import (
-    RANK_NAME,
-    SETTINGS_NAME,
-    RunState,
-    last_common_step,
-    read_manifest,
-    read_rank_manifests,
-    run_state,
-)
+from introspect_cli.store.reader import RANK_NAME, RunState, last_common_step, run_state
 from introspect_cli.store.source_files import SOURCE_NAME, decode
 
 if TYPE_CHECKING:

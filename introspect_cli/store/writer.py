@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import DocumentTooLargeError, StoreError
 from introspect_cli.store import documents
-from introspect_cli.store.closed import CLOSED, close_rank
+from introspect_cli.store.closed import close_rank
 from introspect_cli.store.files import (
     FORMAT,
     LIMIT_DOCUMENT,
@@ -27,12 +27,11 @@ from introspect_cli.store.files import (
     SOURCES,
     TENSORS,
     Folder,
-    Handle,
-    any_lock_held,
     reason,
-    take_lock,
 )
+from introspect_cli.store.handles import Handle, take_lock
 from introspect_cli.store.launch import joined
+from introspect_cli.store.set_aside import lock_file, refuse_unless, set_aside
 from introspect_cli.store.source_files import encode
 from introspect_cli.version import __version__
 
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
-_RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|shared|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+|index\.bin"
-    r"|[a-z]+\.arrow|(labels|divergence)\.jsonl|(totals|closed)\.bin|records-\d+\.arrow|\.((index|closed)\.bin|[a-z]+\.arrow)\.\d+"
-)
 _PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
 
 
@@ -98,7 +93,7 @@ class StoreWriter:
                 ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
-            place = joined(path, launch, lambda other: _set_aside(other, force=force))
+            place = joined(path, launch, lambda other: set_aside(other, force=force))
             return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
@@ -107,13 +102,13 @@ class StoreWriter:
     def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
         if path.is_symlink():
             path = path.resolve()
-        old = _set_aside(path, force=force)
+        old = set_aside(path, force=force)
         path.mkdir(parents=True, exist_ok=True)
         folder = Folder.at(str(path))
         lock: Handle | None = None
         try:
-            lock = _lock_file(folder)
-            _refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
+            lock = lock_file(folder)
+            refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
             writer = cls(path, folder, lock, run_id, durable=durable, rank=rank)
             writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
         except BaseException:
@@ -172,7 +167,7 @@ class StoreWriter:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
         folder = self._folder.secure()
         if self._closed:
-            self._closed, self._lock = False, _lock_file(folder)
+            self._closed, self._lock = False, lock_file(folder)
             take_lock(self._lock.fd)
         if not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
@@ -298,84 +293,7 @@ class StoreWriter:
         self.close()
 
 
-def remove_run(path: Path) -> None:
-    """Delete a run that nobody is writing."""
-    try:
-        refuse_or_remove(path, force=True)
-    except OSError as error:
-        raise StoreError(f"cannot remove {path}: {reason(error)}") from None
-
-
-def refuse_or_remove(path: Path, *, force: bool) -> None:
-    """Make room for a run that other processes will write.
-
-    Raises:
-        StoreError: a run is there (without `force`), is being written, or something else is there.
-    """
-    old = _set_aside(path, force=force)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _set_aside(path: Path, *, force: bool) -> Path | None:
-    """Make sure nothing is lost at `path`; where a run was moved to that may be deleted, if one was.
-
-    The lock of the old run is held while it is moved, so that of two captures started at once one is refused.
-    """
-    try:
-        folder = Folder.at(str(path))
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        if not path.exists():
-            return None  # something above it is a file, and making it will say so
-        raise StoreError(f"{path} is a file; choose another directory") from None
-    try:
-        names = folder.names()
-        if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
-            return None
-        strange = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
-        if strange is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
-            what = f"holds {strange!r}" if strange is not None else "has no manifest"
-            raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
-        lock = _lock_file(folder)
-        try:
-            _refuse_unless(take_lock(lock.fd), path)
-            if _moved(folder, path):
-                return None  # another rank of this launch was quicker
-            _refuse_unless(not any_lock_held(folder), path)
-            if not force:
-                raise StoreError(
-                    f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
-                )
-            aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
-            path.rename(aside)
-            return aside
-        finally:
-            lock.close()
-    finally:
-        folder.close()
-
-
 def ignored(runs: Path) -> None:
     """Have git leave out the directory of runs that were given none, as caches of other tools are."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")
-
-
-def _moved(folder: Folder, path: Path) -> bool:
-    """Whether another directory is at the path by now than the one that was opened."""
-    try:
-        return not os.path.samestat(os.fstat(folder.fd), path.stat())
-    except FileNotFoundError:
-        return True
-
-
-def _lock_file(folder: Folder) -> Handle:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return Handle(os.open(LOCK, flags, 0o666, dir_fd=folder.fd), f"{folder.path}/{LOCK}")
-
-
-def _refuse_unless(unlocked: bool, path: Path) -> None:
-    if not unlocked:
-        raise StoreError(f"{path} is being written by another capture; choose another directory")

@@ -19,7 +19,7 @@ from introspect_cli.capture.follow.messages import VARIABLE, Note, Order, notes_
 from introspect_cli.capture.follow.processes import instead
 from introspect_cli.capture.run_directory import new_run
 from introspect_cli.errors import UsageError
-from introspect_cli.store.writer import refuse_or_remove
+from introspect_cli.store.set_aside import refuse_or_remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

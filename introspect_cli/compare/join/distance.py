@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.records import Joined, Layout, Status, Summary
-from introspect_cli.store.batch import StepBatch, l2_norm
+from introspect_cli.store.derived import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.sites import Ids, Mask
+    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Run
 
 Floats = npt.NDArray[np.float64]
