@@ -211,6 +211,50 @@ def test_packages_hold_no_code():
             assert [type(node).__name__ for node in tree.body] == ["Expr"], path
 
 
+LONGEST_FILE = 350
+LONGEST_CLASS = 249
+MOST_PARAMETERS = 8
+KERNELS = Path("tensors/gpu/kernels.py")
+"""One program for the GPU, which cannot be read in two halves."""
+
+
+def beyond_limits(path):
+    """What of a file is longer than a person keeps in mind, in words.
+
+    A Triton kernel takes each pointer and stride as a parameter, so that of those the parameters do not count.
+    """
+    text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE)
+    if len(text.splitlines()) > LONGEST_FILE and name != KERNELS:
+        yield f"{name} has {len(text.splitlines())} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > LONGEST_CLASS:
+            yield f"{name}: class {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name.parts[:2] != KERNELS.parts[:2]:
+            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            number = len(given) - (given[:1] in (["self"], ["cls"]))
+            if number > MOST_PARAMETERS:
+                yield f"{name}: {node.name} takes {number} parameters"
+
+
+def test_no_file_class_or_list_of_parameters_is_too_long():
+    assert [what for path in FILES for what in beyond_limits(path)] == []
+
+
+def test_what_is_too_long_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    eight = "b, /, c, d, e, f, *, g, h, i"
+    short, long = tmp_path / "short.py", tmp_path / "long.py"
+    body = "    x = 1\n" * (LONGEST_CLASS - 2)
+    short.write_text(f"class A:\n    def f(self, {eight}): pass\n{body}" + "y = 2\n" * (LONGEST_FILE - LONGEST_CLASS))
+    long.write_text(f"class A:\n    def f(self, {eight}, j): pass\n{body}    x = 1\n" + "y = 2\n" * 101)
+    assert list(beyond_limits(short)) == []
+    assert sorted(beyond_limits(long)) == [
+        "long.py has 351 lines",
+        "long.py: class A has 250 lines",
+        "long.py: f takes 9 parameters",
+    ]
+
+
 def loaded_by(code):
     """Which of the heavy modules are imported once `code` has run in a fresh process."""
     heavy = ("torch", "numpy", "numpy.ma", "pyarrow", "rich", "deepdiff", "yaml")

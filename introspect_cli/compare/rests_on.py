@@ -318,10 +318,7 @@ def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
     """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
     names: set[str] = set()
     for owner in owners:
-        for tree in step.modules:
-            module = tree.get(owner)
-            if module is None:
-                continue
+        for module in (tree[owner] for tree in step.modules if owner in tree):
             parts = (alias.partition("=") for alias in module.aliases)
             tied = {name: target for name, equals, target in parts if equals and _is(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from introspect_cli.rerun.trees import (
     planted,
     source_of,
 )
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of
+from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of, or_nothing
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.pack import from_anywhere
@@ -49,7 +48,7 @@ from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 MOST_KEPT = 20
 """Captures that are kept."""
@@ -210,7 +209,7 @@ class _Captures:
             self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {source.words}")
         self.tell(f"{side} is {source.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})")
         began = time.monotonic()
-        with _or_nothing(run), planted(source, others, self.asked.links, self.base) as tree:
+        with or_nothing(run), planted(source, others, self.asked.links, self.base) as tree:
             done = self._run(run, source, tree, options)
             self._refuse(side, done, source)
             self._check(done, source, tree)
@@ -333,18 +332,6 @@ class _Captures:
 
 def _digests(root: Path, names: Sequence[str]) -> set[str]:
     return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
-
-
-@contextlib.contextmanager
-def _or_nothing(run: Path) -> Iterator[None]:
-    """Leave nothing of a capture that did not end by itself."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(run, ignore_errors=True)
-        if not isinstance(error, UsageError):
-            log_of(run).unlink(missing_ok=True)
-        raise
 
 
 def _shown(path: Path) -> str:

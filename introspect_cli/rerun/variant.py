@@ -7,8 +7,10 @@ a question that was answered before is answered from disk.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +21,13 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.endings import Raised, raised
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.errors import StoreError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.store.reader import Run
@@ -240,3 +242,15 @@ def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tupl
     if result.verdict is Verdict.SAME and other.exit_code != reference.exit_code:
         return Verdict.UNDECIDED, result
     return result.verdict, result
+
+
+@contextlib.contextmanager
+def or_nothing(run: Path) -> Iterator[None]:
+    """Leave nothing of a capture that did not end by itself."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(run, ignore_errors=True)
+        if not isinstance(error, UsageError):
+            log_of(run).unlink(missing_ok=True)
+        raise

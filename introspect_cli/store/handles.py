@@ -20,14 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-
 _HIGH = 960
 """Where numbers of our descriptors begin: below the 1,024 that a process may usually have, above what others use."""
 
-
 _ATTEMPTS = 5
-
-
 _PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
 

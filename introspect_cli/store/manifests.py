@@ -22,11 +22,7 @@ from introspect_cli.store.index import newer_format
 from introspect_cli.store.launch import ATTEMPT_NAME, launch_of
 
 SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
-
-
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
-
-
 _TYPES = {
     **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
     **dict.fromkeys(("alone", "narrowing", "options", "tool"), dict),

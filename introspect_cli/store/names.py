@@ -10,14 +10,13 @@ import threading
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
+from introspect_cli.records import Layout, ModuleInfo, Part, Site, SiteInfo
 from introspect_cli.store.arrow import Malformed, Schema, encode_batch, schema_message
 from introspect_cli.store.columns import (
     ColumnData,
@@ -31,22 +30,15 @@ from introspect_cli.store.columns import (
 )
 from introspect_cli.store.files import DamageError
 from introspect_cli.store.format import LIMIT_NAME, LIMIT_NAMES
-from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from introspect_cli.store.arrow_decoder import Batch, Decoder
 
 Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]
 
-_SETTING = frozenset(kind.value for kind in SETTING_KINDS)
 _MAX_DIMS = 1024
 _MAX_ELEMENTS = (1 << 63) - 1
-_SHORT = 64  # characters of a path that cannot be too deep
 
 
 # --- writing
@@ -248,8 +240,8 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
         raise DamageError(path, "a shape has more dimensions than a tensor can have")
     if len(shapes.values) and np.asarray(shapes.values).min() < 0:
         raise DamageError(path, "a shape has a negative size")
-    names = [_plain(columns[name]) for name in ("dtype", "device", "strides")]
-    columns_of_parts = [_plain(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
+    names = [plain_values(columns[name]) for name in ("dtype", "device", "strides")]
+    columns_of_parts = [plain_values(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
     parts = [
         _part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*columns_of_parts, strict=True)
     ]
@@ -270,7 +262,7 @@ def _too_many(shape: tuple[int, ...]) -> bool:
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
     """All rows of modules, in the order they were found."""
-    plain = {name: _plain(column) for name, column in columns.items()}
+    plain = {name: plain_values(column) for name, column in columns.items()}
     names, values = plain["attribute_names"], plain["attribute_values"]
     if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
         raise DamageError(path, "a module has another number of attributes than of values")
@@ -280,7 +272,7 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
     return [ModuleInfo(*row) for row in rows]
 
 
-def _plain(column: ColumnData) -> list[Any]:
+def plain_values(column: ColumnData) -> list[Any]:
     """The values of a column, texts made harmless."""
     if isinstance(column, Texts):
         return column.harmless(LIMIT_NAME).tolist()
@@ -288,67 +280,3 @@ def _plain(column: ColumnData) -> list[Any]:
         values, offsets = column.values.harmless(LIMIT_NAME).tolist(), column.offsets.tolist()
         return [tuple(values[start:end]) for start, end in pairwise(offsets)]
     return list(column.tolist())
-
-
-def _texts(name: str) -> cached_property[list[str]]:
-    """A column of a table of sites that is decoded when it is first asked for."""
-    return cached_property(lambda table: _plain(table.columns[name]))
-
-
-class SiteTable:
-    """All sites of a rank, by number.
-
-    Attributes:
-        columns: as they are stored.
-        key: uint64 (n,), `Site.key()` of each, as stored; `verify` recomputes it.
-        call: uint32 (n,).
-        path_of_file: where the table is stored, for messages.
-        phase, kind, fqn: texts of each, made when they are asked for.
-        module_class: of the module, optimizer or loader.
-        op, source: "" where there is none.
-    """
-
-    phase, kind, fqn = _texts("phase"), _texts("kind"), _texts("fqn")
-    module_class, op, source = _texts("module_class"), _texts("op"), _texts("source")
-
-    def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
-        self.columns = columns
-        self.path_of_file = path
-        self.key = cast("NDArray[np.uint64]", columns["key"])
-        self.call = cast("NDArray[np.uint32]", columns["call"])
-
-    @cached_property
-    def path(self) -> list[str]:
-        """Path of each site inside nested values."""
-        return [shallow(path) if len(path) > _SHORT else path for path in _plain(self.columns["path"])]
-
-    @cached_property
-    def setting(self) -> NDArray[np.bool_]:
-        """Whether digests leave a site out, bool (n,); True for sites that digests leave out."""
-        return np.array([kind in _SETTING for kind in self.kind], np.bool_)
-
-    def __len__(self) -> int:
-        return len(self.key)
-
-    def __getitem__(self, number: int) -> tuple[Site, SiteInfo]:
-        """The site and what is known of it.
-
-        Raises:
-            IndexError: there is no such number.
-            StoreError: its phase or kind is not one.
-        """
-        try:
-            phase, kind = Phase(self.phase[number]), Kind(self.kind[number])
-        except ValueError:
-            raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
-        site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
-        return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
-
-    def key_of(self, number: int) -> int:
-        """The key of a site, computed from its texts as they are stored."""
-        fqn, path = (cast("Texts", self.columns[name])[number] for name in ("fqn", "path"))
-        site, _ = self[number]
-        return replace(site, fqn=fqn, path=path).key()
-
-    def __iter__(self) -> Iterator[tuple[Site, SiteInfo]]:
-        return (self[number] for number in range(len(self)))

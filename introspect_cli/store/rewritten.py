@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.handles import Handle
     from introspect_cli.store.index import Entries
 
-
 _PIECE = 1 << 20
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import Array, StepBatch
     from introspect_cli.store.index import Entries
-    from introspect_cli.store.names import SiteTable
+    from introspect_cli.store.site_table import SiteTable
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
 _MOST_ELEMENTS = (1 << 63) - 1

@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import (
-    first_parameter,
-    has_parameter,
-    holders,
-    names_in,
-    other_optimizer,
-    renumbered,
-)
 from introspect_cli.compare.reasons.module import other_class
+from introspect_cli.compare.reasons.one_sided_optimizers import (
+    changed_optimizer,
+    evaluations,
+    graded,
+    no_gradient,
+    no_state,
+    not_optimized,
+    unused,
+)
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
-from introspect_cli.compare.rests_on import Place, backward
+from introspect_cli.compare.reasons.words import how_far, listed, often, what
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.table import EQUAL, OTHER
 from introspect_cli.records import Kind, ModuleInfo, Phase
@@ -31,6 +30,7 @@ from introspect_cli.records import Kind, ModuleInfo, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
@@ -105,19 +105,6 @@ def _follows(scene: Scene) -> str:
 def _operator(scene: Scene) -> str:
     line = f", at {scene.first.source}" if scene.first.source else ""
     return f"{scene.only_has}{line}: different operators run there in {scene.lacks}.{attention_back_ends(scene)}"
-
-
-def _not_optimized(scene: Scene) -> str:
-    has = {side: has_parameter(held, scene.site.fqn) for side, held in scene.documents("optimizers").items()}
-    if (has[scene.first.only], has[scene.lacks]) != (True, False):
-        return ""
-    steps = f"no optimizer that steps in {scene.lacks} has this parameter."
-    return f"{scene.only_has}, as the optimizer sees it: {steps}"
-
-
-def _other_optimizer(scene: Scene) -> str:
-    changed = other_optimizer(scene.documents("optimizers"), scene.site.fqn)
-    return f"{scene.only_has} at this optimizer step: {changed}." if changed else ""
 
 
 def _tied(scene: Scene) -> str:
@@ -204,89 +191,16 @@ def _subject(scene: Scene) -> str:
     return f"{text} the {kind} {subject} {verb} only in {side}{of_class}."
 
 
-def _evaluations(scene: Scene) -> str:
-    """That an optimizer with a closure evaluates the loss another number of times within its step."""
-    if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
-        return ""
-    names = listed(list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))) or "the optimizer"
-    changes = [f"{label} {a} -> {b}" for label, (a, b) in scene.hyperparameters.items()]
-    why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
-    one, two = map(often, scene.losses)
-    return f"{names} evaluates the loss {one} within the step of a and {two} in b{why}."
-
-
 def _calls(scene: Scene) -> str:
     if not scene.calls:
         return ""
     name, one, two = scene.calls
     whole = not owner_of(name) and scene.losses[0] != scene.losses[1]
     why = "a different number of accumulated batches" if whole else "one run calls it more often"
-    one_of, two_of = (sorted(_graded(scene, name)) for name in "ab")
+    one_of, two_of = (sorted(graded(scene, name)) for name in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
         why = f"in a an optimizer that has {one_of[0]} steps first, in b one that has {two_of[0]}"
     return f"{scene.only_has}: {name} runs {often(one)} in this step of a and {often(two)} in b ({why})."
-
-
-def _unused(scene: Scene) -> str:
-    """A parameter's gradient that one optimizer step alone takes."""
-    seen = f"{scene.only_has}, as the optimizer sees it"
-    settings = scene.documents("optimizers")
-    one, two = scene.optimizers
-    if not one or not two:  # then by whose parameters' gradients are there
-        one, two = (holders(held, _graded(scene, side)) for side, held in settings.items())
-    # each run has the optimizers that step in either here, and none of them steps in both
-    both = {*one, *two}
-    exchanged = one and two and not {*one} & {*two} and all(both <= names_in(held) for held in settings.values())
-    if one != two and (sorted(one) == sorted(two) or exchanged):
-        by_run = f"{', '.join(one)} in a; {', '.join(two)} in b"
-        return f"{seen}: the optimizers step in a different order ({by_run})."
-    elsewhere = _another_steps(scene, {"a": one, "b": two})
-    if elsewhere:
-        return f"{seen}: {elsewhere}"
-    (passed,) = backward(scene.step, Place(scene.site, np.inf))
-    if passed.known in {Known.EQUAL, Known.WITHIN}:
-        return (
-            f"{seen}{although([passed])}: in {scene.lacks} it was cleared between the backward pass and the optimizer "
-            "step (zero_grad), or the parameter was replaced in the model after the optimizer was built."
-        )
-    return ""
-
-
-def _gradient(scene: Scene) -> str:
-    ways = "frozen, detached, under no_grad, not part of the loss"
-    if scene.site.kind is Kind.GRAD:
-        ways += ", or replaced in the model after the optimizer was built"
-    return f"{scene.only_has}: in {scene.lacks} no gradient reaches it ({ways})."
-
-
-def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
-    """That a run's step is of an optimizer which has no such parameter, though another of its optimizers has it."""
-    settings = scene.documents("optimizers")
-    has = {side: holders(held, {scene.site.fqn}) for side, held in settings.items()}
-    here, there = steps[scene.first.only], steps[scene.lacks]
-    held_here, held_there = {*has[scene.first.only]}, {*has[scene.lacks]}
-    if not {*here} & held_here or not there or not held_there or {*there} & held_there:
-        return ""
-    if here == there and renumbered(*settings.values()):
-        first = first_parameter(settings[scene.lacks], there[0])
-        return (
-            f"in {scene.first.only} the {here[0].partition('#')[0]} that has it steps here, and in {scene.lacks} the "
-            f"one that has {first}."
-        )
-    return (
-        f"{listed(here)} {'steps' if len(here) == 1 else 'step'} here in {scene.first.only}, and in {scene.lacks} "
-        f"{listed(there)}, which {'does' if len(there) == 1 else 'do'} not have this parameter."
-    )
-
-
-def _graded(scene: Scene, side: str) -> set[str]:
-    """The parameters whose gradients an optimizer sees in this step of a run."""
-    rows = scene.table.rows_of(side)
-    return {scene.step.alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
-
-
-def _state(scene: Scene) -> str:
-    return f"{scene.only_has}: the optimizer of {scene.lacks} does not keep it, or does not step this parameter."
 
 
 def _paths(scene: Scene) -> str:
@@ -314,19 +228,19 @@ _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset[Kind]()
 _LOOKS = (
     (frozenset({Kind.OP_OUTPUT}), _operator),
-    (_UPDATED, _not_optimized),
-    (_UPDATED, _other_optimizer),
+    (_UPDATED, not_optimized),
+    (_UPDATED, changed_optimizer),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
     (_ALL, _no_forward),
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
-    (_ALL, _evaluations),
+    (_ALL, evaluations),
     (_ALL, _calls),
-    (frozenset({Kind.GRAD}), _unused),
-    (_GRADIENTS, _gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), _state),
+    (frozenset({Kind.GRAD}), unused),
+    (_GRADIENTS, no_gradient),
+    (frozenset({Kind.OPTIMIZER_STATE}), no_state),
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), _batches),
     (_ALL, _otherwise),
