@@ -32,7 +32,7 @@ FORMULAS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
     "std": lambda c: np.sqrt(c["var"]),
     "l2": lambda c: l2_norm(c["mean"], c["var"], c["n"]),
 }
-"""How each of `records.DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are
+"""How each of `statistics.DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are
 stored without the others); `uvar` by Bessel's correction."""
 
 

@@ -18,16 +18,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Layout, ModuleInfo, Part, Site, SiteInfo
 from introspect_cli.store.arrow import Malformed, Schema, encode_batch, schema_message
-from introspect_cli.store.columns import (
-    ColumnData,
-    Lists,
-    Texts,
-    integer_lists,
-    joined,
-    storable,
-    text_lists,
-    texts,
-)
+from introspect_cli.store.columns import ColumnData, Lists, Texts, integer_lists, joined, storable, text_lists, texts
 from introspect_cli.store.files import DamageError
 from introspect_cli.store.format import LIMIT_NAME, LIMIT_NAMES
 

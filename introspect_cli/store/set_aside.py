@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.closed import CLOSED
-from introspect_cli.store.files import (
-    LOCK,
-    MANIFEST,
-    Folder,
-    any_lock_held,
-    reason,
-)
+from introspect_cli.store.files import LOCK, MANIFEST, Folder, any_lock_held, reason
 from introspect_cli.store.handles import Handle, take_lock
 
 if TYPE_CHECKING:

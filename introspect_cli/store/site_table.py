@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.columns import (
-        ColumnData,
-        Texts,
-    )
+    from introspect_cli.store.columns import ColumnData, Texts
 
 _SETTING = frozenset(kind.value for kind in SETTING_KINDS)
 _SHORT = 64  # characters of a path that cannot be too deep

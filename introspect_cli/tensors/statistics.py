@@ -10,7 +10,7 @@ What the columns mean, all over finite elements (complex numbers: over the absol
 `kurt` Pearson's kurtosis (M4/n) / (M2/n)**2, 3 for a normal distribution. Where the variance is 0 there is no
 skewness and no kurtosis; where there is no finite element there is nothing. Absent is NaN.
 
-A new statistic that follows from what rows hold is a line of `FORMULAS` here and one of `records.STATISTICS`.
+A new statistic that follows from what rows hold is a line of `FORMULAS` here and one of `statistics.STATISTICS`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ FORMULAS: dict[str, Callable[[Columns], npt.NDArray[Any]]] = {
     "med": lambda c: c.floats[:, r.MEDIAN],
     "mode": lambda c: c.floats[:, r.MODE],
 }
-"""How each of `records.STATISTICS` is computed from rows: whole columns, of the type named there, shape (n,)."""
+"""How each of `statistics.STATISTICS` is computed from rows: whole columns, of the type named there, shape (n,)."""
 
 
 def finalise(rows: r.Rows, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
