@@ -32,8 +32,8 @@ FORMULAS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
     "std": lambda c: np.sqrt(c["var"]),
     "l2": lambda c: l2_norm(c["mean"], c["var"], c["n"]),
 }
-"""How each of `statistics.DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are
-stored without the others); `uvar` by Bessel's correction."""
+"""How each of `DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are stored
+without the others); `uvar` by Bessel's correction."""
 
 
 def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: Array) -> dict[str, Array]:
