@@ -48,6 +48,7 @@ VARIABLES = {
     "NO_COLOR": "Anything: print without colours.",
     "TERM": "`dumb`: show no progress line.",
     "TORCHINDUCTOR_CACHE_DIR": "Files below it are the compiler's, and no sources of the script.",
+    "TRITON_CACHE_DIR": "As `TORCHINDUCTOR_CACHE_DIR`.",
     "WANDB_PROJECT": "The project that `--publish wandb` writes to.",
     "XDG_CACHE_HOME": "Packed runs are unpacked below it.",
 }
