@@ -193,8 +193,8 @@ def test_optimizers_are_compared_by_what_applies_to_a_parameter():
     assert list(optimizer_changes(a, b)) == [("lr", 0.1, 0.2)]
     split = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1), group(0.3, "b", initial_lr=0.3)]}]
     assert list(optimizer_changes(a, split)) == [("lr of b", 0.1, 0.3)]
-    assert changes_for(a, split, "b") == {"lr": ("0.1", "0.3")}
-    assert changes_for(a, split, "w") == {}
+    assert changes_for({"a": a, "b": split}, "b") == {"lr": ("0.1", "0.3")}
+    assert changes_for({"a": a, "b": split}, "w") == {}
     fewer = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1)]}]
     assert list(optimizer_changes(a, fewer)) == [("parameter b", "optimized", None)]
     assert has_parameter(fewer, "b") is False

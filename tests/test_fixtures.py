@@ -79,4 +79,5 @@ def test_no_line_of_a_fixture_knows_the_tool(script):
 
 def test_every_fixture_is_run():
     named = {command.split()[0] for command in COMMANDS}
-    assert named == {path.name for path in FIXTURES.glob("*.py")}
+    on_a_gpu = {"train_gpu.py"}  # of `cases_gpu.yaml`
+    assert named | on_a_gpu == {path.name for path in FIXTURES.glob("*.py")}

@@ -263,7 +263,7 @@ ELSEWHERE = {
     "torch._C._DisableTorchDispatch": "as DisableTorchFunction",
     "torch._C._DisableAutocast": "keeps our operations from autocast; without it statistics may be rounded",
     "torch._C._is_any_autocast_enabled": "spares us _DisableAutocast where there is none; without it, each is used",
-    "torch._ops.OpOverload": "tells operators from other functions; without it, no operator is looked at",
+    "torch._ops.OpOverload": "the type of an operator with its overload; there is no public one",
     "torch._is_functional_tensor": "tells tensors without data; without it they are recorded as an error",
     "torch._subclasses.fake_tensor.FakeTensor": "as _is_functional_tensor",
     "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor": "where a tensor lies; without it each takes twice as long",

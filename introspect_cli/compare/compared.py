@@ -64,7 +64,8 @@ class Compared:
         """How much was compared and what came of it; of evaluation alone, the steps that have one."""
         total = self.tally
         agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
-        steps = [outcome.evaluated if self.options.evaluation else outcome.paired for outcome in self.outcomes]
+        evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
+        steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
         return Counts(
             steps_a=max((len(self.a.rank(rank)) for rank in self.a.ranks), default=0),
             steps_b=max((len(self.b.rank(rank)) for rank in self.b.ranks), default=0),

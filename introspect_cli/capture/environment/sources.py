@@ -143,8 +143,8 @@ def file_of(module: object) -> str:
 
 def generated(path: str) -> bool:
     """Whether a compiler wrote a file into its cache: it says what was compiled, under a name that is a hash."""
-    for cache in filter(None, (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR"))):
-        if os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
+    for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
+        if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
             return True
     return any(part == ".triton" or part.startswith("torchinductor_") for part in Path(path).parts)
 

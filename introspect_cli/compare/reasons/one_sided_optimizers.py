@@ -42,11 +42,13 @@ def evaluations(scene: Scene) -> str:
     """That an optimizer with a closure evaluates the loss another number of times within its step."""
     if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
         return ""
-    names = listed(list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))) or "the optimizer"
+    names = list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))
     changes = [f"{label} {a} -> {b}" for label, (a, b) in scene.hyperparameters.items()]
     why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
+    if not names:  # with them, its hyper-parameters are on record
+        names, why = ["the optimizer (its hyper-parameters were not recorded)"], ""
     one, two = map(often, scene.losses)
-    return f"{names} evaluates the loss {one} within the step of a and {two} in b{why}."
+    return f"{listed(names)} evaluates the loss {one} within the step of a and {two} in b{why}."
 
 
 def unused(scene: Scene) -> str:
