@@ -124,17 +124,17 @@ class PlainTensors:
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        layout = prepared.interned
-        token = None
-        if not tensor.is_inference():
-            token = (address_of(tensor), storage._cdata, tensor._version, layout)  # noqa: SLF001  # as in `reuse`
-        if prepared.plan.dims and batch is None:  # launches of a batch come later, when a copy would be gone
-            tensor, prepared = self._in_order(engine, tensor, prepared)
+        layout, address, token = prepared.interned, address_of(tensor), None
+        if batch is None:  # launches of a batch come later, when a copy would be gone
+            if not tensor.is_inference():
+                token = (address, storage._cdata, tensor._version, layout)  # noqa: SLF001  # as in `reuse`
+            if prepared.plan.dims:
+                tensor, prepared = self._in_order(engine, tensor, prepared)
+                address = address_of(tensor)
         self.slots.arena.address(slot)
         self.slots.layout_of.append(layout)
         if not element.values:
             self.slots.bits_only(slot, tensor.dtype)
-        address = address_of(tensor)
         if batch is None:
             engine.one(slot, prepared, address, token=token)
         else:

@@ -57,7 +57,7 @@ class OpMode(TorchDispatchMode):
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
-            # Frames of the dispatcher are not there when nobody watches; ours goes where frames of ours go.
+            # Bare, there are no frames of the dispatcher; this one is left out as other frames of the tool are.
             raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
         probe = self.probe
         if probe.live:

@@ -32,6 +32,7 @@ from introspect_cli.tensors.gpu.merge import (
     ZEROS,
     inverse_of,
     merge_programs,
+    two_sums,
     write_moments,
     write_no_order,
     write_no_statistics,
@@ -106,12 +107,6 @@ def _hashes(bits, block, keys, factor, shift, ROWS: tl.constexpr):
     z = z + shift[None, :]  # added one by one, so that all of it stays where the elements were loaded to
     z = z + key[:, None]
     return ((z & _LOW) * (z >> 32) + z).to(tl.int64)
-
-
-@triton.jit
-def _both(a, b):
-    """The sums of two columns: together, so that threads wait for one another once."""
-    return tl.split(tl.sum(tl.join(a, b), axis=0))
 
 
 @triton.jit
@@ -341,7 +336,7 @@ def summarise(
                 x = number_of(bits, table, KIND)
             n = tail - head
             # What to count from and the scale only have to be about right, so that float32 is enough for both.
-            total, about = _both(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
+            total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
             share = inverse_of(n, WIDE)
             typical = total * share
             about = about * share
@@ -383,7 +378,7 @@ def summarise(
             sizes += tile_sizes
             # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
             square = d * d
-            odd, even = _both(
+            odd, even = two_sums(
                 tl.join(tl.sum(d, axis=0), tl.sum(square * d, axis=0)),
                 tl.join(tl.sum(square, axis=0), tl.sum(square * square, axis=0)),
             )

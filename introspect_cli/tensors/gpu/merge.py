@@ -51,25 +51,18 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 
 @triton.jit
-def _word(scratch, first, programs, at, lane, word, other):
-    """A word of some programs of a tensor.
+def _word(pointer, first, programs, at, lane, word, other):
+    """A word of some programs of a tensor, of the type that is pointed to.
 
     It is read past the first-level cache, which does not see what others wrote.
     """
-    places = scratch.to(tl.pointer_type(tl.int64)) + first * WORDS + word * programs + at + lane
+    places = pointer + first * WORDS + word * programs + at + lane
     return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
 
 
 @triton.jit
-def _real(scratch, first, programs, at, lane, word, other):
-    """As `_word`, of a word that is a float64."""
-    places = scratch.to(tl.pointer_type(tl.float64)) + first * WORDS + word * programs + at + lane
-    return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
-
-
-@triton.jit
-def _two(a, b):
-    """The sums of two vectors: together, so that threads wait for one another once."""
+def two_sums(a, b):
+    """The sums of two arrays over their first dimension: together, so that threads wait for one another once."""
     return tl.split(tl.sum(tl.join(a, b), axis=0))
 
 
@@ -88,6 +81,8 @@ def merge_programs(
     lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
+    lines = scratch.to(tl.pointer_type(tl.int64))
+    floats = scratch.to(tl.pointer_type(tl.float64))
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     raw = tl.zeros((MERGED,), dtype=tl.int64)
@@ -102,19 +97,19 @@ def merge_programs(
         small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            raw += _word(scratch, first, programs, at, lane, 0, 0)
-            counts += _word(scratch, first, programs, at, lane, FINITE, 0)
-            nans += _word(scratch, first, programs, at, lane, NANS, 0)
-            above += _word(scratch, first, programs, at, lane, POSINFS, 0)
-            below += _word(scratch, first, programs, at, lane, NEGINFS, 0)
-            zeros += _word(scratch, first, programs, at, lane, ZEROS, 0)
-            low = tl.minimum(low, _real(scratch, first, programs, at, lane, MIN, float("inf")))
-            high = tl.maximum(high, _real(scratch, first, programs, at, lane, MAX, float("-inf")))
-            small = tl.minimum(small, _real(scratch, first, programs, at, lane, ABSMIN, float("inf")))
-            sizes += _real(scratch, first, programs, at, lane, ABSSUM, 0.0)
-        whole, finite = _two(raw, counts)
-        nans, zeros = _two(nans, zeros)
-        above, below = _two(above, below)
+            raw += _word(lines, first, programs, at, lane, 0, 0)
+            counts += _word(lines, first, programs, at, lane, FINITE, 0)
+            nans += _word(lines, first, programs, at, lane, NANS, 0)
+            above += _word(lines, first, programs, at, lane, POSINFS, 0)
+            below += _word(lines, first, programs, at, lane, NEGINFS, 0)
+            zeros += _word(lines, first, programs, at, lane, ZEROS, 0)
+            low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
+            high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
+            small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
+            sizes += _word(floats, first, programs, at, lane, ABSSUM, 0.0)
+        whole, finite = two_sums(raw, counts)
+        nans, zeros = two_sums(nans, zeros)
+        above, below = two_sums(above, below)
         tl.store(out, whole)
         tl.store(out + FINITE, finite)
         tl.store(out + NANS, nans)
@@ -124,19 +119,19 @@ def merge_programs(
         share = inverse_of(tl.maximum(finite, 1), True)
         means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(scratch, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _real(scratch, first, programs, at, lane, MEAN, 0.0)
+            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _word(floats, first, programs, at, lane, MEAN, 0.0)
             means += tl.where(n > 0, n * share * mean, 0.0)
-        mean_all, size = _two(means, sizes)
+        mean_all, size = two_sums(means, sizes)
         s2 = tl.zeros((MERGED,), dtype=tl.float64)
         s3 = tl.zeros((MERGED,), dtype=tl.float64)
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(scratch, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _real(scratch, first, programs, at, lane, MEAN, 0.0)
-            m2 = _real(scratch, first, programs, at, lane, M2, 0.0)
-            m3 = _real(scratch, first, programs, at, lane, M3, 0.0)
-            m4 = _real(scratch, first, programs, at, lane, M4, 0.0)
+            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _word(floats, first, programs, at, lane, MEAN, 0.0)
+            m2 = _word(floats, first, programs, at, lane, M2, 0.0)
+            m3 = _word(floats, first, programs, at, lane, M3, 0.0)
+            m4 = _word(floats, first, programs, at, lane, M4, 0.0)
             d = tl.where(n > 0, mean - mean_all, 0.0)
             s2 += m2 + n * d * d
             s3 += m3 + 3.0 * d * m2 + n * d * d * d
@@ -146,12 +141,12 @@ def merge_programs(
         tl.store(real + MIN, least)
         tl.store(real + MAX, most)
         tl.store(real + ABSMIN, tl.min(small, axis=0))
-        m2, m4 = _two(s2, s4)
+        m2, m4 = two_sums(s2, s4)
         write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
         tl.store(real + ABSSUM, size)
     else:
         for at in range(0, programs, MERGED):
-            raw += _word(scratch, first, programs, at, lane, 0, 0)
+            raw += _word(lines, first, programs, at, lane, 0, 0)
         tl.store(out, tl.sum(raw, axis=0))
         write_no_statistics(row)
     write_no_order(row)
@@ -160,7 +155,7 @@ def merge_programs(
     if SKETCH:
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
-            total += _real(scratch, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
+            total += _word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
     tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
 
 
