@@ -15,10 +15,10 @@ import re
 import struct
 import zlib
 from contextlib import suppress
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
+from introspect_cli.store.catalogue import digest_of
 from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, SETTINGS, SHARED, DamageError, Folder
 from introspect_cli.store.handles import Handle, take_lock
 
@@ -174,6 +174,11 @@ class RankFolder(Folder):
         return self._read.table
 
 
+def shared_name(name: str, data: bytes) -> str:
+    """What a file with this content is called among the files that ranks share."""
+    return f"{name}-{digest_of(data)}"
+
+
 def rank_folder(run: Folder, rank: int) -> Folder:
     """The directory of a rank of a run.
 
@@ -273,7 +278,7 @@ def _kept_once(shared: Folder, path: str, data: bytes, *, alone: bool) -> str:
     name = path.rpartition("/")[2]
     if _ONE_RANKS.fullmatch(name):
         return ""
-    named = f"{name}-{blake2b(data, digest_size=16).hexdigest()}"
+    named = shared_name(name, data)
     if named in shared:
         return named if shared.read_file(named, LARGEST) == data else ""
     most = _MANY if len(data) >= _LITTLE else _SOME if alone else 0

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import documents, tensorfile
-from introspect_cli.store.closed import LARGEST, SHARED_NAME, rank_folder
+from introspect_cli.store.closed import LARGEST, SHARED_NAME, rank_folder, shared_name
 from introspect_cli.store.files import (
     CHILDREN,
     LABEL,
@@ -280,7 +279,7 @@ def _checked_document(folder: Folder, name: str, run_id: object) -> int:
 
 
 def _checked_shared(folder: Folder, name: str) -> None:
-    if blake2b(folder.read_file(name, LARGEST), digest_size=16).hexdigest() != name.rpartition("-")[2]:
+    if shared_name(name.rpartition("-")[0], folder.read_file(name, LARGEST)) != name:
         raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
 
 
