@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from introspect_cli.compare.compared import first_of
+from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
+from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
@@ -93,6 +95,9 @@ class Pair:
         if offset is None:
             offset, note = detected_offset(sides, same_size=self.same_size)
         outcome = compare_rank(sides, options, offset)
+        if splits is not None and len(a.ranks) == len(b.ranks) == 1 and not options.narrowed:
+            apart = replace(sides, a=a.rank(a.ranks[0]), b=b.rank(b.ranks[0]), splits=None)
+            outcome.resumption = resumption_of(Comparison(apart, options, offset), is_cut=splits.differ)
         outcome.match = match
         add_evaluation(outcome, sides, options)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""

@@ -119,7 +119,7 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
     """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
     a, b, noise = pair.a, pair.b, pair.noise
     readers = wholes(a, b, splits, work)
-    options = tolerances(options, readers)
+    options = tolerances(options, readers, (a, b))
     outcome = pair.compare(readers, options, splits)
     outcome.notes = [
         *(copies_note(outcome.first, (a, b)) if outcome.first is not None else ()),
@@ -128,7 +128,9 @@ def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | No
         *outcome.notes,
         *(["The noise runs are not used: they say nothing of what another layout changes."] if noise else ()),
     ]
-    answer = answer_for(Compared(a, b, options, [outcome]))
+    compared = Compared(a, b, options, [outcome])
+    answer = answer_for(compared)
+    answer = answer if outcome.resumption is None else with_origins(answer, compared)
     if outcome.first is None or outcome.step is None or outcome.gathered is None:
         return answer
     step, site = outcome.step, outcome.first.site

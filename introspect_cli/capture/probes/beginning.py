@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import sys
 import threading
 import weakref
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.environment.made import MADE, Made
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop, uncounted
 from introspect_cli.capture.probes.beginning_events import (
@@ -101,22 +100,12 @@ class BeginningProbe:
         self._guarded.on = True
 
     def _look_at_draws(self) -> None:
-        numpy_random = sys.modules.get("numpy.random")
-        for owner, name, label in (
-            (torch, "manual_seed", "torch.manual_seed"),
-            (torch.random, "manual_seed", "torch.manual_seed"),
-            (random, "seed", "random.seed"),
-            (numpy_random, "seed", "numpy.random.seed"),
-        ):
-            if owner is not None:
-                self._patches.replace(owner, name, self._seeding(getattr(owner, name), label))
         for name in _INITIALISERS:
             original = getattr(nn.init, name, None)
             if original is not None:
                 self._patches.replace(nn.init, name, self._filling(original, name))
-        if numpy_random is not None:
-            self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
-        self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
+        MADE.install()
+        MADE.hear(self._made)
         for name in _BY_HAND:
             self._methods.replace(torch.Tensor, name, self._filling(getattr(torch.Tensor, name), name))
         self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
@@ -136,6 +125,7 @@ class BeginningProbe:
     def _put_back(self) -> None:
         self._methods.remove()
         self._patches.remove()
+        MADE.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -217,44 +207,24 @@ class BeginningProbe:
 
         return load
 
-    def _seeding(self, original: Callable[..., Any], label: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on or self._inside:
-                return original(*args, **kwargs)
-            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
+    def seeding(self, frame: FrameType) -> bool:
+        """A generator is about to be seeded, or set: what was drawn until then is noted, if this is before training."""
+        if self._guarded.on and self._looks and not self._inside:
             with self._guarded:
                 self._look(frame)
-            self._inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
-                with self._guarded:
-                    self._take()
-                    value = next(iter((*args, *kwargs.values())), None)
-                    self._events.note(Event("seed", label, seed_word(value), 0, None, self._places.line(frame)))
+                self._inside = True
+        return self._inside
 
-        return seed
+    def seeded(self, event: Event) -> None:
+        """It has been, as this event says."""
+        self._inside = False
+        with self._guarded:
+            self._take()
+            self._events.note(event)
 
-    def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """What seeds a generator of the script's, with the place of the seed among its arguments."""
-
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            if self._guarded.on and not self._inside:
-                frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as python documents it
-                with self._guarded:
-                    if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
-                        frame = frame.f_back
-                    if frame is not None and is_users(frame.f_code.co_filename):
-                        label = "random.Random" if place else "numpy.random.default_rng"
-                        seed = next(iter((*args[place:], *kwargs.values())), None)
-                        self._events.note(Event("seed", label, seed_word(seed), 0, None, self._places.line(frame)))
-            return made
-
-        return make
+    def _made(self, made: Made) -> None:
+        if self._guarded.on and not self._inside:
+            self._events.note(Event("seed", made.by, seed_word(made.seed), 0, None, made.line))
 
     def _filling(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.clues import Clues, CodeChanges
 from introspect_cli.compare.endings import Raised, cut_short, one_raised
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.match.names import ancestors, owner_of
+from introspect_cli.compare.match.names import ancestors, generator_of, owner_of
 from introspect_cli.compare.reasons.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -27,7 +27,9 @@ from introspect_cli.compare.reasons.beginning import (
 )
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
+from introspect_cli.compare.reasons.seedings import set_differently
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
+from introspect_cli.records import Phase
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
@@ -228,6 +230,11 @@ def clues_of(scene: Scene) -> Clues:
             places += [event.line for event in events_there]
             words |= {word for event in events_there for word in event.name.split(".")[-2:]}
             words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
+    if cause.reason == "rng" and not scene.is_first_step:
+        steps, begins = (scene.first.step, scene.first.step_b), site.phase is Phase.START
+        seeded = set_differently(scene.runs, scene.first.rank, generator_of(site), steps, begins=begins)
+        for places, settings in zip(lines, seeded, strict=True):
+            places += [setting.line for setting in settings]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
             places += [event.line for event in events]

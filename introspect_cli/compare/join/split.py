@@ -45,11 +45,13 @@ class Microbatch:
         samples: leading size of what it is given; 0 where that is not on record.
         elements: how many elements that has.
         tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+        shape: of what it is given.
     """
 
     samples: int = 0
     elements: int = 0
     tokens: int = 0
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,12 @@ class Microbatches:
     Attributes:
         number: forward passes of a step, at most.
         first: those of the first step of both; empty where their samples are not on record.
+        singly: whether each is one sample, without a dimension for samples.
     """
 
     number: int
     first: tuple[Microbatch, ...] = ()
+    singly: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -83,6 +87,8 @@ class Microbatches:
     def words(self) -> str:
         """`4 microbatches of 2 samples`, `8 samples at once`."""
         sizes = list(dict.fromkeys(self.sizes))
+        if self.singly:
+            return f"{len(self.sizes)} samples, one at a time"
         if self.number == 1:
             return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
         if not sizes:
@@ -169,10 +175,17 @@ def splits_of(a: Run, b: Run, *, alike: bool) -> Splits:
     folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
     steps = [set(run.rank(run.recorded[0]).entries["step"].tolist()) if run.recorded else set() for run in (a, b)]
     step = min(steps[0] & steps[1], default=None)
-    splits = Splits(
-        one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step), folds, root=root
-    )
+    cut_a, cut_b = one.microbatches(root, numbers[0], step), two.microbatches(root, numbers[1], step)
+    splits = Splits(_one_by_one(cut_a, cut_b), _one_by_one(cut_b, cut_a), folds, root=root)
     return replace(splits, differ=_cut_differently(a, b, splits, step, alike=alike))
+
+
+def _one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
+    """Those of a run, each as one sample where the other run is given several such at once."""
+    wholes = {micro.shape[1:] for micro in other.first}
+    if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
+        return cut
+    return replace(cut, first=tuple(replace(micro, samples=1) for micro in cut.first), singly=True)
 
 
 def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
@@ -264,7 +277,7 @@ def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
                 tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
     exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
     return [
-        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
         for call, shape in sorted(given.items())
     ]
 

@@ -105,12 +105,24 @@ def _parts(reader: Reader) -> frozenset[object]:
     return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
-def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
-    """The options with the tolerance that different layouts need, where none was asked for."""
+def tolerances(options: DiffOptions, readers: tuple[Reader, Reader], runs: tuple[Run, Run]) -> DiffOptions:
+    """The options with the tolerance that different layouts need, where none was asked for.
+
+    Where both runs compute in a coarse dtype and neither has an output on record that says what, all of it is coarse.
+    """
     if options.tolerant:
         return options
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in readers)
+    if all(map(autocasts, runs)) and not any(Kind.OUTPUT.value in reader.sites.kind for reader in readers):
+        return replace(options, rtol=RTOL_COARSE, atol=ATOL)
     return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
+
+
+def autocasts(run: Run) -> bool:
+    """Whether a run computes in a coarse dtype by autocast."""
+    document = run.settings.get("autocast")
+    words = str(document.get("autocast", "")).replace(",", "").split() if isinstance(document, dict) else ()
+    return not _COARSE.isdisjoint(words)
 
 
 def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
@@ -140,6 +152,8 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     )
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
+    if not coarse and options.rtol == RTOL_COARSE and all(map(autocasts, (a, b))):
+        coarse = ", since autocast computes in bfloat16 or float16 in both and no output is on record"
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
         f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "

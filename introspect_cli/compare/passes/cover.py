@@ -76,14 +76,17 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
     """
-    blind = (other.status == int(Status.NOT_OBSERVED)) & (alignment.kind[other_sites] == kind_code(Kind.OUTPUT))
-    if not blind.any() or not len(sites):
-        return np.zeros(len(sites), dtype=np.bool_)
-    hidden = {alignment.fqn[site] for site in other_sites[blind]}
-    inside = of_kinds(alignment.kind[sites], MODULE_KINDS)
-    return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
+    blind = other.status == int(Status.NOT_OBSERVED)
+    kinds = alignment.kind
+    unseen = np.zeros(len(sites), dtype=np.bool_)
+    for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
+        hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
+        if hidden:
+            there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
+            unseen |= there & of_kinds(kinds[sites], inside)
+    return unseen
 
 
 def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:

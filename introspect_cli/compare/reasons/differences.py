@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.command_line import argv_of, command_options
-from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons import beginning, seedings
 from introspect_cli.compare.reasons.files import READ, file_changes
 from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes, unequal
 from introspect_cli.compare.result import SettingChange
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
 )
-_ELSEWHERE = frozenset({DOCUMENT, "files", "operators"})
+_ELSEWHERE = frozenset({beginning.DOCUMENT, seedings.DOCUMENT, "files", "operators"})
 """Documents that are no settings."""
 _GIT = frozenset({"commit", "dirty"})
 

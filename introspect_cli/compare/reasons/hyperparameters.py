@@ -90,6 +90,15 @@ def hyperparameter_changes(table: Table) -> Changed:
     return named
 
 
+def rates_recorded(table: Table) -> bool:
+    """Whether both runs have a learning rate on record in a step."""
+    alignment = table.alignment
+    return any(
+        KINDS[alignment.kind[union]] in SETTING_KINDS and alignment.path[union].endswith("['lr']")
+        for union in table.rows_of("a").keys() & table.rows_of("b").keys()
+    )
+
+
 def _optimizers(settings: Any) -> dict[str, dict[str, Any]]:
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):

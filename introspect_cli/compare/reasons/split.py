@@ -134,13 +134,17 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     sides, splits, table = step.sides, step.sides.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number)[0], rule, many_of(reader))
+        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, many_of(reader))
         for side, reader, number, rule in (
             ("a", sides.a, table.step, splits.a),
             ("b", sides.b, table.step_b, splits.b),
         )
     )
     return one, two
+
+
+def _samples(micro: list[Microbatch], rule: Microbatches) -> list[Microbatch]:
+    return [replace(one, samples=1) for one in micro] if rule.singly else micro
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:

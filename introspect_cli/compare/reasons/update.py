@@ -17,6 +17,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
     hyperparameter_changes,
     in_words,
     other_optimizer,
+    rates_recorded,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
@@ -157,8 +158,16 @@ def tuned(scene: Scene) -> Changed:
 
 
 def changes(scene: Scene) -> Changed:
-    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
+    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step.
+
+    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there.
+    """
     clauses = changes_for(scene.documents("optimizers"), scene.site.fqn)
+    lr = next((label for label in clauses if label == "lr"), None)
+    if lr is not None and rates_recorded(scene.table):
+        here = {name: both for name, both in scene.hyperparameters.items() if name.about == "lr"}
+        if all(name.of_all and name == "lr" for name in here):
+            clauses = here | {label: both for label, both in clauses.items() if label != lr}
     others = {
         name: both
         for name, both in scene.hyperparameters.items()
