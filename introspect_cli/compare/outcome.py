@@ -160,6 +160,14 @@ def records_results(table: Table) -> bool:
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
+def trains(table: Table) -> bool:
+    """Whether either run trains in the step (has a loss, a gradient, or what an update left) or begins otherwise."""
+    alignment = table.alignment
+    started = alignment.phase[table.site] == phase_code(Phase.START)
+    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
+    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
+
+
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)

@@ -24,6 +24,7 @@ from introspect_cli.compare.outcome import (
     records_results,
     results_agree,
     results_known,
+    trains,
     watches_results,
 )
 from introspect_cli.compare.overview import Heat
@@ -167,8 +168,13 @@ class Walk:
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:
-        """Remember which results agree in every step, while all of them do."""
+        """Remember which results agree in every step, while all of them do.
+
+        What both run after they have trained for the last time has none: what was trained until then decides.
+        """
         outcome = self.outcome
+        if outcome.results is not None and not trains(table):
+            return
         if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table)
             outcome.results = kinds if outcome.results is None else outcome.results & kinds
