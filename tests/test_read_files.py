@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.environment.redact_config import config as redacted
+from introspect_cli.capture.environment.redact_files import config as redacted
 from introspect_cli.compare.reasons.files import parsed
 
 SCRIPT = """

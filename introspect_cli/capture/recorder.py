@@ -17,10 +17,8 @@ import torch
 from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
-from introspect_cli.capture.saved_tensors import SavedTensors
-from introspect_cli.capture.sites import Sites
-from introspect_cli.capture.step_block import EndedStep
-from introspect_cli.capture.step_rows import StepRows
+from introspect_cli.capture.step_block import EndedStep, SavedTensors
+from introspect_cli.capture.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.places import Placed
 

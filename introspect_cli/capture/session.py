@@ -15,15 +15,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
+from introspect_cli.capture.beside import UNPUBLISHED, Publishers
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.interpreter import Signals, TracebackFilter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.probes.base import Guard
-from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
-from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.capture.run_directory import run_directory
-from introspect_cli.capture.signals import Signals
+from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.terminal import Terminal, nothing, summary
-from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, Held, leave

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import digest_of
 from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, SETTINGS, SHARED, DamageError, Folder
 from introspect_cli.store.handles import Handle, take_lock
+from introspect_cli.store.objects import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,7 +33,7 @@ from introspect_cli.store.manifests import Settings, last_attempt, only_launch, 
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
-from introspect_cli.store.source_files import kept_in, read_from
+from introspect_cli.store.sources import kept_in, read_from
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:

@@ -11,10 +11,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.catalogue import CATALOGUE, INLINE, LIMIT, Catalogue, Extent, decode
 from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder
 from introspect_cli.store.handles import Handle
-from introspect_cli.store.objects import NothingThereError, Storage, below
+from introspect_cli.store.objects import (
+    CATALOGUE,
+    INLINE,
+    LIMIT,
+    Catalogue,
+    Extent,
+    NothingThereError,
+    Storage,
+    below,
+    decode_catalogue,
+)
 from introspect_cli.store.pieces import RemoteFile, Sent
 
 if TYPE_CHECKING:
@@ -201,7 +210,7 @@ def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
                 raise data
             else:
                 try:
-                    found[place] = decode(data, f"{storage.url}/{name}", NAMES)
+                    found[place] = decode_catalogue(data, f"{storage.url}/{name}", NAMES)
                 except DamageError:
                     if again == _TORN - 1:
                         raise

@@ -1,4 +1,4 @@
-"""The text of the source files that a run was made of.
+"""The text of the source files that a run was made of: files under `sources/`, compressed, named by what they held.
 
 That a file changed is told by its digest; what changed in it only by its text, and by the time somebody asks, the file
 may be another one or gone. So a run keeps the text, each file once, compressed, under the digest by which
@@ -10,14 +10,18 @@ unpacked beyond the limit.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from introspect_cli.store.files import SOURCES, DamageError
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
+    from introspect_cli.store.files import Folder
     from introspect_cli.store.reader import Run
+
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
@@ -107,3 +111,78 @@ def source_texts(run: Run) -> dict[str, str]:
 def _stays_inside(name: str) -> bool:
     """Whether a name, taken as a path below a directory, stays in it."""
     return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
+LIMIT_FILE: Final = 1 << 20
+"""Bytes of a source file that is kept."""
+LIMIT_RUN: Final = 20 << 20
+"""Bytes of all source files that a run keeps, before they are compressed."""
+
+SOURCE_NAME = re.compile(r"([0-9a-f]{16})\.gz")
+_GZIP = 16 + zlib.MAX_WBITS
+_ROOM = 1 << 16
+"""Bytes by which a text may have grown where secrets were taken out, and may be longer once it is compressed."""
+
+
+def encode(data: bytes) -> bytes:
+    """A source file as it is kept: the same bytes for the same file."""
+    packing = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
+    return packing.compress(data) + packing.flush()
+
+
+def decode(folder: Folder, name: str) -> bytes:
+    """What a file holds.
+
+    Args:
+        folder: the directory of a run's sources.
+        name: the file in it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: it is damaged.
+    """
+    packed = folder.read_file(name, LIMIT_FILE + _ROOM)
+    path = f"{folder.path}/{name}"
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        data = unpacking.decompress(packed, LIMIT_FILE + _ROOM)
+    except zlib.error:
+        raise DamageError(path, "it cannot be unpacked") from None
+    if not unpacking.eof or unpacking.unused_data:
+        longer = "it is longer than a source file that is kept"
+        raise DamageError(path, longer if unpacking.unconsumed_tail else "it is not one compressed file")
+    return data
+
+
+def kept_in(place: Folder) -> frozenset[str]:
+    """Digests of the source files that are kept below a directory.
+
+    Raises:
+        StoreError: their directory is damaged.
+    """
+    try:
+        folder = place.folder(SOURCES)
+    except FileNotFoundError:
+        return frozenset()
+    try:
+        return frozenset(match[1] for match in map(SOURCE_NAME.fullmatch, folder.names()) if match)
+    finally:
+        folder.close()
+
+
+def read_from(place: Folder, digest: str) -> bytes | None:
+    """A source file that is kept below a directory; None where it is not.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    try:
+        folder = place.folder(SOURCES)
+    except FileNotFoundError:
+        return None
+    try:
+        return decode(folder, f"{digest}.gz")
+    except FileNotFoundError:
+        return None
+    finally:
+        folder.close()

@@ -38,7 +38,7 @@ from introspect_cli.store.manifests import SETTINGS_NAME, read_manifest, read_ra
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import RANK_NAME, RunState, last_common_step, run_state
-from introspect_cli.store.source_files import SOURCE_NAME, decode
+from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

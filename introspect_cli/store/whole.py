@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
     from introspect_cli.store.launch import Stages
+    from introspect_cli.store.name_tables import SiteTable
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.site_table import SiteTable
 
     Array = NDArray[Any]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase
+from introspect_cli.store.name_tables import SiteTable
 from introspect_cli.store.names import encode_sites
 from introspect_cli.store.ranked import whole_layout
-from introspect_cli.store.site_table import SiteTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ from introspect_cli.store.files import (
 from introspect_cli.store.handles import Handle, take_lock
 from introspect_cli.store.launch import joined
 from introspect_cli.store.set_aside import lock_file, refuse_unless, set_aside
-from introspect_cli.store.source_files import encode
+from introspect_cli.store.sources import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from introspect_cli.capture.environment import redact, redact_config, sources
+from introspect_cli.capture.environment import redact, redact_files, sources
 from introspect_cli.capture.environment.read_by import Readers
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.probes.base import Patches, uncounted
@@ -210,7 +210,7 @@ class ReadFiles:
             text = _decoded(data)
             if text is not None and self._text + len(data) <= _MOST_TEXT:
                 self._text += len(data)
-                clean = redact_config.config(text, self._patterns)
+                clean = redact_files.config(text, self._patterns)
                 digest = source_digest(data)
                 self._kept.add(digest)
                 self._waiting[name] = digest, data if clean == text else clean.encode("utf-8", "backslashreplace")

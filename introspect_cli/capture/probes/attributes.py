@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:

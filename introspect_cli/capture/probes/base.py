@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
+    from introspect_cli.capture.context import Context
+
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
@@ -244,3 +246,39 @@ class Guarded:
             sections.depth -= 1
             while sections.waiting and not sections.depth:  # here: a call of ours would let another signal come between
                 sections.waiting.pop(0)()
+
+
+class GuardedProbe:
+    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
+
+    Attributes:
+        name: as the manifest and messages call it.
+        lost: what is no longer seen once it has failed, as in "batches are".
+    """
+
+    name: str
+    lost: str
+
+    def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
+        """Watch nothing yet; `then` is called once the probe has failed."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, self.lost, then)
+        self._patches = Patches()
+        self._heard: list[tuple[list[Any], Any]] = []
+
+    def hear(self, listeners: list[Listener], listener: Listener, *, first: bool = False) -> None:
+        """Have a listener told of a moment, before all others or after them, until the probe is removed."""
+        listeners.insert(0 if first else len(listeners), listener)
+        self._heard.append((listeners, listener))
+
+    def install(self) -> None:
+        """Begin to watch: called last by what replaces or hears of something first."""
+        self._guarded.on = True
+
+    def remove(self) -> None:
+        """Put back what was replaced, and hear of nothing any more."""
+        self._guarded.on = False
+        self._patches.remove()
+        while self._heard:
+            drop(*self._heard.pop())

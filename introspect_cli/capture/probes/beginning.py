@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.draws import script_generators, state_of
 from introspect_cli.capture.environment.sources import is_users
 from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import Patches, drop, uncounted
@@ -36,7 +37,6 @@ from introspect_cli.capture.probes.beginning_events import (
     seed_word,
     tensor_mark,
 )
-from introspect_cli.capture.script_generators import script_generators, state_of
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.texts import clean

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

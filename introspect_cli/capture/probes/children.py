@@ -18,7 +18,7 @@ import uuid
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:

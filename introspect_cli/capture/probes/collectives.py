@@ -31,7 +31,7 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo

@@ -23,9 +23,8 @@ from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
-from introspect_cli.capture.probes.products import ProductProbe
 from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
+from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.black_box import BlackBox
-    from introspect_cli.capture.ops.arguments import OperatorArguments
+    from introspect_cli.capture.ops.schema import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import Guard, Probe
     from introspect_cli.capture.regions.compile import CompileProbe

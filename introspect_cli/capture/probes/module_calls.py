@@ -27,7 +27,7 @@ from introspect_cli.capture.contents import (
 )
 from introspect_cli.capture.probes.base import uncounted
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.ranks import tags
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ModuleCalls:
     def left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
-            if self._context.parts.is_grouped and tags.from_call(result) is not None:
+            if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
                 state.tagged, state.plain = True, None
             with private_api.no_torch_function():
                 self._leave(module, state, call, result)

@@ -22,7 +22,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.held import (
     Held,
     Hyperparameters,

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import parameters_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
