@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
 
 
 PATIENCE = 30.0

@@ -30,7 +30,7 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
 
 _MOST = 64
 """How many things of a kind are described: some scripts build a loader in every step."""

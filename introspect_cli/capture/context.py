@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.named import Named
     from introspect_cli.capture.names import Names
-    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
 
 

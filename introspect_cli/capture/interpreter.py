@@ -26,7 +26,7 @@ from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.frames import PACKAGE, is_ours, outward
-from introspect_cli.capture.probes.base import Patches, Sections, stands_in
+from introspect_cli.capture.guard import Patches, Sections, stands_in
 from introspect_cli.script.ending import Later
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.against import Reference
 from introspect_cli.capture.beside import UNPUBLISHED, Publishers
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Signals, TracebackFilter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
-from introspect_cli.capture.probes.base import Guard
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
+    from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.base import Guarded
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
 

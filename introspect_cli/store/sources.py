@@ -13,14 +13,27 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from introspect_cli.store.files import SOURCES, DamageError
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from introspect_cli.store.files import Folder
-    from introspect_cli.store.reader import Run
+
+    class Run(Protocol):
+        """What is asked of a run."""
+
+        @property
+        def settings(self) -> Mapping[str, Any]:
+            """Its settings documents, by name."""
+
+        @property
+        def kept_sources(self) -> frozenset[str]:
+            """Digests of the source files whose text is kept."""
+
+        def source(self, digest: str) -> bytes | None:
+            """A source file by the digest of what it held; None where its text is not kept."""
 
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")

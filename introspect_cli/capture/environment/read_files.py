@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Final
 from introspect_cli.capture.environment import redact, redact_files, sources
 from introspect_cli.capture.environment.read_by import Readers
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.probes.base import Patches, uncounted
+from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
 
 CONFIG: Final = frozenset(
     {

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.black_box import BlackBox
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.ops.schema import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.base import Guard, Probe
+    from introspect_cli.capture.probes.base import Probe
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.launch import Launch

@@ -25,7 +25,7 @@ from introspect_cli.capture.contents import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.base import uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.named import ModuleState
-    from introspect_cli.capture.probes.base import Guarded
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 

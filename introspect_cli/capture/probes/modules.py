@@ -21,7 +21,7 @@ from introspect_cli.capture.contents import (
     is_unfinished,
     sequence_code,
 )
-from introspect_cli.capture.probes.base import Patches, uncounted
+from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Phase
