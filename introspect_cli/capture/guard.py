@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
 _MISSING = object()
+RAISED = object()
+"""Stands for the result of a function that gave none."""
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
@@ -50,7 +52,16 @@ class Patches:
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
 
-    def watch(self, owner: Any, name: str, guarded: Guarded, entering: Entering) -> None:
+    def watch(
+        self,
+        owner: Any,
+        name: str,
+        guarded: Guarded,
+        entering: Entering,
+        *,
+        compiling: Callable[[], bool] | None = None,
+        raised: bool = False,
+    ) -> Callable[..., Any]:
         """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
 
         Args:
@@ -59,22 +70,36 @@ class Patches:
             guarded: of the probe; where it is off, the original is called and that is all.
             entering: is given the arguments, `sys._getframe(2)` being the caller; what it returns, if anything, is
                 given the result.
+            compiling: whether a compiler traces the call, which is to see the original alone; None where none does.
+            raised: whether what `entering` returns is given `RAISED` where the original raised.
+
+        Returns:
+            what stands in for the function.
         """
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             leaving: Callable[[Any], None] | None = None
-            if guarded.on:
+            if (compiling is None or not compiling()) and guarded.on:
                 with guarded:
                     leaving = entering(args, kwargs)
-            result = original(*args, **kwargs)
-            if leaving is not None and guarded.on:
+            if leaving is None:
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                if raised and guarded.on:
+                    with guarded:
+                        leaving(RAISED)
+                raise
+            if guarded.on:
                 with guarded:
                     leaving(result)
             return result
 
         self.replace(owner, name, watched)
+        return watched
 
     def remove(self) -> None:
         """Put the originals back, the last replaced first.
@@ -90,6 +115,30 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+class Outermost:
+    """Calls of some functions that are not made within another of these; to be watched with `raised`."""
+
+    def __init__(self) -> None:
+        self.inside = False
+
+    def __call__(self, entering: Entering) -> Entering:
+        """What hears of such calls alone; `sys._getframe(3)` is the caller."""
+
+        def outermost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+            leaving = None if self.inside else entering(args, kwargs)
+            if leaving is None:
+                return None
+            self.inside = True
+
+            def left(result: object) -> None:
+                self.inside = False
+                leaving(result)
+
+            return left
+
+        return outermost
 
 
 def uncounted(function: Function) -> Function:

@@ -7,7 +7,6 @@ generators are in checkpoints, too: they are recorded as such elsewhere, and are
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from pathlib import PurePath
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.start import ImportWatch
+from introspect_cli.capture.guard import RAISED, Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.script import calls
@@ -48,16 +48,15 @@ class ProductProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._counts: dict[str, int] = {}
-        self._saving = False
+        self._outermost = Outermost()
         self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
 
     def install(self) -> None:
         """Replace the functions that save."""
         if Kind.PRODUCT not in self._context.kinds:
             return
-        saving = self._saver(torch.save, "obj", "f")
-        for module in (torch, torch.serialization):
-            self._patches.replace(module, "save", saving)
+        saving = self._watch(torch, "save", "obj", "f")
+        self._patches.replace(torch.serialization, "save", saving)
         self.hear(self._context.clock.on_tick, self._counts.clear)
         super().install()
         self._imports.install()
@@ -69,43 +68,31 @@ class ProductProbe(GuardedProbe):
 
     def _safetensors_imported(self) -> None:
         with self._guarded:
-            module = sys.modules[_SAFETENSORS]
-            self._patches.replace(module, "save_file", self._saver(vars(module)["save_file"], "tensors", "filename"))
+            self._watch(sys.modules[_SAFETENSORS], "save_file", "tensors", "filename")
 
-    def _saver(self, original: Callable[..., Any], held: str, place: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on or self._saving:
-                return original(*args, **kwargs)
-            self._saving = True
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                self._saving = False
-            if self._guarded.on:
-                with self._guarded, unobserved():
-                    given = dict(zip((held, place), args, strict=False)) | kwargs
-                    if self._recorder.wanted:
-                        self._saved(given.get(held), given.get(place))
-                    elif len(self._context.saved_unseen) < _MOST_NAMES:
-                        self._context.saved_unseen[_named(given.get(place))] = None
-            return result
+    def _watch(self, home: Any, name: str, held: str, place: str) -> Callable[..., Any]:
+        """Watch a function that saves, given the names of what it saves and where to."""
 
-        return save
+        def saving(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+            given = dict(zip((held, place), args, strict=False)) | kwargs
+            return lambda result: None if result is RAISED else self._saved(given.get(held), _named(given.get(place)))
 
-    def _saved(self, held: object, place: object) -> None:
-        name = _named(place)
-        call = self._counts[name] = self._counts.get(name, -1) + 1
-        saved = [
-            (path, leaf)
-            for path, leaf in _leaves(held)
-            if issubclass(type(leaf), torch.Tensor) and not _is_random(path, leaf)
-        ]
-        info = SiteInfo()
-        sites = [
-            self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved[:_MOST]
-        ]
-        self._recorder.tensors(sites, [tensor for _, tensor in saved[:_MOST]])
+        return self._patches.watch(home, name, self._guarded, self._outermost(saving), raised=True)
+
+    def _saved(self, held: object, name: str) -> None:
+        if not self._recorder.wanted:
+            if len(self._context.saved_unseen) < _MOST_NAMES:
+                self._context.saved_unseen[name] = None
+            return
+        with unobserved():
+            call = self._counts[name] = self._counts.get(name, -1) + 1
+            leaves = [pair for pair in _leaves(held) if issubclass(type(pair[1]), torch.Tensor)]
+            saved = [pair for pair in leaves if not _is_random(*pair)][:_MOST]
+            info = SiteInfo()
+            sites = [
+                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
+            ]
+            self._recorder.tensors(sites, [tensor for _, tensor in saved])
 
 
 def _leaves(held: object) -> list[tuple[str, Any]]:
