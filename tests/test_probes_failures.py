@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.backlog import Backlog
-from introspect_cli.capture.built import Description
 from introspect_cli.capture.context import Context
+from introspect_cli.capture.description import Description
 from introspect_cli.capture.evaluation import Trained
 from introspect_cli.capture.named import ParameterNames
 from introspect_cli.capture.names import Names
@@ -53,7 +53,7 @@ ENTRIES = [
     (OptimizerProbe, "_record_after"),
     (LossProbe, "_record"),
     (DataProbe, "_record"),
-    (BuiltProbe, "made"),
+    (BuiltProbe, "_made"),
     (Description, "of"),
     (StateProbe, "_record"),
     (StateProbe, "_tensors_of"),

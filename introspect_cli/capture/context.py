@@ -6,7 +6,6 @@ import functools
 import threading
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.built import Built
 from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.evaluation import Evaluation, Trained
 from introspect_cli.capture.labels import StepLabels
@@ -54,7 +53,6 @@ class Context:
         evaluation: tells evaluation from training.
         trained: the optimizers, and what they train.
         draws: who draws random numbers.
-        built: what loaders, schedulers and scalers were built with.
         labels: what the script's framework calls the step.
         parts: pieces of parameters that lie in flat tensors.
         data_parallel: the ranks that share the work by samples.
@@ -78,7 +76,6 @@ class Context:
         self.evaluation = Evaluation(recorder, wanted=wants_eval)
         self.trained = Trained()
         self.draws = Draws(recorder)
-        self.built = Built(guard)
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
         self.parts = FlatParts(names, guard.note)

@@ -24,14 +24,14 @@ import threading
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.sources import file_of, is_users
+from introspect_cli.capture.environment.sources import file_of, is_users, relative
+from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 _NAME = __name__.partition(".")[0]
 _passed: set[str] = set()
 
@@ -198,3 +198,46 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     if below:
         kept.clear()
     return variables
+
+
+_ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the end of a file name, no path
+_DEEPEST = 200
+
+
+class Places:
+    """Judges code objects, and remembers."""
+
+    def __init__(self) -> None:
+        """Start with nothing judged."""
+        self._files: dict[CodeType, str | None] = {}
+        self.ours: dict[int, tuple[CodeType, bool]] = {}
+
+    def is_ours(self, frame: FrameType) -> bool:
+        """Whether an operator is called by code of this package (its own reads are no part of the step)."""
+        code = frame.f_code
+        judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
+        if judged is None:
+            judged = self.ours[id(code)] = (code, is_ours(frame))
+        return judged[1]
+
+    def line(self, frame: FrameType | None, *, through: bool = False) -> str:
+        """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass.
+
+        Args:
+            frame: where to begin.
+            through: whether to go on to the line that started the backward pass.
+        """
+        for _ in range(_DEEPEST):
+            if frame is None:
+                return ""
+            code = frame.f_code
+            name = self._files.get(code)
+            if name is None:
+                path = code.co_filename
+                if path.endswith(_ENGINE) and not through:
+                    return ""
+                name = self._files[code] = relative(path) if is_users(path) else ""
+            if name:
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""

@@ -19,7 +19,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops.calls import Calls, OpCall, Places
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.schema import OperatorArguments, Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors

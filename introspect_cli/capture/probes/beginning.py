@@ -27,8 +27,8 @@ from torch import nn
 from introspect_cli.capture import private_api
 from introspect_cli.capture.draws import script_generators, state_of
 from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Outermost, Patches, uncounted
-from introspect_cli.capture.ops.calls import Places
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.beginning_events import (
     Event,

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 STANDALONE: tuple[Callable[[Context], Probe], ...] = (
-    BuiltProbe,
-    DataProbe,
     LossProbe,
     ProductProbe,
     ScriptCallsProbe,
@@ -116,6 +114,7 @@ class Probes:
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
+        self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
@@ -125,6 +124,8 @@ class Probes:
             RngProbe(self.context, began),
             state,
             gradients,
+            self._built,
+            DataProbe(self.context, self._built),
             *(probe(self.context) for probe in STANDALONE),
             self.optimizers,
             modules,
@@ -184,7 +185,7 @@ class Probes:
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
-            ("built", self.context.built),
+            ("built", self._built),
             *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
             if document.changed:
