@@ -17,8 +17,9 @@ from threading import get_ident
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from introspect_cli.capture.frames import PACKAGE, PAUSE
+from introspect_cli.capture.frames import PAUSE
 from introspect_cli.errors import belongs_to_script
+from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

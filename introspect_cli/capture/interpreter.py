@@ -25,9 +25,9 @@ import traceback
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.frames import PACKAGE, is_ours, outward
+from introspect_cli.capture.frames import is_ours, outward
 from introspect_cli.capture.guard import Patches, Sections, stands_in
-from introspect_cli.script.ending import Later
+from introspect_cli.script.ending import PACKAGE, Later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -40,9 +40,9 @@ from introspect_cli.rerun.trees import (
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of, or_nothing
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
 from introspect_cli.store.files import RUNS
+from introspect_cli.store.launch import remove_run
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.set_aside import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 from introspect_cli.version import __version__

@@ -28,8 +28,17 @@ from introspect_cli.store.files import (
     reason,
     unreadable,
 )
-from introspect_cli.store.launch import endings, launch_of, merged, world_size
-from introspect_cli.store.manifests import Settings, last_attempt, only_launch, read_manifest, read_rank_manifests
+from introspect_cli.store.manifests import (
+    Settings,
+    endings,
+    last_attempt,
+    launch_of,
+    merged,
+    only_launch,
+    read_manifest,
+    read_rank_manifests,
+    world_size,
+)
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared

@@ -30,8 +30,7 @@ from introspect_cli.store.files import (
     reason,
 )
 from introspect_cli.store.handles import Handle, take_lock
-from introspect_cli.store.launch import joined
-from introspect_cli.store.set_aside import lock_file, refuse_unless, set_aside
+from introspect_cli.store.launch import joined, lock_file, refuse_unless, set_aside
 from introspect_cli.store.sources import encode
 from introspect_cli.version import __version__
 
@@ -93,7 +92,7 @@ class StoreWriter:
                 ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
-            place = joined(path, launch, lambda other: set_aside(other, force=force))
+            place = joined(path, launch, force=force)
             return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
@@ -223,24 +222,12 @@ class StoreWriter:
                     self._stored.remove(checksum)
                     self.tensor_bytes -= size
 
-    def rank(
-        self,
-        rank: int,
-        *,
-        stats: bool = True,
-        sketch: bool = True,
-        sorted_stats: tuple[str, ...] = (),
-        operators: bool = False,
-        samples: bool = False,
-        whole: bool = False,
-    ) -> RankWriter:
-        """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
+    def rank(self, rank: int, **kept: Any) -> RankWriter:
+        """The writer of what `rank` records; what is `kept` says which columns, see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
-        schema = record_columns(
-            stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators, samples=samples, whole=whole
-        )
+        schema = record_columns(**kept)
         try:
             here = self._here()
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
