@@ -91,7 +91,7 @@ class OpProbe:
         """Listen for the steps that are captured."""
         self._guarded.on = True
         self._context.clock.on_begin.append(self._begin)
-        self._context.on_root.append(self._root)
+        self._context.clock.on_root.append(self._root)
         self._context.clock.on_tick.append(self._ticked)
         self._handles = [
             register_optimizer_step_pre_hook(self._stepping),
@@ -104,7 +104,7 @@ class OpProbe:
         for handle in self._handles:
             handle.remove()
         drop(self._context.clock.on_begin, self._begin)
-        drop(self._context.on_root, self._root)
+        drop(self._context.clock.on_root, self._root)
         drop(self._context.clock.on_tick, self._ticked)
         self._mode.leave_stack()
 

@@ -101,14 +101,14 @@ class DataProbe(GuardedProbe):
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         source = self._source_of.get(iterator)
-        evaluation = self._context.evaluation
+        evaluation = self._context.clock.evaluation
         evaluation.drew(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
         if self._last is not None and self._last not in self._drawn:
             self._drawn.append(self._last)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
-        if self._recorder.wanted and (phase is Phase.DATA or self._context.evaluation.wanted):
+        if self._recorder.wanted and (phase is Phase.DATA or self._context.clock.evaluation.wanted):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
@@ -145,12 +145,12 @@ class DataProbe(GuardedProbe):
         if source is None:
             return
         name = self._names[Phase.DATA].find(source)
-        if name is not None and not self._context.evaluation.feeds_training(source.number):
+        if name is not None and not self._context.clock.evaluation.feeds_training(source.number):
             self._counts.pop((name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
             self._built.moved(name)
             self._noted.discard((source.number, Phase.DATA))
-        if self._context.evaluation.wanted:
+        if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
 

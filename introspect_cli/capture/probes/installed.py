@@ -105,7 +105,7 @@ class Probes:
             per_sample=options.per_sample,
         )  # fmt: skip
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.keeping.epoch = self.context.labels.epoch
+        self.keeping.epoch = self.context.clock.labels.epoch
         self.keeping.copies = self.context.copies
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)

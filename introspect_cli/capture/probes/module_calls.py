@@ -147,20 +147,20 @@ class ModuleCalls:
             return None, -1
         if caller is None:
             phase = self._phase()
-            if phase is Phase.EVAL and not self._context.evaluation.wanted:
-                if self._context.trained.is_trained(module):
+            if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
+                if self._context.clock.trained.is_trained(module):
                     self._names.state(module, None)
                 return None, -1
             # A copy that is only evaluated takes no name from what is trained.
             is_copy = (
                 phase is Phase.EVAL
-                and not self._context.trained.is_trained(module)
+                and not self._context.clock.trained.is_trained(module)
                 and next(parameters_in(module), None) is not None
             )
             state = self._names.state(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
-                self._context.root_called(module)
+                self._context.clock.root_called(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, -1

@@ -169,7 +169,7 @@ class ModuleProbe:
     ) -> Any:
         """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
         calls = self.stack.calls
-        evaluates = self.stack.outer is Phase.EVAL and not self._context.trained.is_trained(module)
+        evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
                 self._names.state(module, None)

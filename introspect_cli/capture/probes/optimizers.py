@@ -104,7 +104,7 @@ class OptimizerProbe(GuardedProbe):
     @property
     def stepping(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self._context.running.optimizers)
+        return bool(self._context.clock.running.optimizers)
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,8 +115,8 @@ class OptimizerProbe(GuardedProbe):
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
-        context.evaluation.trained()
-        running = context.running.optimizers
+        context.clock.evaluation.trained()
+        running = context.clock.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
@@ -167,7 +167,7 @@ class OptimizerProbe(GuardedProbe):
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._guarded.on:
             return
-        running = self._context.running.optimizers
+        running = self._context.clock.running.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
         if running:
@@ -279,7 +279,7 @@ class OptimizerProbe(GuardedProbe):
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._records.state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
-            for listener in self._context.on_after_optimizer:
+            for listener in self._context.clock.on_after_optimizer:
                 listener()
 
 

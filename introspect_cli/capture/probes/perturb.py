@@ -58,7 +58,7 @@ class PerturbProbe(GuardedProbe):
     def install(self) -> None:
         """Listen for forward passes, recorded or not, and for the roots of compiled functions."""
         self.hear(self._context.clock.on_forward, self._called)
-        self.hear(self._context.on_root, self._called, first=True)  # before their values are recorded
+        self.hear(self._context.clock.on_root, self._called, first=True)  # before their values are recorded
         super().install()
 
     @property

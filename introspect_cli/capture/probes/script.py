@@ -143,7 +143,7 @@ class ScriptCallsProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._counts: dict[str, int] = {}
-        self._wants_eval = context.evaluation.wanted
+        self._wants_eval = context.clock.evaluation.wanted
         self._phase = ""
 
     def install(self) -> None:
@@ -167,7 +167,7 @@ class ScriptCallsProbe(GuardedProbe):
         if self._guarded.on:
             with self._guarded:
                 self._phase = str(name)
-                self._context.evaluation.wanted = self._wants_eval or bool(name)
+                self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
 
     def recorded(self, name: str, value: object) -> None:
         """Record a value where it stands among the step's other records."""

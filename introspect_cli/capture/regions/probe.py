@@ -271,7 +271,7 @@ class TapProbe(GuardedProbe):
         self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():
-                self._context.root_called(root)
+                self._context.clock.root_called(root)
 
     def _gradient(self, value: torch.Tensor, text: str) -> None:
         _, several, lines = text.partition("\n")
