@@ -101,15 +101,15 @@ def script_generators() -> list[str]:
     """A line of words for each: `torch.Generator 11 d46858fc895baa5f g`, its class, seed, state and variable."""
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
-    found: dict[int, str] = {}
+    lines: dict[int, str] = {}
     for name, value in held(kinds, script_frames()):
-        if id(value) in found or len(found) >= _MOST or value is torch.default_generator:
+        if id(value) in lines or len(lines) >= _MOST or value is torch.default_generator:
             continue
         seed, state = _seed_and_state(value)
         if state:
             label = "torch.Generator" if isinstance(value, torch.Generator) else _label(value)
-            found[id(value)] = f"{label} {seed} {state} {clean(name, 80).replace(' ', '_')}"
-    return list(found.values())
+            lines[id(value)] = f"{label} {seed} {state} {clean(name, 80).replace(' ', '_')}"
+    return list(lines.values())
 
 
 def state_of(generator: object) -> int:

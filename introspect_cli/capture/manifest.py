@@ -257,7 +257,7 @@ class Documents:
             files.changed = False
             for digest, text in files.texts():
                 self._store.save_source(digest, text)
-            self._put("files", files.found)
+            self._put("files", files.document)
 
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
         """Ask for one document; one that cannot be had costs no other."""

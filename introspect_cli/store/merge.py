@@ -223,12 +223,12 @@ def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
     """What the run of wholes says of itself."""
     said = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
     size = count(run.world_size, "rank")
-    apart = f"what differs between its {size}, which are one here"
+    lost = f"what differs between its {size}, which are one here"
     return {
         **said,
         "status": "complete",
         "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
-        "not_observed": [*said.get("not_observed", ()), apart],
+        "not_observed": [*said.get("not_observed", ()), lost],
         "notes": [*said.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
     }
 

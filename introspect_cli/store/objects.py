@@ -97,11 +97,13 @@ class Storage:
             listed: list[dict[str, Any]] = self.system.ls(path, detail=True)
         except Exception as error:
             raise failure("list", where, error) from None
-        found = {str(entry["name"]).strip("/"): entry for entry in listed}
-        only = found.get(path.strip("/"))
-        if only is not None and only["type"] == "file" and len(found) == 1:
+        by_name = {str(entry["name"]).strip("/"): entry for entry in listed}
+        only = by_name.get(path.strip("/"))
+        if only is not None and only["type"] == "file" and len(by_name) == 1:
             return None
-        sizes = {name: -1 if entry["type"] == "directory" else entry.get("size") or 0 for name, entry in found.items()}
+        sizes = {
+            name: -1 if entry["type"] == "directory" else entry.get("size") or 0 for name, entry in by_name.items()
+        }
         return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != path.strip("/")}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:

@@ -74,14 +74,14 @@ class Sources(Mapping[str, Source]):
     """The source files of a run whose text it keeps, by name, each read when asked for."""
 
     def __init__(self, run: Run) -> None:
-        found = run.settings.get("sources")
+        listed = run.settings.get("sources")
         self._run = run
         self.digests: dict[str, str] = {}
         """Digest by name of all source files, whether their text is there or not."""
-        if isinstance(found, Mapping):
+        if isinstance(listed, Mapping):
             self.digests = {
                 name: digest
-                for name, digest in found.items()
+                for name, digest in listed.items()
                 if isinstance(name, str)
                 and isinstance(digest, str)
                 and _DIGEST.fullmatch(digest)

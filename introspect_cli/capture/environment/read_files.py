@@ -86,7 +86,7 @@ class ReadFiles:
     """Watches what is opened.
 
     Attributes:
-        changed: whether `found` is another than when it was last written.
+        changed: whether `document` is another than when it was last written.
     """
 
     def __init__(self, guard: Guard, directory: Path, patterns: tuple[str, ...], *, texts: bool) -> None:
@@ -245,7 +245,7 @@ class ReadFiles:
         return self._guarded.on and not self._guard.sections.depth
 
     @property
-    def found(self) -> dict[str, dict[str, Any]]:
+    def document(self) -> dict[str, dict[str, Any]]:
         """What was read, by name: the document `settings/files`."""
         with self._lock:
             files = dict(sorted(self._files.items()))

@@ -176,8 +176,8 @@ def _watch_worker(text: str, folder: str, process: Process) -> None:
 
             work = work_of(self)
             if work:
-                own = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(text, folder, own, everyone=True)
+                worker = replace(process, role=Role.SCRIPT, script=work)
+                follower = Follower(text, folder, worker, everyone=True)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

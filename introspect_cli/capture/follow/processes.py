@@ -145,8 +145,8 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
         if not shell and not launcher:
             return None
         return [os.path.abspath(first), *words[1:]] if os.access(path, os.X_OK) else [*shell, *words]  # noqa: PTH100
-    found = shutil.which(first)
-    return [found, *words[1:]] if found else None
+    executable = shutil.which(first)
+    return [executable, *words[1:]] if executable else None
 
 
 def _shell(path: Path) -> list[str]:
@@ -166,16 +166,16 @@ def _shell(path: Path) -> list[str]:
 
 def instead(words: Sequence[str], *, module: bool, output: str) -> str:
     """The command line that captures without following, as far as it is known."""
-    own = ["-m", "introspect_cli", "capture", "-o", output]
+    capture = ["-m", "introspect_cli", "capture", "-o", output]
     at = next((place for place, word in enumerate(words[1:], 1) if word.endswith(".py")), None)
     name = os.path.basename(words[0])  # noqa: PTH119 - text
     if at is None:
         return "put `introspect capture -o RUN` in the place of `python` where the script is started"
-    line = [*(("python", "-m") if module else ()), *words[:at], *own, *words[at:]]
+    line = [*(("python", "-m") if module else ()), *words[:at], *capture, *words[at:]]
     if name in {"python", "python3"}:
         line = ["introspect", "capture", "-o", output, *words[at:]]
     if name == "deepspeed":
-        line = [*words[:at], "--module", *own[1:], *words[at:]]
+        line = [*words[:at], "--module", *capture[1:], *words[at:]]
     return f"use `{shlex.join(line)}` instead"
 
 
@@ -212,8 +212,8 @@ class Note:
 
 def notes_in(folder: Path) -> list[Note]:
     """What processes left, in the order in which they last wrote."""
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ class Order:
         """
         document = json.loads(text)
         launcher = tuple(document.get("launcher", ()))
-        told = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
-        return cls(_unpacked(document["options"]), *told)
+        rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
+        return cls(_unpacked(document["options"]), *rest)
 
 
 def _packed(options: CaptureOptions) -> dict[str, Any]:

@@ -118,13 +118,13 @@ class OperatorArguments:
     """The document in the making.
 
     Attributes:
-        found: by the operator's place, its arguments by name.
+        document: by the operator's place, its arguments by name.
         changed: whether that is another than when it was last written.
     """
 
     def __init__(self) -> None:
         """No operator has run."""
-        self.found: dict[str, dict[str, Any]] = {}
+        self.document: dict[str, dict[str, Any]] = {}
         self.changed = False
 
     def note(self, func: Any, site: Site, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -138,7 +138,7 @@ class OperatorArguments:
             kwargs: its keyword arguments.
         """
         key = f"{site.phase.value} {site.fqn} {site.call} {name}"
-        if len(self.found) >= _MOST or key in self.found:
+        if len(self.document) >= _MOST or key in self.document:
             return
         schema = getattr(func, "_schema", None)
         arguments = () if schema is None else schema.arguments
@@ -146,9 +146,9 @@ class OperatorArguments:
         given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
         given |= zip((argument.name for argument in arguments), args, strict=False)
         plain = {name: _plain(value) for name, value in (given | (kwargs or {})).items()}
-        told = {name: value for name, value in plain.items() if value is not None}
-        if told:
-            self.found[key] = told
+        noted = {name: value for name, value in plain.items() if value is not None}
+        if noted:
+            self.document[key] = noted
             self.changed = True
 
 

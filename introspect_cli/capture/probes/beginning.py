@@ -67,7 +67,7 @@ class BeginningProbe(GuardedProbe):
     """Notes what happens to random generators before the first step.
 
     Attributes:
-        changed: whether `found` is complete and has not been written yet.
+        changed: whether `document` is complete and has not been written yet.
     """
 
     name = "beginning"
@@ -147,7 +147,7 @@ class BeginningProbe(GuardedProbe):
             self._modules.surround()
 
     @property
-    def found(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._read)}

@@ -58,7 +58,7 @@ class BuiltProbe(GuardedProbe):
     """Notes what is built, and the line.
 
     Attributes:
-        changed: whether `found` is another than when it was last written.
+        changed: whether `document` is another than when it was last written.
     """
 
     name = "built"
@@ -100,7 +100,7 @@ class BuiltProbe(GuardedProbe):
         self.changed = True
 
     @property
-    def found(self) -> dict[str, dict[str, dict[str, Any]]]:
+    def document(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Kind of thing, to its name, to what it was built with."""
         waiting, self._waiting = self._waiting, []
         with self._guarded, unobserved():

@@ -181,16 +181,16 @@ class Probes:
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""
-        for name, document in (
+        for name, settings in (
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
             ("built", self._built),
             *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
-            if document.changed:
-                document.changed = False
-                yield name, document.found
+            if settings.changed:
+                settings.changed = False
+                yield name, settings.document
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:

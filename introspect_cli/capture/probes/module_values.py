@@ -186,7 +186,7 @@ class NestedClasses:
 
     def __init__(self) -> None:
         """Start with nothing noted."""
-        self.found: dict[str, dict[str, dict[str, str]]] = {}
+        self.document: dict[str, dict[str, dict[str, str]]] = {}
         self.changed = False
         self._seen: set[tuple[str, Kind, str]] = set()
         self._count = 0
@@ -199,5 +199,5 @@ class NestedClasses:
         self._seen.add(key)
         classes = {prefix + path: name for path, name in containers(value)}
         self._count += len(classes)
-        self.found.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self.document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
         self.changed = True
