@@ -41,20 +41,6 @@ _SHARE = 4
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
 
-def default_room(ranks: int) -> int:
-    """Bytes that a process may hold unless told otherwise: its share of a quarter of what is free on this machine."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return free_memory() // _SHARE // (int(local) if local.isdecimal() and int(local) else max(ranks, 1))
-
-
-def planned(options: CaptureOptions, ranks: int) -> tuple[int, str]:
-    """Bytes that a process may hold, and what is said of that before training."""
-    room = default_room(ranks) if options.keep_size is None else options.keep_size
-    why = "a quarter of what is free; --keep-size sets it" if options.keep_size is None else "--keep-size"
-    held = f"whole tensors of the last {count(options.keep_around or 0, 'step')} are held"
-    return room, f"{held}, in {human_size(room)} of memory at most ({why})"
-
-
 def made(
     options: CaptureOptions,
     launch: Launch | None,
@@ -63,11 +49,16 @@ def made(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> BlackBox:
-    """The one that a capture asks for; the first rank says what it may take."""
+    """The one that a capture asks for, with its share of a quarter of what is free; the first rank says so."""
     assert options.keep_around is not None
-    room, words = planned(options, 1 if launch is None else launch.world_size)
+    room, why = options.keep_size, "--keep-size"
+    if room is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room, why = free_memory() // _SHARE // ranks, "a quarter of what is free; --keep-size sets it"
     if launch is None or not launch.rank:
-        say(words)
+        held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
+        say(f"{held}, in {human_size(room)} of memory at most ({why})")
     return BlackBox(options.keep_around, room, store, digests, say, note)
 
 

@@ -82,8 +82,8 @@ def _again(number: int) -> None:
         signal.pthread_kill(main, number)
 
 
-class Signals:
-    """Has the script's handlers wait for our sections."""
+class Interpreter:
+    """Has the script's handlers wait for our sections, and leaves our frames out of tracebacks and stacks."""
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
@@ -92,6 +92,11 @@ class Signals:
 
     def install(self) -> None:
         """Begin with the handlers that there are; and hear of new ones."""
+        for name in _WALKS:
+            walk = getattr(traceback, name, None)
+            if walk is not None:
+                self._patches.replace(traceback, name, _walks_traceback(walk))
+        self._patches.replace(traceback, "walk_stack", _walks_stack(traceback.walk_stack))
         self._set, asked, sections = signal.signal, signal.getsignal, self._sections
 
         @functools.wraps(self._set)
@@ -107,7 +112,7 @@ class Signals:
         self._patches.replace(signal, "getsignal", get_handler)
 
     def remove(self) -> None:
-        """Give the handlers back as they are."""
+        """Put the functions back, and give the handlers back as they are."""
         self._patches.remove()
         self._each(_given_back)
 
@@ -139,25 +144,6 @@ _RUNNER = PACKAGE + "script/run.py"
 """Where the script's first frame is called from; python alone has nothing below it."""
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")
 """Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
-
-
-class TracebackFilter:
-    """Replaces the functions that walk tracebacks and stacks."""
-
-    def __init__(self) -> None:
-        self._patches = Patches()
-
-    def install(self) -> None:
-        """Leave our frames out from now on."""
-        for name in _WALKS:
-            walk = getattr(traceback, name, None)
-            if walk is not None:
-                self._patches.replace(traceback, name, _walks_traceback(walk))
-        self._patches.replace(traceback, "walk_stack", _walks_stack(traceback.walk_stack))
-
-    def remove(self) -> None:
-        """Put the functions back."""
-        self._patches.remove()
 
 
 def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:

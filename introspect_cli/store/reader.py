@@ -129,6 +129,19 @@ class Run:
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
     @cached_property
+    def steps(self) -> int:
+        """How many steps the rank with the most of them has."""
+        return max(map(len, self._ranks.values()), default=0)
+
+    def time(self, name: str) -> dt.datetime | None:
+        """When the run `started` or `ended`, as its manifest says; None where it does not."""
+        try:
+            time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
+
+    @cached_property
     def left_out(self) -> frozenset[int]:
         """Ranks that were to record no step (`capture --ranks`)."""
         return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
