@@ -173,7 +173,7 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
         if not path.exists():
             return None  # something above it is a file, and making it will say so
         raise StoreError(f"{path} is a file; choose another directory") from None
-    try:
+    with folder:
         names = folder.names()
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
@@ -181,8 +181,7 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
         if strange is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
             what = f"holds {strange!r}" if strange is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
-        lock = lock_file(folder)
-        try:
+        with lock_file(folder) as lock:
             refuse_unless(take_lock(lock.fd), path)
             if moved(folder, path):
                 return None  # another rank of this launch was quicker
@@ -194,10 +193,6 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
             aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
             path.rename(aside)
             return aside
-        finally:
-            lock.close()
-    finally:
-        folder.close()
 
 
 def moved(folder: Folder, path: Path) -> bool:

@@ -174,13 +174,10 @@ def kept_in(place: Folder) -> frozenset[str]:
         StoreError: their directory is damaged.
     """
     try:
-        folder = place.folder(SOURCES)
+        with place.folder(SOURCES) as folder:
+            return frozenset(match[1] for match in map(SOURCE_NAME.fullmatch, folder.names()) if match)
     except FileNotFoundError:
         return frozenset()
-    try:
-        return frozenset(match[1] for match in map(SOURCE_NAME.fullmatch, folder.names()) if match)
-    finally:
-        folder.close()
 
 
 def read_from(place: Folder, digest: str) -> bytes | None:
@@ -190,12 +187,7 @@ def read_from(place: Folder, digest: str) -> bytes | None:
         StoreError: it is damaged.
     """
     try:
-        folder = place.folder(SOURCES)
+        with place.folder(SOURCES) as folder:
+            return decode(folder, f"{digest}.gz")
     except FileNotFoundError:
         return None
-    try:
-        return decode(folder, f"{digest}.gz")
-    except FileNotFoundError:
-        return None
-    finally:
-        folder.close()
