@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
+    from torch.utils.hooks import RemovableHandle
+
     Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
 
@@ -45,6 +47,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, object, object]] = []
+        self._hooks: list[RemovableHandle] = []
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
         """Put a replacement in place of an attribute; warnings do not count its frames."""
@@ -52,6 +55,10 @@ class Patches:
             uncounted(replacement)
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
+
+    def hold(self, *hooks: RemovableHandle) -> None:
+        """Take hooks of torch's, which go with what was replaced."""
+        self._hooks += hooks
 
     def watch(
         self,
@@ -103,11 +110,13 @@ class Patches:
         return watched
 
     def remove(self) -> None:
-        """Put the originals back, the last replaced first.
+        """Put the originals back, the last replaced first, and take the hooks out.
 
         If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
         everything through once its probe is off.
         """
+        while self._hooks:
+            self._hooks.pop().remove()
         while self._replaced:
             owner, name, replacement, original = self._replaced.pop()
             if vars(owner).get(name) is not replacement:

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Entering
     from introspect_cli.capture.probes.modules import Called, ModuleProbe
@@ -80,7 +78,6 @@ class BeginningProbe(GuardedProbe):
         self._calls = _EarlyCalls()
         self._methods = Patches()
         self._places = Places()
-        self._handle: RemovableHandle | None = None
         self._generators: Generators | None = None
         self._looks = self._goes_on = False
         self._events = Events()
@@ -122,7 +119,7 @@ class BeginningProbe(GuardedProbe):
         self._patches.watch(random.Random, "seed", self._guarded, making)
         for name in _BY_HAND:
             self._watch(self._methods, torch.Tensor, name, functools.partial(self._filling, name))
-        self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
+        self._patches.hold(nn.modules.module.register_module_parameter_registration_hook(self._registered))
         self._looks = True
         self._modules.around = self._around
         self._modules.surround()
@@ -139,9 +136,6 @@ class BeginningProbe(GuardedProbe):
     def _put_back(self) -> None:
         self._methods.remove()
         self._patches.remove()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
         if self._looks:
             self._looks, self._modules.around = False, None
             self._modules.surround()

@@ -31,8 +31,6 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
 
@@ -57,7 +55,6 @@ class ModuleProbe:
         self._names = context.names
         self._gradients = gradients
         self._patches = Patches()
-        self._registrations: list[RemovableHandle] = []
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
         self.around: Callable[[Called], Called] | None = None
@@ -83,17 +80,14 @@ class ModuleProbe:
 
         self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
-        self._registrations = [
-            nn.modules.module.register_module_module_registration_hook(self._registered),
-            nn.modules.module.register_module_parameter_registration_hook(self._holds),
-        ]
+        registry = nn.modules.module
+        self._patches.hold(registry.register_module_module_registration_hook(self._registered))
+        self._patches.hold(registry.register_module_parameter_registration_hook(self._holds))
         self._guarded.on = True
 
     def remove(self) -> None:
         """Put `nn.Module.__call__` back."""
         self._guarded.on = False
-        for registration in self._registrations:
-            registration.remove()
         self._patches.remove()
 
     def _calls_of(self, original: Callable[..., Any]) -> Called:

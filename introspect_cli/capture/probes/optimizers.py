@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
@@ -62,7 +60,6 @@ class OptimizerProbe(GuardedProbe):
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
         self.settings = OptimizerSettings()
-        self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
         self._groups: frozenset[int] = frozenset()
@@ -70,19 +67,11 @@ class OptimizerProbe(GuardedProbe):
 
     def install(self) -> None:
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
+        self._patches.hold(before, after)
         self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
         self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
         super().install()
-
-    def remove(self) -> None:
-        """Take the hooks out."""
-        super().remove()
-        for handle in self._handles:
-            handle.remove()
 
     def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
         return lambda _: self._context.clock.built(args[0])
