@@ -106,7 +106,7 @@ LOGGER = "logger"
 """Stands for whatever Lightning or transformers' Trainer log to."""
 
 
-class Publishing:
+class Publishing(Beside):
     """A process that publishes a run."""
 
     def __init__(self, path: Path, places: Sequence[str], rank: int | None = None) -> None:
@@ -122,20 +122,16 @@ class Publishing:
         """
         self.places = tuple(places)
         of_rank = () if rank is None else ("--rank", str(rank))
-        self._beside = Beside("introspect_cli.cli", ["publish", str(path), *places, *of_rank], "what publishes")
+        super().__init__("introspect_cli.cli", ["publish", str(path), *places, *of_rank], "what publishes")
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for its end, for a while; what came of it, in sentences."""
-        said, ended = self._beside.rest(patience)
+        said, ended = self.rest(patience)
         if not ended:
             return [f"still publishing to {', '.join(self.places)}, in the background"]
         lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
         results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
         return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
-
-    def abandon(self) -> None:
-        """Forget it, in a forked child."""
-        self._beside.abandon()
 
 
 class Publishers:
