@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from introspect_cli.capture.environment.sources import is_users, relative
-from introspect_cli.capture.probes.base import Patches
+from introspect_cli.capture.guard import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ class AutocastProbe(GuardedProbe):
     """Watches autocast being entered.
 
     Attributes:
-        changed: whether that is another than when it was last written.
+        changed: whether `document` is another than when it was last written.
     """
 
     name = "autocast"
@@ -39,7 +39,7 @@ class AutocastProbe(GuardedProbe):
         super().install()
 
     @property
-    def found(self) -> dict[str, str]:
+    def document(self) -> dict[str, str]:
         """What it was on with: `{"autocast": "cpu bfloat16"}`, several separated by commas; `off` for nothing."""
         return {"autocast": ", ".join(self._entered_with) or "off"}
 

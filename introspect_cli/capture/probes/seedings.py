@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from introspect_cli.capture.ops.calls import Places
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.guard import Outermost
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.beginning_events import Event, seed_word
-from introspect_cli.capture.probes.guarded import GuardedProbe
 from introspect_cli.records import Kind
 from introspect_cli.tensors.views import unobserved
 
@@ -44,7 +45,7 @@ class SeedingProbe(GuardedProbe):
     """Watches functions that set states.
 
     Attributes:
-        changed: whether `found` is another than when it was last written, by more than a few numbers.
+        changed: whether `document` is another than when it was last written, by more than a few numbers.
     """
 
     name = "seedings"
@@ -55,7 +56,7 @@ class SeedingProbe(GuardedProbe):
         self._beginning = beginning
         self._places = Places()
         self._times: dict[_Where, list[Any]] = {}
-        self._inside = False
+        self._outermost = Outermost()
         self.changed = False
 
     def install(self) -> None:
@@ -71,11 +72,12 @@ class SeedingProbe(GuardedProbe):
             ("numpy.random", numpy_random, ("seed", "set_state")),
         ):
             for name in names if owner is not None else ():
-                self._patches.replace(owner, name, self._setting(getattr(owner, name), f"{home}.{name}"))
+                entering = self._outermost(functools.partial(self._setting, f"{home}.{name}"))
+                self._patches.watch(owner, name, self._guarded, entering, raised=True)
         super().install()
 
     @property
-    def found(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """A line of words for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
 
         Within or before which step, at first and at last, how often, by what, to which seed or state at first, and
@@ -83,28 +85,18 @@ class SeedingProbe(GuardedProbe):
         """
         return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
 
-    def _setting(self, original: Callable[..., Any], label: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def setting(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on or self._inside:
-                return original(*args, **kwargs)
-            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
-            early = False
-            with self._guarded:
-                early = self._beginning.seeding(frame)
-            self._inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
-                with self._guarded:
-                    value = next(iter((*args, *kwargs.values())), None)
-                    if early:
-                        self._beginning.seeded(Event("seed", label, _word(label, value), 0, None, self._line(frame)))
-                    elif not _checkpoints(frame):
-                        self._count(label, value, self._line(frame))
+    def _setting(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
+        early = self._beginning.seeding(frame)
 
-        return setting
+        def was_set(_: object) -> None:
+            value = next(iter((*args, *kwargs.values())), None)
+            if early:
+                self._beginning.seeded(Event("seed", label, _word(label, value), 0, None, self._line(frame)))
+            elif not _checkpoints(frame):
+                self._count(label, value, self._line(frame))
+
+        return was_set
 
     def _line(self, frame: FrameType) -> str:
         return self._places.line(frame) or "-"

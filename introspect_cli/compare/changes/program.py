@@ -215,7 +215,7 @@ class Program(Parsed):
         return {inner: depth for inner, depth in depths.items() if inner not in after}
 
     def handed(self, names: frozenset[str]) -> frozenset[str]:
-        """What functions call these that they are handed: `D` of `def penalty(D, real)` for `penalty(critic, images)`."""
+        """What functions call these that they are handed: `D` of `def penalty(D, real)` for `penalty(critic, x)`."""
         taken: set[str] = set()
         for statement in {taker for name in names for taker in self.takers.get(name, ())}:
             for call in ast.walk(statement.node):
