@@ -27,6 +27,7 @@ from introspect_cli.compare.reasons.beginning import (
 )
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
+from introspect_cli.compare.reasons.script import drawn_otherwise
 from introspect_cli.compare.reasons.seedings import set_differently
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.records import Phase
@@ -215,6 +216,7 @@ def clues_of(scene: Scene) -> Clues:
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
     if cause.reason == "gradient":
         words |= _handling(scene)
+    words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
     between: tuple[list[tuple[str, str]], ...] = [], []
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
     ended = cut_short(scene)

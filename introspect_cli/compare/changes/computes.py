@@ -191,7 +191,8 @@ def batch(at: Place) -> Depths:
     }
     depths = {**inside, **dict.fromkeys(handed, 1)}
     reached = [farther(program.within([place]), depth) for place, depth in depths.items()]
-    return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), *reached)
+    drawn = random(at) if at.clues.words >= {"train", "eval"} else {}  # other numbers were drawn before the batch
+    return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), drawn, *reached)
 
 
 def random(at: Place) -> Depths:
