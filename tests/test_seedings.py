@@ -43,19 +43,19 @@ HERE, THERE, WITHIN = "# here", "# there", "# within"
 def answer(tmp_path_factory, forks):
     runs = {}
 
-    def captured(text):
-        if text not in runs:
+    def captured(text, *options):
+        if (text, options) not in runs:
             folder = tmp_path_factory.mktemp("run")
             (folder / "train.py").write_text(text)
-            done = forks("capture", "-q", "-o", "run", "train.py", cwd=folder)
+            done = forks("capture", "-q", *options, "-o", "run", "train.py", cwd=folder)
             assert done.returncode == 0, done.stderr
-            runs[text] = folder / "run"
-        return runs[text]
+            runs[text, options] = folder / "run"
+        return runs[text, options]
 
-    def run(place, text_b, text_a):
+    def run(place, text_b, text_a, *options):
         with (
-            open_run(captured(SCRIPT.replace(place, text_a))) as a,
-            open_run(captured(SCRIPT.replace(place, text_b))) as b,
+            open_run(captured(SCRIPT.replace(place, text_a), *options)) as a,
+            open_run(captured(SCRIPT.replace(place, text_b), *options)) as b,
         ):
             return compare_runs(a, b, DiffOptions())
 
@@ -76,6 +76,11 @@ def test_what_set_a_state_is_named_where_one_run_alone_sets_it(answer, place, ch
     assert said in result.sentence
     assert "one run drew" not in result.sentence
     assert result.code.ranked[0].change.place.startswith("train.py:")
+
+
+def test_a_seed_between_two_recorded_steps_is_named(answer):
+    result = answer(THERE, "if step == 1: torch.manual_seed(5)", THERE, "--every", "2")
+    assert "torch.manual_seed(5) (train.py:19) sets it in b only." in result.sentence
 
 
 def test_two_seeds_at_one_place_are_both_named(answer):

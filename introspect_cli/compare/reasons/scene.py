@@ -11,7 +11,7 @@ from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes, renumbered
+from introspect_cli.compare.reasons.hyperparameters import Changed, holders, hyperparameter_changes, renumbered
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
@@ -183,12 +183,14 @@ class Scene:
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
-        """Names of the optimizers that step in a and in b."""
+        """Names of the optimizers that step in a and in b; without such records, of those that hold the parameter."""
         alignment = self.table.alignment
         one, two = (
             [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
             for side in "ab"
         )
+        if not one and not two and len(settings := self.documents("optimizers")) == 2:
+            one, two = (holders(settings[side], {self.site.fqn}) for side in "ab")
         return [name for name in dict.fromkeys(one) if name != SCALER], [
             name for name in dict.fromkeys(two) if name != SCALER
         ]

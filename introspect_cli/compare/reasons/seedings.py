@@ -76,15 +76,15 @@ def set_differently(
         rank: of each.
         generator: its name.
         steps: of a and of b.
-        begins: whether since the step before and until these begin; else within them.
+        begins: whether since the last recorded step and until these begin; else within them.
     """
     sides = []
     for run, step in zip(runs, steps, strict=True):
-        places = {("before", step), ("in", step - 1)} if begins else {("in", step)}
-        kept = [each for each in _settings(run, rank) if each.first <= step and _sets(each.by, generator)]
-        sides.append(
-            [each for each in kept if any(each.stage == s and each.first <= n <= each.last for s, n in places)]
-        )
+        recorded = [number for number in run.rank(rank).entries["step"].tolist() if number < step]
+        since = recorded[-1] if recorded else step - 1
+        spans = {"before": (since + 1, step), "in": (since, step - 1)} if begins else {"in": (step, step)}
+        kept = [each for each in _settings(run, rank) if each.stage in spans and _sets(each.by, generator)]
+        sides.append([each for each in kept if _within(each, *spans[each.stage])])
     shared = [(each.by, each.seed) for each in sides[0] if (each.by, each.seed) in {(o.by, o.seed) for o in sides[1]}]
     one, two = ([each for each in side if (each.by, each.seed) not in shared] for side in sides)
     return one, two
@@ -97,6 +97,10 @@ def set_words(one: list[Setting], two: list[Setting]) -> str:
     if one and two:
         return f"{one[0]} sets it in a, {two[0]} in b"
     return f"{(one or two)[0]} sets it in {'a' if one else 'b'} only" if one or two else ""
+
+
+def _within(setting: Setting, first: int, last: int) -> bool:
+    return setting.first <= last and setting.last >= first
 
 
 def _sets(by: str, generator: str) -> bool:
