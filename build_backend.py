@@ -41,6 +41,7 @@ OPERATORS: Final = "introspect_cli/capture/ops/operators.cpp"
 _BOTH: Final = (
     "intake",
     "memory",
+    "times",
     "large",
     "team",
     "pace",
@@ -54,7 +55,7 @@ EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules", "standing")),
             OPERATORS,
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],

@@ -18,7 +18,8 @@ class Into:
 
     def __init__(self):
         self.summarizer = Summarizer()
-        self.rows, self.slots, self.times = [], [], {}
+        self.rows, self.slots = [], []
+        self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
         self.lock = threading.RLock()
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
@@ -33,7 +34,7 @@ class Into:
 
     @property
     def noted(self):
-        return self.rows, self.slots, self.times
+        return self.rows, self.slots, {site: times for site in range(10) if (times := self.times.of(site))}
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_what_goes_the_long_way_is_left_to_it_and_nothing_is_noted(into, odd):
 
 
 def test_a_site_that_comes_twice_is_left_to_others(into):
-    into.told().times[5] = 1
+    into.told().times.add(5, 1)
     assert into.record_all([1, 2, 1], some(3)) == [0, 1, 2]
     assert into.noted == ([], [], {5: 1})
 
@@ -95,7 +96,7 @@ def test_what_is_not_to_be_recorded_is_left_alone(into, why):
         into.told({} if why == "samples" else None)
     sites, tensors = [4, 5], some(2)
     if why == "recorded":
-        into.times[5] = 1
+        into.times.add(5, 1)
     elif why == "no room":
         sites, tensors = list(range(2000)), some(2000)
     elif why == "too few sites":
@@ -119,9 +120,9 @@ def test_what_is_not_to_be_recorded_is_left_alone(into, why):
         assert done is False
         assert into.record_all(sites, tensors) is True
         return
-    times = dict(into.times)
+    before = into.noted
     assert into.record_all(sites, tensors) is False
-    assert into.noted == ([], [], times)
+    assert into.noted == before
     assert len(taken(into.summarizer)) == 0
 
 

@@ -46,6 +46,8 @@ def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bo
 class Recorder:
     """Collects the records of one step at a time and appends them to one rank's streams."""
 
+    __slots__ = ("__dict__", "step", "wanted")  # asked for in each call of a module, by compiled code that knows slots
+
     def __init__(
         self,
         summarizer: Summarizer,
@@ -163,10 +165,8 @@ class Recorder:
             if looks:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._samples.note(site, self._sites.of[site].kind, slot, value)
-            times = dict.fromkeys(sites, 1)
             rows = self.step_rows
-            if rows.only is None and len(times) == len(sites) and rows.times.keys().isdisjoint(times):
-                rows.times.update(times)
+            if rows.only is None and rows.times.once(list(sites)):
                 rows.sites.extend(sites)
                 rows.slots.extend(slots)
             else:

@@ -6,7 +6,9 @@ for an evaluation, a compiler has run what it compiled in an order of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     import threading
@@ -14,6 +16,38 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.sites import Sites
     from introspect_cli.records import Given, Kind, Phase, Site
+
+
+class Times:
+    """How often each site has been recorded in the current step; `times.cpp` has a quicker one."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._of: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any has been counted, or was and then taken back."""
+        return bool(self._of)
+
+    def of(self, site: int) -> int:
+        """The times of one site."""
+        return self._of.get(site, 0)
+
+    def add(self, site: int, by: int) -> None:
+        """Count a site so many times more."""
+        self._of[site] = self.of(site) + by
+
+    def once(self, sites: list[int]) -> bool:
+        """Count each site once; False, and nothing is done, where one was counted before or comes twice."""
+        new = dict.fromkeys(sites, 1)
+        if len(new) < len(sites) or any(self.of(site) for site in sites):
+            return False
+        self._of.update(new)
+        return True
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._of.clear()
 
 
 class StepRows:
@@ -31,7 +65,7 @@ class StepRows:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites: list[int] = []
         self.slots: list[int] = []
-        self.times: dict[int, int] = {}
+        self.times: Any = Times() if KERNELS is None else KERNELS.times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
         self._numbering = numbering
@@ -47,13 +81,13 @@ class StepRows:
         """Append a row; the lock is held."""
         if self.only is not None and self._numbering.of[site] not in self.only:
             return
-        times = self.times.get(site, 0)
-        self.times[site] = times + 1
+        times = self.times.of(site)
+        self.times.add(site, 1)
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
             site = self._numbering.changed(site, path=f"{self._numbering.of[site].path}@{times}")
-            self.times[site] = self.times.get(site, 0) + 1
+            self.times.add(site, 1)
         self.sites.append(site)
         self.slots.append(slot)
 
@@ -65,7 +99,7 @@ class StepRows:
             for row in [row for row in self.given if row >= start]:
                 del self.given[row]
             for site, _ in taken:
-                self.times[site] -= 1
+                self.times.add(site, -1)
             return taken
 
     def give_back(self, taken: list[tuple[int, int]]) -> None:
@@ -88,8 +122,8 @@ class StepRows:
                 site = self._numbering.of[number]
                 if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
                     self.sites[row] = self._numbering.changed(number, fqn=names[site.fqn])
-                    self.times[number] -= 1
-                    self.times[self.sites[row]] = self.times.get(self.sites[row], 0) + 1
+                    self.times.add(number, -1)
+                    self.times.add(self.sites[row], 1)
 
     def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
         """Put some rows in another order among themselves.

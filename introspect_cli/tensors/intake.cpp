@@ -14,6 +14,7 @@
 #include "memory.h"
 #include "team.h"
 #include "tensor.h"
+#include "times.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +26,7 @@ enum Held {
     TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
     LOCK, UNLOCK, HELD
 };
-// Of a recorder: two lists, a dictionary, its lock; where samples count, a dictionary for their sums, else None; and what the
+// Of a recorder: two lists, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
 // checksum of a sample begins with, for each layout.
 enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, OWN_SUMS, HEADERS, INTO };
 
@@ -116,8 +117,8 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     Intake *self = (Intake *)object;
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
     if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
-                   PyDict_Check(arguments[OWN_TIMES])))
-        return PyErr_Format(PyExc_TypeError, "two lists and a dictionary wanted at the beginning");
+                   is_times(arguments[OWN_TIMES])))
+        return PyErr_Format(PyExc_TypeError, "two lists and times wanted at the beginning");
     if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
         return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
     for (int i = 0; i < INTO; i++) {
@@ -158,19 +159,18 @@ bool note_samples(Intake *self, PyObject *tensor, i64 slot) {
 template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *slots = self->into[OWN_SLOTS];
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyDict_GetItemWithError(times, sites[i])) return -1;  // it came before in this step
+        if (times_of(times, PyLong_AsLongLong(sites[i]))) return -1;  // it came before in this step
         if (PyErr_Occurred()) return -2;
         for (Py_ssize_t j = 0; j < i; j++)
             if (PyLong_AsLongLong(sites[i]) == PyLong_AsLongLong(sites[j])) return -1;
     }
     i64 slot = find();
     if (slot < 0) return slot;
-    PyObject *once = PyLong_FromLong(1), *number = PyLong_FromLongLong(slot);
-    bool done = once && number;
+    PyObject *number = PyLong_FromLongLong(slot);
+    bool done = number;
     for (Py_ssize_t i = 0; done && i < count; i++)
-        done = PyDict_SetItem(times, sites[i], once) == 0 && PyList_Append(rows, sites[i]) == 0 &&
+        done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && PyList_Append(rows, sites[i]) == 0 &&
                PyList_Append(slots, number) == 0;
-    if (once) Py_DecRef(once);
     if (number) Py_DecRef(number);
     return done ? slot : -2;
 }
@@ -220,7 +220,7 @@ struct Ahead {
 
 // A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
 template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
-    constexpr Py_ssize_t AHEAD = 8, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
+    constexpr Py_ssize_t AHEAD = 8, STORAGE = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
@@ -228,6 +228,8 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
         PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
+        PyObject *nearer = i + STORAGE < count ? PyList_GetItem(tensors, i + STORAGE) : nullptr;
+        if (nearer && is_plain(self, nearer)) fetch_storage(self->functions, nearer);
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
         const bool is_small = seen && seen->count < self->limit;
@@ -268,7 +270,7 @@ PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given
 // Whether none of the sites has been recorded in this step.
 bool are_new(PyObject *times, PyObject *sites) {
     for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
-        if (PyDict_GetItemWithError(times, PyList_GetItem(sites, i)) || PyErr_Occurred()) return PyErr_Clear(), false;
+        if (times_of(times, PyLong_AsLongLong(PyList_GetItem(sites, i))) || PyErr_Occurred()) return PyErr_Clear(), false;
     return true;
 }
 
@@ -276,19 +278,9 @@ bool are_new(PyObject *times, PyObject *sites) {
 // others; -1 with an exception.
 int note_all(Intake *self, PyObject *sites, PyObject *slots) {
     PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *own = self->into[OWN_SLOTS];
-    const Py_ssize_t count = PyList_Size(sites), before = PyDict_Size(times);
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
         if (PyLong_AsLongLong(PyList_GetItem(slots, i)) < 0) return PyErr_Occurred() ? -1 : 0;
-    PyObject *once = PyLong_FromLong(1);
-    bool done = once != nullptr;
-    for (Py_ssize_t i = 0; done && i < count; i++) done = PyDict_SetItem(times, PyList_GetItem(sites, i), once) == 0;
-    if (once) Py_DecRef(once);
-    if (!done) return -1;
-    if (PyDict_Size(times) != before + count) {  // a site comes twice
-        for (Py_ssize_t i = 0; i < count; i++)
-            if (PyDict_DelItem(times, PyList_GetItem(sites, i))) PyErr_Clear();
-        return 0;
-    }
+    if (const int noted = note_once(times, sites); noted != 1) return noted;
     const Py_ssize_t end = PyList_Size(rows), last = PyList_Size(own);
     return PyList_SetSlice(rows, end, end, sites) || PyList_SetSlice(own, last, last, slots) ? -1 : 1;
 }

@@ -7,7 +7,7 @@ Python object, but no header promises that; so it is looked for, and everything 
 tensors is compared with what torch says in Python. Where anything is missing or differs there are none.
 
 `add` and `add_all` are the summarizer's. A recorder tells `into` what it records into: its list of rows, that of slots
-and the dictionary of times, how to acquire and to release its lock, which nobody who uses the summarizer does without,
+and the times of sites, how to acquire and to release its lock, which nobody who uses the summarizer does without,
 a dictionary for the sums of samples by slot, or None, and the summarizer's `sample_headers`. Then:
 
 - `record(site, tensor)` returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the

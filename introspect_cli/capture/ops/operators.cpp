@@ -12,10 +12,12 @@ enum Held {
 };
 using Operators = Holder<HELD>;
 
-Name LIVE{"live"}, RUN_BY{"_op"}, WANTED{"wanted"}, STEP{"step"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
-    BETWEEN{"between"}, UNDER_WAY{"calls"}, PHASE{"phase"}, WATCHED{"watched"}, FQN{"fqn"}, NUMBER{"_sequence_nr"},
-    OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
-    NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
+Name RUN_BY{"_op"}, UNDER_WAY{"calls"}, PHASE{"phase"}, NUMBER{"_sequence_nr"}, DTYPE{"dtype"}, NO_PATH{""}, DICTIONARY{"__dict__"},
+    EVAL_FRAME{"torch._dynamo.eval_frame"};
+Slot LIVE{{"live"}}, WANTED{{"wanted"}}, STEP{{"step"}}, RECORDED{{"recorded"}}, UNWRITTEN{{"unwritten"}}, EACH{{"each"}}, WRITTEN{{"written"}},
+    BETWEEN{{"between"}}, WATCHED{{"watched"}}, FQN{{"fqn"}}, OPERATORS{{"operators"}}, COUNT{{"count"}}, BY_NUMBER{{"calls"}},
+    OWN_SITES{{"sites"}}, KNOWN{{"known"}}, GIVEN{{"given"}};
+thread_local Local stack{};
 
 struct Ref {  // an owned reference, or null; no exception is left set
     PyObject *held;
@@ -163,14 +165,15 @@ struct Place {  // where an operator runs: null what is not known
 
 // Finds the module and phase that an operator runs in, where it is a module's forward pass or a node that was made in one.
 bool find_place(Operators *self, PyObject *node, Place &place) {
-    Ref calls(attribute(self->held[STACK], UNDER_WAY));
+    PyObject *values = values_of(self, STACK, stack, DICTIONARY);
+    if (!values) return PyErr_Clear(), false;
+    Ref calls(kept(value_of(values, UNDER_WAY)));
     const Py_ssize_t depth = calls && PyList_Check(calls) ? PyList_Size(calls) : -1;
     if (depth < 0 || (depth > 0) == (node != Py_None)) return false;
     if (depth > 0) {
         PyObject *state = PyList_GetItem(calls, depth - 1);
-        Ref tracing(PyObject_CallNoArgs(self->held[TRACING]));
-        if (state == Py_None || !attribute_is(state, WATCHED, Py_True) || tracing != Py_None) return false;
-        place.fqn = attribute(state, FQN), place.phase = attribute(self->held[STACK], PHASE);
+        if (state == Py_None || !attribute_is(state, WATCHED, Py_True) || !answer_is(self->held[TRACING], Py_None)) return false;
+        place.fqn = attribute(state, FQN), place.phase = kept(value_of(values, PHASE));
     } else {
         Ref ask(attribute(node, NUMBER)), number(ask ? PyObject_CallNoArgs(ask) : nullptr);
         PyObject *origin = item(self->held[BY_NODE], number);
@@ -230,7 +233,7 @@ bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) 
 // Counts the call of an operator, and has the autograd node that was made last be its own: `Calls.of`.
 void count(Operators *self, PyObject *repeated, PyObject *step, i64 number, PyObject *node_number, PyObject *call) {
     Ref next(PyLong_FromLongLong(number + 1));
-    if (!next || PyObject_SetAttr(repeated, STEP.get(), step) || PyObject_SetAttr(repeated, COUNT.get(), next)) PyErr_Clear();
+    if (!next || !set_attribute(repeated, STEP, step) || !set_attribute(repeated, COUNT, next)) PyErr_Clear();
     if (!item(self->held[BY_NODE], node_number) && PyDict_SetItem(self->held[BY_NODE], node_number, call)) PyErr_Clear();
 }
 

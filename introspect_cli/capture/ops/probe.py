@@ -46,6 +46,8 @@ OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
 class OpProbe:
     """Watches operators."""
 
+    __slots__ = ("__dict__", "live")  # a slot as in `Recorder`
+
     name = "operators"
 
     def __init__(
