@@ -42,6 +42,7 @@ _BOTH: Final = (
     "intake",
     "memory",
     "times",
+    "lock",
     "large",
     "team",
     "pace",

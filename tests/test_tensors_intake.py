@@ -20,12 +20,12 @@ class Into:
         self.summarizer = Summarizer()
         self.rows, self.slots = [], []
         self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
-        self.lock = threading.RLock()
+        self.lock = kernels.new_lock()
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
 
     def told(self, sums=None):
-        own = (self.rows, self.slots, self.times, self.lock.acquire, self.lock.release)
+        own = (self.rows, self.slots, self.times, self.lock)
         self.summarizer.intake.into(*own, sums, self.summarizer.sample_headers)
         return self
 
@@ -154,7 +154,7 @@ def test_large_ones_are_summarised_together_and_the_same(into):
     expected = taken(into.summarizer)
     into.told()
     for _ in range(2):
-        for own in into.noted:
+        for own in (into.rows, into.slots, into.times):
             own.clear()
         assert into.record_all(list(range(6)), tensors) is True
         table = taken(into.summarizer)

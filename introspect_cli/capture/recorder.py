@@ -8,7 +8,6 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
-import threading
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from introspect_cli.capture.sites import Sites
 from introspect_cli.capture.step_block import EndedStep
 from introspect_cli.capture.step_rows import StepRows
 from introspect_cli.errors import StoreError
+from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Recorder:
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._keeping = keeping
         self.undecided = keeping.undecided
         self._store_lost = store_lost
@@ -106,7 +106,7 @@ class Recorder:
         if on and self.step_rows.only is None:
             sums = self._samples.step.sums if self._samples.first else None
             rows = self.step_rows
-            held = (rows.sites, rows.slots, rows.times, self._lock.acquire, self._lock.release)
+            held = (rows.sites, rows.slots, rows.times, self._lock)
             self.intake.into(*held, sums, self.summarizer.sample_headers)
             self._short, self._all_short = self.intake.record, self.intake.record_all
         else:

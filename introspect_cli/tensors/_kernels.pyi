@@ -1,6 +1,6 @@
 # The extension that the C++ sources are compiled to; kernels.py says what its functions do.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 class Memory:
@@ -32,8 +32,7 @@ class Intake:
         rows: list[int] = ...,
         slots: list[int] = ...,
         times: Times = ...,
-        acquire: Callable[[bool], object] = ...,
-        release: Callable[[], object] = ...,
+        lock: Any = ...,
         sums: dict[int, int] | None = ...,
         headers: list[int] = ...,
         /,
@@ -69,6 +68,7 @@ def operators(*held: Any) -> Operators: ...
 def memory(limit: int, /) -> Memory: ...
 def standing() -> Standing: ...
 def times() -> Times: ...
+def lock() -> Any: ...
 def intake(api: Any, flags: int, limit: int, team: int, /, *held: Any) -> Intake: ...
 def summarise(
     address: int, count: int, first: int, code: int, flags: int, table: int, row: int, team: int, /

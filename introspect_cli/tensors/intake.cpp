@@ -11,6 +11,7 @@
 
 #include "intake.h"
 #include "large.h"
+#include "lock.h"
 #include "memory.h"
 #include "team.h"
 #include "tensor.h"
@@ -24,11 +25,11 @@ namespace {
 
 enum Held {
     TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
-    LOCK, UNLOCK, HELD
+    LOCK, HELD
 };
 // Of a recorder: two lists, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
 // checksum of a sample begins with, for each layout.
-enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, OWN_SUMS, HEADERS, INTO };
+enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, OWN_SUMS, HEADERS, INTO };
 
 struct Intake {
     PyObject_HEAD
@@ -117,8 +118,8 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     Intake *self = (Intake *)object;
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
     if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
-                   is_times(arguments[OWN_TIMES])))
-        return PyErr_Format(PyExc_TypeError, "two lists and times wanted at the beginning");
+                   is_times(arguments[OWN_TIMES]) && is_lock(arguments[OWN_LOCK])))
+        return PyErr_Format(PyExc_TypeError, "two lists, times and a lock wanted at the beginning");
     if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
         return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
     for (int i = 0; i < INTO; i++) {
@@ -179,18 +180,12 @@ template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssiz
 template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     if (!self->into[OWN_ROWS]) return -1;
     // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
-    if (!held) return -2;
-    const bool is_held = PyObject_IsTrue(held) == 1;  // python's own RLock says 1 where it was held already
-    Py_DecRef(held);
-    if (!is_held) return -1;
+    PyObject *lock = self->into[OWN_LOCK];
+    if (!try_take(lock)) return -1;
+    Py_IncRef(lock);
     i64 slot = note_one(self, sites, count, find);
-    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-    if (slot == -2) PyErr_Fetch(&type, &value, &traceback);  // without memory: the lock has to be free all the same
-    PyObject *freed = PyObject_CallNoArgs(self->into[RELEASE]);
-    if (freed) Py_DecRef(freed);
-    else slot = -2;
-    if (type) PyErr_Restore(type, value, traceback);
+    give_back(lock);
+    Py_DecRef(lock);
     return slot;
 }
 
@@ -299,10 +294,10 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
         !are_new(self->into[OWN_TIMES], sites))
         return Py_NewRef(Py_False);
     const i64 threads = threads_of(self->large);
-    if (!threads || !acquire(self->large)) return Py_NewRef(Py_False);
+    if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
     PyObject *slots = slots_of(self, tensors, threads, nullptr);
     const int noted = slots && PyList_Size(slots) == count ? note_all(self, sites, slots) : -1;
-    release(self->large);
+    give_back(self->large.lock);
     if (slots && !noted) return slots;
     if (slots) Py_DecRef(slots);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
@@ -423,8 +418,8 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[2]);
     if (PyErr_Occurred()) return nullptr;
     if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
-        !is_memory(arguments[NUMBERS + MEMORY]))
-        return PyErr_Format(PyExc_TypeError, "two lists and a memory wanted");
+        !is_memory(arguments[NUMBERS + MEMORY]) || !is_lock(arguments[NUMBERS + LOCK]))
+        return PyErr_Format(PyExc_TypeError, "two lists, a memory and a lock wanted");
     char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
     if (!bytes) return nullptr;
     if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
@@ -439,6 +434,6 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
     PyObject **held = self->held;
-    self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK], held[UNLOCK]};
+    self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK]};
     return (PyObject *)self;
 }

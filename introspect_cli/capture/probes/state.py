@@ -267,20 +267,30 @@ class Written:
         """Start with nothing recorded; the summarizer looks at tensors."""
         self._summarizer = summarizer
         self._marks: dict[int, Hashable] = {}
+        self._last: tuple[list[int], list[Hashable]] = (
+            [],
+            [],
+        )  # of those recorded last, who are asked for next as a rule
 
     def recorded(self, tensors: list[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
-        marks, held = self._summarizer.stands(tensors), self._marks
-        held.update(zip(map(id, tensors), marks, strict=True))
-        if not all(marks):
-            for tensor, mark in zip(tensors, marks, strict=True):
-                if mark is None:
-                    held.pop(id(tensor), None)
+        if tensors:
+            self._put_with_the_others()
+            self._last = list(map(id, tensors)), self._summarizer.stands(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        before = list(map(self._marks.get, map(id, tensors)))
-        now = self._summarizer.stands(tensors)
-        if before == now:
+        identities, now = list(map(id, tensors)), self._summarizer.stands(tensors)
+        if self._last == (identities, now):
             return []
+        self._put_with_the_others()
+        before = list(map(self._marks.get, identities))
         return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
+
+    def _put_with_the_others(self) -> None:
+        for identity, mark in zip(*self._last, strict=True):
+            if mark is None:
+                self._marks.pop(identity, None)
+            else:
+                self._marks[identity] = mark
+        self._last = [], []
