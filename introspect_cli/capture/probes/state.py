@@ -275,8 +275,10 @@ class Written:
     def recorded(self, tensors: list[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
         if tensors:
-            self._put_with_the_others()
-            self._last = list(map(id, tensors)), self._summarizer.stands(tensors)
+            identities = list(map(id, tensors))
+            if identities != self._last[0]:
+                self._put_with_the_others()
+            self._last = identities, self._summarizer.stands(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
