@@ -28,6 +28,8 @@ class ParameterNames(dict[int, ParameterName]):
         replaced: how many tensors that no module was known to hold have got a name from one since.
     """
 
+    __slots__ = ("__dict__", "changes")  # a slot as in `Recorder`
+
     def __init__(self, wanted: Callable[[str], bool]) -> None:
         """Start with none; `wanted` says whether what has a name is to be recorded."""
         super().__init__()

@@ -61,6 +61,8 @@ class StepRows:
         only: sites that may be recorded; all where None.
     """
 
+    __slots__ = ("__dict__", "given")  # a slot as in `Recorder`
+
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites: list[int] = []

@@ -303,7 +303,7 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
 }
 
-PyObject *VERSION = nullptr, *GIVEN = nullptr;  // names
+PyObject *VERSION = nullptr;  // a name
 
 // How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
 PyObject *stand(Intake *self, PyObject *tensor, const Look *seen) {
@@ -384,16 +384,15 @@ i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObje
     });
 }
 
-i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *rows, PyObject *given) {
+i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given) {
     Intake *self = (Intake *)object;
     return note_locked(self, &site, 1, [=]() -> i64 {
         if (self->into[OWN_SUMS] != Py_None) return -1;  // sums of samples are of no operator
         const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
         if (slot < 0) return slot;
-        PyObject *of = PyObject_GetAttr(rows, GIVEN), *row = PyLong_FromSsize_t(PyList_Size(self->into[OWN_ROWS]));
-        const bool done = of && row && PyDict_SetItem(of, row, given) == 0;
-        for (PyObject *one : {of, row})
-            if (one) Py_DecRef(one);
+        PyObject *row = PyLong_FromSsize_t(PyList_Size(self->into[OWN_ROWS]));
+        const bool done = row && PyDict_SetItem(all, row, given) == 0;
+        if (row) Py_DecRef(row);
         return done ? slot : -2;
     });
 }
@@ -425,7 +424,6 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
         return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
-    if (!GIVEN && !(GIVEN = PyUnicode_InternFromString("given"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
     if (!self) return nullptr;

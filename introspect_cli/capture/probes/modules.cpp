@@ -189,7 +189,8 @@ bool counted(Modules *self, const Call &call) {
     PyObject *next = PyLong_FromLongLong(call.number + 1);
     bool done = counts && step && next;
     if (done && integer(call.state, STEP) != PyLong_AsLongLong(step)) {
-        PyDict_Clear(counts);
+        // what stands alone is overwritten: making it anew takes longer
+        if (PyDict_Size(counts) != 1 || !PyDict_GetItemWithError(counts, self->held[FORWARD])) PyDict_Clear(counts);
         done = set_attribute(call.state, STEP, step);
     }
     done = done && PyDict_SetItem(counts, self->held[FORWARD], next) == 0;
