@@ -36,6 +36,7 @@ struct Intake {
     const Functions *functions;
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
+    PyObject *numbers;        // slots as Python has them, made once: the same objects in each step are equal at a glance
     Shapes shapes;
     Large large;
 };
@@ -85,6 +86,23 @@ bool hand_over(const Later &later, PyObject *items) {
     return done;
 }
 
+// A slot as Python has it: a new reference, or null with an exception.
+PyObject *slot_number(Intake *self, i64 slot) {
+    for (Py_ssize_t made = slot < 0 ? 0 : PyList_Size(self->numbers); made <= slot; made++) {
+        PyObject *number = PyLong_FromSsize_t(made);
+        const bool failed = !number || PyList_Append(self->numbers, number);
+        if (number) Py_DecRef(number);
+        if (failed) return nullptr;
+    }
+    return slot < 0 ? PyLong_FromLongLong(slot) : Py_NewRef(PyList_GetItem(self->numbers, slot));
+}
+
+// Where the row of a slot is. Rows lie in blocks, so only the address of the first of each is asked for.
+u64 row_of(const Intake *self, Py_ssize_t slot) {
+    constexpr Py_ssize_t BLOCK = 1024;  // ROWS of rows.py
+    return PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot / BLOCK * BLOCK)) + u64(slot % BLOCK) * sizeof(Row);
+}
+
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
 // With `later`, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the tensor told,
 // where it was looked at before.
@@ -96,9 +114,12 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
     else if (!look(self, tensor, found)) return -1;
     const i64 number = find(self->shapes, found.shape)->layout;
     if (number < 0 || !is_there(self, tensor, found)) return -1;
-    u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
+    const u64 row = row_of(self, slot);
     if (found.count < self->limit) {
-        RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
+        Row own;  // of which nothing but the checksum is looked at where nothing else is wanted: three lines of memory less each
+        Row *to = self->flags ? (Row *)row : &own;
+        RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, to);
+        if (to == &own) ((Row *)row)->raw = own.raw;
     } else if (!summarise_large(self->large, found, self->flags, (Row *)row, later)) {
         return -1;
     }
@@ -167,7 +188,7 @@ template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssiz
     }
     i64 slot = find();
     if (slot < 0) return slot;
-    PyObject *number = PyLong_FromLongLong(slot);
+    PyObject *number = slot_number(self, slot);
     bool done = number;
     for (Py_ssize_t i = 0; done && i < count; i++)
         done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && PyList_Append(rows, sites[i]) == 0 &&
@@ -248,7 +269,7 @@ PyObject *slots_of(Intake *self, PyObject *tensors, i64 threads, PyObject *items
     const bool may = unseen(self);
     PyObject *slots = of_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
         const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
-        return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
+        return slot == -2 ? nullptr : slot_number(self, slot);
     });
     if (!slots || !later.count) return slots;
     summarise_later(self->large, later, self->flags);
@@ -349,6 +370,7 @@ void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (PyObject *one : self->held) Py_DecRef(one);
+    Py_DecRef(self->numbers);
     for (PyObject *one : self->into)
         if (one) Py_DecRef(one);
     std::free(self->shapes.table);
@@ -425,8 +447,10 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
         return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
+    PyObject *numbers = PyList_New(0);
+    Intake *self = numbers ? PyObject_New(Intake, (PyTypeObject *)TYPE) : nullptr;
+    if (!self) return Py_DecRef(numbers), nullptr;
+    self->numbers = numbers;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
     self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
