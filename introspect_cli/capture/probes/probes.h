@@ -13,6 +13,7 @@ HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_
 HIDDEN PyObject *new_modules(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_operators(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *new_standing(PyObject *, PyObject *);
+HIDDEN PyObject *values_of_all(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 
 // Has the gradient of a tensor recorded at a site; false, and nothing is done, where Python has to. Never an exception.
 HIDDEN bool watch_gradient(PyObject *gradients, PyObject *tensor, PyObject *site);

@@ -215,3 +215,26 @@ PyObject *new_standing(PyObject *, PyObject *) {
     PyObject_GC_Track((PyObject *)self);
     return (PyObject *)self;
 }
+
+// What a list of dictionaries has, one after the other, where they are as long as another list says, have the keys of a third,
+// and nothing in them is other than of a class; else None.
+PyObject *values_of_all(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    if (count != 4 || !PyList_Check(given[0]) || !PyList_Check(given[1]) || !PyList_Check(given[2]) || !PyType_Check(given[3]))
+        return PyErr_Format(PyExc_TypeError, "three lists and a class wanted");
+    PyObject *all = given[0], *lengths = given[1], *keys = given[2], *key, *value;
+    const Py_ssize_t end = PyList_Size(keys);
+    bool same = PyList_Size(all) == PyList_Size(lengths);
+    PyObject *values = PyList_New(0);
+    Py_ssize_t next = 0;
+    for (Py_ssize_t i = 0; same && values && i < PyList_Size(all); i++) {
+        PyObject *one = PyList_GetItem(all, i);
+        same = is_dictionary(one) && PyDict_Size(one) == PyLong_AsSsize_t(PyList_GetItem(lengths, i));
+        for (Py_ssize_t at = 0; same && PyDict_Next(one, &at, &key, &value); next++)
+            same = next < end && key == PyList_GetItem(keys, next) && PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)given[3]) &&
+                   PyList_Append(values, value) == 0;
+    }
+    if (values && same && next == end) return values;
+    Py_DecRef(values);
+    PyErr_Clear();
+    return Py_NewRef(Py_None);
+}
