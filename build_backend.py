@@ -43,6 +43,7 @@ _BOTH: Final = (
     "memory",
     "times",
     "lock",
+    "numbers",
     "large",
     "team",
     "pace",

@@ -18,7 +18,7 @@ class Into:
 
     def __init__(self):
         self.summarizer = Summarizer()
-        self.rows, self.slots = [], []
+        self.rows, self.slots = kernels.new_numbers(), kernels.new_numbers()
         self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
         self.lock = kernels.new_lock()
         self.summarizer.add(torch.ones(5))

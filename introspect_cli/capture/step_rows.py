@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.kernels import KERNELS, new_numbers
 
 if TYPE_CHECKING:
     import threading
@@ -65,8 +65,7 @@ class StepRows:
 
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
-        self.sites: list[int] = []
-        self.slots: list[int] = []
+        self.sites, self.slots = new_numbers(), new_numbers()
         self.times: Any = Times() if KERNELS is None else KERNELS.times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None

@@ -13,6 +13,7 @@
 #include "large.h"
 #include "lock.h"
 #include "memory.h"
+#include "numbers.h"
 #include "team.h"
 #include "tensor.h"
 #include "times.h"
@@ -27,7 +28,7 @@ enum Held {
     TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
     LOCK, HELD
 };
-// Of a recorder: two lists, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
+// Of a recorder: its rows and slots, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
 // checksum of a sample begins with, for each layout.
 enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, OWN_SUMS, HEADERS, INTO };
 
@@ -108,7 +109,7 @@ u64 row_of(const Intake *self, Py_ssize_t slot) {
 // where it was looked at before.
 i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *seen = nullptr) {
     Look found;
-    Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
+    Py_ssize_t slot = size_of_numbers(self->held[LAYOUTS]);
     if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used) return -1;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return -1;
@@ -124,7 +125,7 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
         return -1;
     }
     PyObject *layout = PyLong_FromLongLong(number);
-    int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
+    const bool failed = !layout || !add_number(self->held[LAYOUTS], layout);
     Py_DecRef(layout);
     return failed ? -2 : i64(slot);
 }
@@ -138,9 +139,9 @@ PyObject *add(PyObject *object, PyObject *tensor) {
 PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
-    if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
+    if (given && !(is_numbers(arguments[OWN_ROWS]) && is_numbers(arguments[OWN_SLOTS]) &&
                    is_times(arguments[OWN_TIMES]) && is_lock(arguments[OWN_LOCK])))
-        return PyErr_Format(PyExc_TypeError, "two lists, times and a lock wanted at the beginning");
+        return PyErr_Format(PyExc_TypeError, "rows, slots, times and a lock wanted at the beginning");
     if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
         return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
     for (int i = 0; i < INTO; i++) {
@@ -191,8 +192,7 @@ template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssiz
     PyObject *number = slot_number(self, slot);
     bool done = number;
     for (Py_ssize_t i = 0; done && i < count; i++)
-        done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && PyList_Append(rows, sites[i]) == 0 &&
-               PyList_Append(slots, number) == 0;
+        done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && add_number(rows, sites[i]) && add_number(slots, number);
     if (number) Py_DecRef(number);
     return done ? slot : -2;
 }
@@ -297,8 +297,7 @@ int note_all(Intake *self, PyObject *sites, PyObject *slots) {
     for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
         if (PyLong_AsLongLong(PyList_GetItem(slots, i)) < 0) return PyErr_Occurred() ? -1 : 0;
     if (const int noted = note_once(times, sites); noted != 1) return noted;
-    const Py_ssize_t end = PyList_Size(rows), last = PyList_Size(own);
-    return PyList_SetSlice(rows, end, end, sites) || PyList_SetSlice(own, last, last, slots) ? -1 : 1;
+    return add_numbers(rows, sites) && add_numbers(own, slots) ? 1 : -1;
 }
 
 // Summarises tensors and notes them at their sites. True: done. False: nothing is. A list of slots, -1 for those that go the long
@@ -311,7 +310,7 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
         return Py_NewRef(Py_False);
     const Py_ssize_t count = PyList_Size(sites);
     if (count != PyList_Size(tensors) ||
-        PyList_Size(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
+        size_of_numbers(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
         !are_new(self->into[OWN_TIMES], sites))
         return Py_NewRef(Py_False);
     const i64 threads = threads_of(self->large);
@@ -412,7 +411,7 @@ i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *a
         if (self->into[OWN_SUMS] != Py_None) return -1;  // sums of samples are of no operator
         const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
         if (slot < 0) return slot;
-        PyObject *row = PyLong_FromSsize_t(PyList_Size(self->into[OWN_ROWS]));
+        PyObject *row = PyLong_FromSsize_t(size_of_numbers(self->into[OWN_ROWS]));
         const bool done = row && PyDict_SetItem(all, row, given) == 0;
         if (row) Py_DecRef(row);
         return done ? slot : -2;
@@ -438,9 +437,9 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     i64 flags = PyLong_AsLongLong(arguments[0]), limit = PyLong_AsLongLong(arguments[1]);
     Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[2]);
     if (PyErr_Occurred()) return nullptr;
-    if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
+    if (!is_numbers(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
         !is_memory(arguments[NUMBERS + MEMORY]) || !is_lock(arguments[NUMBERS + LOCK]))
-        return PyErr_Format(PyExc_TypeError, "two lists, a memory and a lock wanted");
+        return PyErr_Format(PyExc_TypeError, "numbers, a list, a memory and a lock wanted");
     char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
     if (!bytes) return nullptr;
     if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))

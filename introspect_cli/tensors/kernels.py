@@ -57,6 +57,12 @@ MAX_DIMS: Final = 16
 STATS: Final = 1
 SKETCH: Final = 2
 
+
+def new_numbers() -> Any:
+    """A list of numbers that keeps its room when it is cleared, where there is compiled code to fill it."""
+    return [] if KERNELS is None else KERNELS.numbers()
+
+
 ITEM_WORDS: Final = 8
 """Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,
 address of the table, and two that the kernels use."""

@@ -6,6 +6,7 @@
 #include "generators.h"
 #include "lock.h"
 #include "memory.h"
+#include "numbers.h"
 #include "probes.h"
 #include "strided.h"
 #include "team.h"
@@ -215,7 +216,7 @@ PyMethodDef METHODS[] = {
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
-    {"lock", new_lock, METH_NOARGS, nullptr},
+    {"lock", new_lock, METH_NOARGS, nullptr}, {"numbers", new_numbers, METH_NOARGS, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
