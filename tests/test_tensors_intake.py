@@ -9,6 +9,7 @@ import pytest
 import torch
 from summaries import taken
 
+from introspect_cli.capture.step_rows import Times, new_times
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -162,3 +163,60 @@ def test_large_ones_are_summarised_together_and_the_same(into):
         np.testing.assert_array_equal(table.sketch, expected.sketch)
         for name, column in expected.floats.items():
             np.testing.assert_array_equal(table.floats[name], column)
+
+
+def test_a_step_s_numbers_are_a_list_that_keeps_its_room():
+    numbers, plain = kernels.new_numbers(), []
+    for held in (numbers, plain):
+        held.extend([5, 6])
+        held.extend((7, 2**40))
+        held.append(8)
+        held[1] = 9
+        del held[4:]
+    assert numbers == plain == [5, 9, 7, 2**40]
+    assert numbers != [5, 9, 7]
+    assert (numbers[1:3], numbers[-1], len(numbers), list(numbers)) == ([9, 7], 2**40, 4, plain)
+    with pytest.raises(IndexError):
+        numbers[4]
+    kept = numbers.copy()
+    numbers.clear()
+    assert (len(numbers), bool(numbers), kept) == (0, False, plain)
+
+
+def test_a_lock_is_its_thread_s_until_it_was_given_back_as_often_as_taken():
+    lock, over, seen = kernels.new_lock(), threading.Event(), []
+
+    def other():
+        seen.append(lock.acquire(blocking=False))
+        with lock:  # waits
+            seen.append(over.is_set())
+
+    with lock, lock:
+        thread = threading.Thread(target=other)
+        thread.start()
+        while not seen:
+            pass
+        assert lock.acquire()
+        lock.release()
+        over.set()
+    thread.join()
+    assert seen == [False, True]
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+@pytest.mark.parametrize("made", [Times, new_times], ids=["python", "the quickest"])
+def test_times_count_the_sites_of_one_step(made):
+    times = made()
+    assert not times
+    assert times.once([3, 5000])
+    assert not times.once([4, 4])
+    assert not times.once([6, 3])
+    times.add(3, 2)
+    times.add(7, 1)
+    times.add(7, -1)
+    assert [times.of(site) for site in (3, 4, 5000, 6, 7, 10**6)] == [3, 0, 1, 0, 0, 0]
+    assert times
+    times.clear()
+    assert not times
+    assert (times.of(3), times.once([3])) == (0, True)

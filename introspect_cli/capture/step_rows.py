@@ -110,6 +110,11 @@ class Times:
         self._of.clear()
 
 
+def new_times() -> Any:
+    """Compiled ones where there are any."""
+    return Times() if KERNELS is None else KERNELS.times()
+
+
 class StepRows:
     """Rows in their order; the compiled intake appends to the lists, too.
 
@@ -126,7 +131,7 @@ class StepRows:
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
         self.sites, self.slots = new_numbers(), new_numbers()
-        self.times: Any = Times() if KERNELS is None else KERNELS.times()
+        self.times = new_times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
         self._numbering = numbering

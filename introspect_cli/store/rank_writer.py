@@ -261,7 +261,7 @@ class RankWriter:
             names, streams = self._take_names()
             written = self._files.written
             entry, _ = self._entry(END_ENTRY, written.step, streams, [], 0, bytes(16), written.chain)
-            ends = {name: [names.get(name, b""), END_OF_STREAM] for name in STREAMS}
+            ends: dict[str, Pieces] = {name: [names.get(name, b""), END_OF_STREAM] for name in STREAMS}
             self._files.commit(ends, entry, written)
         except (OSError, StoreError) as error:
             self._fail(reason(error))

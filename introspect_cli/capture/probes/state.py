@@ -38,7 +38,7 @@ _NAMES = {Kind.PARAM: "_parameters", Kind.BUFFER: "_buffers"}
 """Where a module keeps its own."""
 
 
-class _Holders:
+class Holders:
     """The modules of a root that hold tensors of their own, and what these are, as long as no module holds another."""
 
     def __init__(self, root: nn.Module) -> None:
@@ -77,7 +77,7 @@ class StateProbe(GuardedProbe):
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
-        self._holders: ById[_Holders] = ById()
+        self._holders: ById[Holders] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
@@ -184,11 +184,11 @@ class StateProbe(GuardedProbe):
             self._after.set(stepping.optimizer, cached)
         self._write(cached[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> _Holders:
+    def _look(self, root: nn.Module) -> Holders:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
         holders = self._holders.get(root)
         if holders is None or not holders.are_current():
-            holders = _Holders(root)
+            holders = Holders(root)
             self._holders.set(root, holders)
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
