@@ -36,9 +36,9 @@ import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last 
 import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
 """
 _PLAIN = """
-import numpy, importlib, keyword
+import numpy
 from introspect_cli import cli
-for verb in cli.VERBS: importlib.import_module(f"introspect_cli.commands.{verb}{'_' * keyword.iskeyword(verb)}")
+for verb in cli.VERBS: cli.command_of(verb)
 import introspect_cli.render.blocks
 assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """

@@ -10,10 +10,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import keyword
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +85,7 @@ def verbs() -> str:
 
     def lines() -> Iterator[str]:
         for name in cli.VERBS:
-            module = import_module(f"introspect_cli.commands.{name}{'_' * keyword.iskeyword(name)}")
-            command = next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
-            yield from verb(command, click.Context(cli.introspect, info_name="introspect"), "##")
+            yield from verb(cli.command_of(name), click.Context(cli.introspect, info_name="introspect"), "##")
 
     return page("Verbs and options", "This is what `introspect VERB --help` prints.", lines())
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from opcapture import captured, compared
 from synthetic import row, write_run
 
-from introspect_cli.commands.import_ import import_
+from introspect_cli.commands.stores import import_
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays import SORTED, parsed

@@ -50,8 +50,7 @@ def publish(
     say where), a directory, or a URL such as s3://bucket/runs: there the run itself goes, which every verb then reads
     as s3://bucket/runs/RUN.
     """
-    from introspect_cli.publish.follow import follow
-    from introspect_cli.publish.numbers import numbers_of
+    from introspect_cli.publish.follow import follow, numbers_of
     from introspect_cli.publish.places import Remote
     from introspect_cli.selection import choose
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS
