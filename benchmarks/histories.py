@@ -28,7 +28,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes import prove
 from introspect_cli.rerun.minimise import place_of
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def compared(repository: Repository, commits: tuple[str, str], reruns: tuple[Rer
     if not all(rerun.usable for rerun in reruns):
         text = next(rerun.last_lines for rerun in reruns if not rerun.usable)
         return Pair(two[:10], subject, "failed", "", text, "", False, changed)
-    verdict, result = judge(*reruns)
+    verdict, result = Reference(reruns[0].run).judge(reruns[1], reruns[0].exit_code)
     assert result is not None  # both are usable
     first = result.first
     place = "" if first is None else f"step {first.step}, {first.site.kind.value} {first.site.fqn}{first.site.path}"
