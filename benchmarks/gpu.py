@@ -190,17 +190,17 @@ def correctness(place: Place) -> Iterator[Row]:
         assert prepared is not None, name
         for slot in range(2):
             engine.one(slot, prepared, moved.data_ptr())
-        found = rows.hand_over().rows()
+        got = rows.hand_over().rows()
         expected = reference.row(moved).cpu().numpy().view(np.uint64)
         total += 1
-        problem = far(found[0], expected) or ("" if found[0].tobytes() == found[1].tobytes() else "twice, it differs")
+        problem = far(got[0], expected) or ("" if got[0].tobytes() == got[1].tobytes() else "twice, it differs")
         if problem:
             wrong.append(f"{name}: {problem}")
         there.append(Item(prepared, moved.data_ptr()))
-        wanted.append((moved, found[0].copy()))
+        wanted.append((moved, got[0].copy()))
     engine.many([(slot, [item]) for slot, item in enumerate(there)])
-    found = rows.hand_over().rows()
-    apart = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(found, wanted, strict=True))
+    got = rows.hand_over().rows()
+    others = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(got, wanted, strict=True))
     yield Row(
         "tensors whose row is right",
         total - len(wrong),
@@ -209,7 +209,7 @@ def correctness(place: Place) -> Iterator[Row]:
         _ok(not wrong),
         "; ".join(wrong[:3]),
     )
-    yield Row("rows that are another in a table", apart, "", "0", _ok(not apart))
+    yield Row("rows that are another in a table", others, "", "0", _ok(not others))
     if not place.dry and torch.cuda.get_device_properties(place.device).total_memory > 12 << 30:
         large = torch.ones((1 << 31) + 4096, dtype=torch.int8, device=place.device)
         large[-1] = 2

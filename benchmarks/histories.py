@@ -177,8 +177,8 @@ def table_of_proofs(pairs: Sequence[Pair]) -> str:
     for pair in pairs:
         if pair.proved is not None:
             one = pair.proved
-            found = ", ".join(map(_cell, one.places)) or _escaped(one.sentence)
-            cells = f"{pair.commit} {_escaped(pair.subject)}", one.changes, found, one.runs, f"{one.seconds:.0f}"
+            smallest = ", ".join(map(_cell, one.places)) or _escaped(one.sentence)
+            cells = f"{pair.commit} {_escaped(pair.subject)}", one.changes, smallest, one.runs, f"{one.seconds:.0f}"
             rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
@@ -195,9 +195,9 @@ def _cell(text: str) -> str:
 def summary(pairs: Sequence[Pair]) -> str:
     """How many pairs came out how."""
     counts = {verdict: sum(pair.verdict == verdict for pair in pairs) for verdict in (*map(_value, Verdict), "failed")}
-    told = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     named = sum(pair.likely for pair in pairs if pair.verdict == Verdict.DIVERGED.value)
-    return f"{len(pairs)} pairs: {told}; a statement is called likely in {named} of those that diverged."
+    return f"{len(pairs)} pairs: {verdicts}; a statement is called likely in {named} of those that diverged."
 
 
 def _value(verdict: Verdict) -> str:

@@ -236,13 +236,13 @@ def measure(folder: Path, engines: Sequence[str], only: str) -> None:
             if done.returncode:
                 print(f"| {what} | {engine} | {done.stderr.splitlines()[-1]} |", flush=True)
                 continue
-            found = json.loads(done.stdout.splitlines()[-1])
-            spent = found["workers"] if found["tasks"] and engine != "here" else found["cpu"]
-            speed = f"{found['records'] / spent:,.0f}" if found["records"] and spent else ""
-            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(found)
+            costs = json.loads(done.stdout.splitlines()[-1])
+            spent = costs["workers"] if costs["tasks"] and engine != "here" else costs["cpu"]
+            speed = f"{costs['records'] / spent:,.0f}" if costs["records"] and spent else ""
+            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(costs)
             print(
-                f"| {what} | {engine} | {numbers} | {found['read'] / 1e6:,.0f} | {speed} | {found['memory']:.0f} "
-                f"| {found['files']:.0f} | {found['said']} |",
+                f"| {what} | {engine} | {numbers} | {costs['read'] / 1e6:,.0f} | {speed} | {costs['memory']:.0f} "
+                f"| {costs['files']:.0f} | {costs['said']} |",
                 flush=True,
             )
 

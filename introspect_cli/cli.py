@@ -288,7 +288,7 @@ def _mistake(error: Exception) -> int:
 
 
 def _sentence(error: click.ClickException) -> str:
-    message = error.format_message().strip()
+    message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:
         return message

@@ -85,7 +85,7 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
 @click.option("--repeat", is_flag=True, help="Of revisions: first run A twice, and say whether it repeats itself.")
-@click.option("--fresh", is_flag=True, help="Of revisions: run again what was run before.")
+@click.option("--fresh", is_flag=True, help="Of revisions: capture again what was captured before.")
 @link_option
 @engine_option
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")

@@ -25,7 +25,9 @@ Examples:
 @click.argument("run_b", type=RunType(), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
-@click.option("--noise", multiple=True, type=RunType(), help="A run that should equal RUN; drawn as a band.")
+@click.option(
+    "--noise", multiple=True, type=RunType(), metavar="RUN", help="A run that should equal RUN; drawn as a band."
+)
 @rtol_option
 @force_option("a file")
 @selecting("steps", "kinds", "modules", "ranks")

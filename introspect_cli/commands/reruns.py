@@ -129,7 +129,13 @@ def bisect(
     return DIVERGED if culprit.commit else UNDECIDED
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  introspect golden save -o golden/small --steps 20 train.py
+  introspect golden check golden/small
+  introspect golden check golden/small --noise""",
+)
 def golden() -> None:
     """Keep a small run in git, and ask later whether the script still trains the same."""
 
@@ -156,7 +162,10 @@ def save(
     force: bool,
     sources: bool,
 ) -> int:
-    """Run a script for some steps and keep checksums and sketches of what it computes."""
+    """Run a script for some steps and keep what it computes.
+
+    Checksums and sketches are kept of losses, outputs, gradients and parameters: some kilobytes, to be committed.
+    """
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.rerun.golden import Golden, tolerance_of
     from introspect_cli.rerun.golden import save as keep
@@ -177,7 +186,10 @@ def save(
     "--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Keep the new run in this directory."
 )
 def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
-    """Run the script of a golden run again: 0 if it trains the same, 1 if not, 2 if that could not be told."""
+    """Run the script of a golden run again and compare.
+
+    Exit status: 0 it trains the same, 1 it does not, 2 could not tell.
+    """
     from introspect_cli.render.console import Screen
     from introspect_cli.render.diff_text import diff_blocks
     from introspect_cli.rerun.golden import check as checked

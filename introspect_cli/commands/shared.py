@@ -93,6 +93,7 @@ _COMPARED = (
         "--noise",
         multiple=True,
         type=RunType(),
+        metavar="RUN",
         help="A repeated run of A: differences as small as between these two pass.",
     ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),

@@ -65,7 +65,9 @@ Examples:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory of the run to make.")
 @click.option(
-    "--root", help="Class of the model, put in front of names [default: in reports Model, in arrays nothing]."
+    "--root",
+    metavar="NAME",
+    help="Class of the model, put before names [default: Model for reports, nothing for arrays].",
 )
 @click.option(
     "--kind",
@@ -99,8 +101,8 @@ def import_(
     readable = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
     there = [name for name, paths in readable.items() if paths]
     if len(there) != 1:
-        neither = "neither .npy, .npz or .safetensors files nor step=<n>/rank<n>.yaml nor *_debug_tree_*"
-        raise UsageError(f"{source} has {' and '.join(there) or neither} below it: name a directory that has one kind")
+        none = "no arrays (.npy, .npz, .safetensors), YAML reports (step=N/rankN.yaml) or JSON trees (*_debug_tree_*)"
+        raise UsageError(f"{source} has {' and '.join(there) or none} below it: name a directory that has one kind")
     if not files and (kind or save_tensors):
         raise UsageError(f"{'--kind' if kind else '--save-tensors'} is for arrays, of which {source} has none")
     if files:
@@ -132,13 +134,13 @@ Examples:
 @click.argument("runs", nargs=-1, required=True, type=RunType())
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory of the run to make; it must not exist.")
 @click.option("--sources/--no-sources", default=True, help="Also take the text of the source files [default: yes].")
-@click.option("--whole", is_flag=True, help="Put the ranks of one RUN together, parts added up: kilobytes a step.")
+@click.option("--whole", is_flag=True, help="Add up the ranks of one RUN, so that it reads like a run of one process.")
 @engine_option
 def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, engine: str) -> int:
-    """Put the ranks of one launch, which machines without a common disk recorded in RUNS, into one run.
+    """Put the ranks of one launch, recorded on machines without a common disk, into one run.
 
-    RUNS are directories, packs of them, or URLs; their files are copied as they are. With --whole, the ranks of one run
-    become a run that every verb reads like one of a single process.
+    RUNS are directories, packs of them, or URLs; their files are copied as they are. With --whole, what the ranks of
+    one run hold is added up instead: some kilobytes a step, whatever the number of ranks.
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
@@ -156,7 +158,7 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
         say(f"wrote {output} ({count(steps, 'step')})")
         return SAME
     if engine != HERE:
-        raise UsageError("--engine says where --whole puts ranks together; files are copied here")
+        raise UsageError("--engine says where --whole adds ranks up: give --whole with it, or leave it out")
     ranks = put_together(runs, Path(output), texts=sources)
     with open_run(output) as run:
         endings = run.endings
@@ -219,13 +221,13 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
 
 @click.command(
     epilog="""\b
-Exit codes: 0 sound, 1 damage was found, 2 there is no run to check.""",
+Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
     """Check that a run on disk is whole.
 
-    Reads every byte of RUN, computes its digests and checks again, and says what is damaged and what is sound.
+    Reads every byte of RUN, computes its digests and checksums again, and says what is damaged.
     """
     from introspect_cli.store.verify import verify_run
 

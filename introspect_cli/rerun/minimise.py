@@ -201,9 +201,9 @@ def minimise(
             made = capture(Variant(place / str(len(answers) + 1), line, Path.cwd(), as_in_b.environment))
             verdict, result = reference.judge(made)
             answers[key] = (verdict is Verdict.DIVERGED, result)
-            names = ", ".join(item.name for item in chosen) or "nothing changed"
-            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
-            tell(f"{names}: {said}")
+            what = f"a with b's {', '.join(item.name for item in chosen)}" if chosen else "a again, unchanged"
+            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
+            tell(f"{what}: {said}")
         return answers[key][0]
 
     smallest: tuple[Difference, ...] = ()
@@ -217,7 +217,7 @@ def minimise(
         smallest = tuple(ddmin(differing, diverges))
         result = answers[frozenset(f"{item.axis} {item.name}" for item in smallest)][1]
         make = "together make" if len(smallest) > 1 else "makes"
-        sentence = f"{len(smallest)} of {len(differing)} differing settings {make} the runs diverge"
+        sentence = f"{len(smallest)} of {count(len(differing), 'differing setting')} {make} the runs diverge"
     return Smallest(smallest, result, len(answers), sentence, unknown)
 
 
