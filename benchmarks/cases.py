@@ -104,11 +104,11 @@ class Command(Protocol):
         """Run `introspect ARGUMENTS...` with `env` added to the environment."""
 
 
-def introspect(*arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Run the command line in a process of its own, on one thread, so that many fit side by side."""
+def introspect(*arguments: str, env: Sequence[tuple[str, str]] = (), cwd: str | Path = ".") -> Answer:
+    """Run the command line in a process, on one thread, so that many fit side by side."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(env)}
     command = [sys.executable, "-m", "introspect_cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, check=False, timeout=300)
 
 
 class Captures:

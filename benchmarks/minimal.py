@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cases import FIXTURES, introspect
 from forks import Forks
 
 from introspect_cli.compare.changes.statements import Change
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.rerun.minimise import Element
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 Edit = tuple[str, str]
 
 _GPT = (
@@ -126,12 +125,6 @@ def edited(text: str, edits: tuple[Edit, ...]) -> str:
     return text
 
 
-def capture(directory: Path, run: Path, script: str) -> None:
-    """Run a script."""
-    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", str(run), script, "--steps", "6"]
-    subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
-
-
 def measured(case: Case, directory: Path) -> tuple[bool, list[str]]:
     """Whether the smallest set is right, and the row of the table."""
     harmless = _GPT if "gpt" in case.script else _CNN
@@ -142,7 +135,8 @@ def measured(case: Case, directory: Path) -> tuple[bool, list[str]]:
         (directory / name).mkdir()
         (directory / name / case.script).write_text(text)
         (directory / name / "data").symlink_to(FIXTURES / "data")
-        capture(directory / name, directory / f"run-{name}", case.script)
+        words = ("capture", "-q", "-o", str(directory / f"run-{name}"), case.script, "--steps", "6")
+        introspect(*words, cwd=directory / name).check_returncode()
     began = time.perf_counter()
     proof = prove(
         directory / "run-a", directory / "run-b", (), directory / "kept", None, lambda said: print("   ", said)
