@@ -20,8 +20,8 @@ from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.minimise import Difference, Element, OtherFile, OtherPython, applied, command_line
-from introspect_cli.rerun.surroundings import Surroundings, rebuilt
+from introspect_cli.rerun.minimise import Difference, Element, OtherPython, applied, command_line
+from introspect_cli.rerun.surroundings import OtherFile, Surroundings, rebuilt
 from introspect_cli.rerun.texts import encoded, opened_files, search_path, undefined
 from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
 from introspect_cli.store.reader import open_run

@@ -15,6 +15,7 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
+from introspect_cli.rerun.surroundings import OtherFile
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
@@ -39,21 +40,6 @@ class Difference:
     name: str
     a: Any
     b: Any
-
-
-@dataclass(frozen=True)
-class OtherFile:
-    """A file that is no source and holds something else in b's directory.
-
-    Attributes:
-        name: its path in the project.
-        a: where a's lies; None where only b's directory has it.
-        b: where b's lies; None where only a's directory has it.
-    """
-
-    name: str
-    a: Path | None
-    b: Path | None
 
 
 @dataclass(frozen=True)

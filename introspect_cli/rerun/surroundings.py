@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.minimise import OtherFile
 from introspect_cli.rerun.place import MOST_COPIED, Place, entries_below, link_beside, rebuilt_below
 from introspect_cli.rerun.worktree import Repository
 
@@ -181,6 +180,21 @@ def _modules(place: Place, directory: Path, sources: Iterable[Path], reachable: 
         if not link.exists():
             link.symlink_to(place.moved(package))
     return (str(directory),) if directory.exists() else ()
+
+
+@dataclass(frozen=True)
+class OtherFile:
+    """A file that is no source and holds something else in b's directory.
+
+    Attributes:
+        name: its path in the project.
+        a: where a's lies; None where only b's directory has it.
+        b: where b's lies; None where only a's directory has it.
+    """
+
+    name: str
+    a: Path | None
+    b: Path | None
 
 
 def in_directories(around_a: Surroundings, around_b: Surroundings) -> tuple[OtherFile, ...]:
