@@ -16,8 +16,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.derived import l2_norm
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
