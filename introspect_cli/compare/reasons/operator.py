@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.hyperparameters import unequal
+from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 

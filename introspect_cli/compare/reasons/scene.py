@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differs_unseen
-from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.differences import Difference, describe
 from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes, renumbered
+from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
@@ -177,9 +178,14 @@ class Scene:
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
-    def hyperparameters(self) -> Changed:
+    def setup(self) -> Optimizers:
+        """The optimizers of both runs, by their settings."""
+        return Optimizers(*self.documents("optimizers").values())
+
+    @cached_property
+    def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
-        return {} if renumbered(*self.documents("optimizers").values()) else hyperparameter_changes(self.table)
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
@@ -229,19 +235,13 @@ class Scene:
         """Whether the distance is a few roundings of the dtype."""
         return self.first.size is Size.ROUNDING
 
-    @cached_property
-    def numerics(self) -> tuple[SettingChange, ...]:
-        """Settings that differ and change how a computer rounds: hardware, threads, libraries, flags."""
-        return tuple(change for change in self.settings if rounds_differently(change))
-
     def rounding_words(self) -> str:
         """A sentence on a distance that rounding alone can make; "" where it cannot."""
-        if not self.rounding:
-            return ""
-        if not self.numerics:
-            return " Rounding alone can make such a difference."
-        changes = "; ".join(describe(change) for change in self.numerics[:3])
-        return f" Rounding alone can make such a difference, and these settings can change it: {changes}."
+        text, changes = " Rounding alone can make such a difference", filter(rounds_differently, self.settings)
+        words = "; ".join(describe(change) for change in islice(changes, 3))
+        return (
+            "" if not self.rounding else f"{text}, and these settings can change it: {words}." if words else f"{text}."
+        )
 
     @property
     def no_rates(self) -> bool:
