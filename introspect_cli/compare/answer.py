@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.between import code_changes, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
-from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.match.names import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import leaves_words, measured_by_one, perturbed_notes

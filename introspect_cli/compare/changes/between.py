@@ -64,8 +64,8 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
         return CodeChanges(compared=len(names))
+    from introspect_cli.compare.changes.alignment import with_names_of_a
     from introspect_cli.compare.changes.ranking import ranked
-    from introspect_cli.compare.changes.renames import with_names_of_a
     from introspect_cli.compare.changes.statements import as_written, changed_statements
 
     changes: list[Change] = []

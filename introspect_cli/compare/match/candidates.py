@@ -23,7 +23,7 @@ import numpy as np
 from introspect_cli.compare.join.distance import Layouts, sketch_norms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -305,25 +305,3 @@ def in_one_order(
             kept.append(pair)
             wanted -= 1
     return kept[::-1]
-
-
-def common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
-
-    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
-    """
-    rows, width = len(one), len(two)
-    best = [[0] * (width + 1) for _ in range(rows + 1)]
-    for i in reversed(range(rows)):
-        for j in reversed(range(width)):
-            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
-    while i < rows and j < width:
-        if one[i] == two[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j + 1] >= best[i + 1][j]:
-            j += 1
-        else:
-            i += 1
-    return pairs

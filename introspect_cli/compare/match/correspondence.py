@@ -41,10 +41,10 @@ from introspect_cli.compare.match.names import (
     ambiguous,
     ancestors,
     class_of_root,
+    moved_modules,
     renamer,
     renamer_of,
 )
-from introspect_cli.compare.match.trees import moved_modules
 from introspect_cli.records import Kind
 from introspect_cli.store.whole import Reader, WholeReader
 

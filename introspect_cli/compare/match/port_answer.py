@@ -1,4 +1,4 @@
-"""What is said of two implementations of one model (`ports.py`): the answer in the place of one by name."""
+"""What is said of two implementations of one model (`flow.py`): the answer in the place of one by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import StructureChange
-from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
-from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
+from introspect_cli.compare.match.flow import CLOSE, Flow, Match, ModulePair, are_ports, ends, flow_of, measured
 from introspect_cli.compare.reasons.words import amount, named, some, what
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.watched import lists, ordered
@@ -17,6 +16,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.match.parameters import Parameters, Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run

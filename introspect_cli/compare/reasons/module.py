@@ -14,9 +14,9 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.draws import drew_alone
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
+from introspect_cli.compare.reasons.random_state import side_that_draws
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import SAYS_NOTHING
 from introspect_cli.compare.reasons.words import what
@@ -123,7 +123,7 @@ class OwnCode(Reason):
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        replaced, side = other_class(scene, cause.module), drew_alone(scene.draws, site, before=True)
+        replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif side:
@@ -194,7 +194,7 @@ def _inside(scene: Scene) -> str:
         return f"{inside}it computes in a different precision."
     if changed:
         return f"{inside}{'; '.join(changed[:3])}.{scene.rounding_words()}"
-    if side := drew_alone(scene.draws, scene.site):
+    if side := side_that_draws(scene):
         return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
     text = f"{inside}its code, options, train/eval mode or kernel"
     random = scene.cause.rests_on(*RANDOM)

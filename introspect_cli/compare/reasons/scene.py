@@ -11,7 +11,6 @@ from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differs_unseen
 from introspect_cli.compare.reasons.differences import Difference, describe
-from introspect_cli.compare.reasons.draws import Draw, lone_draws
 from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
@@ -218,17 +217,6 @@ class Scene:
         kind = self.table.alignment.kind
         one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
         return one, two
-
-    @cached_property
-    def draws(self) -> list[Draw]:
-        """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
-        if self.step.comparison.goes_on_at(self.table.step):
-            return []
-        return [
-            draw
-            for draw in lone_draws(self.step, self.step.table)
-            if draw.sequence < (self.table.sequence(self.union, draw.side) or 0)
-        ]
 
     @cached_property
     def rounding(self) -> bool:

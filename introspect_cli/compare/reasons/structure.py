@@ -9,8 +9,8 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.join.sites import PHASES, phase_code
-from introspect_cli.compare.match.merged import merge_words
 from introspect_cli.compare.match.names import FORWARD, owner_of
+from introspect_cli.compare.match.parameters import merge_words
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
