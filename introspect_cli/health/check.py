@@ -9,25 +9,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import flow, inputs, nonfinite, parameters
+from introspect_cli.health import flow, nonfinite, training
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.collectives import Collectives, collectives
 from introspect_cli.health.copies import Copies, Parts, copies_differ, rank_layout, shards, tied_weights
-from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
-from introspect_cli.health.given import (
+from introspect_cli.health.data_parallel import (
     Given,
-    Progress,
-    lost_rank,
-    rank_gradients,
+    Scaling,
+    local_clip,
     rank_settings,
-    rank_steps,
     same_samples,
+    summed_gradients,
     uneven_batches,
 )
-from introspect_cli.health.outputs import Outputs, rank_draws, rank_outputs
+from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
+from introspect_cli.health.outputs import (
+    Outputs,
+    Progress,
+    lost_rank,
+    rank_draws,
+    rank_gradients,
+    rank_outputs,
+    rank_steps,
+)
 from introspect_cli.health.reading import TableBuilder, read_table
 from introspect_cli.health.reduction import Reductions, reduction
-from introspect_cli.health.scaling import Scaling, local_clip, summed_gradients
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
@@ -38,10 +44,31 @@ if TYPE_CHECKING:
     from introspect_cli.store.spread import Task, Work
 
 RULES: tuple[Rule, ...] = (
-    *nonfinite.RULES,
-    *flow.RULES,
-    *parameters.RULES,
-    *inputs.RULES,
+    nonfinite.nonfinite,
+    nonfinite.overflow_ahead,
+    nonfinite.underflow,
+    nonfinite.skipped_steps,
+    nonfinite.loss_nonfinite,
+    nonfinite.loss_stuck,
+    nonfinite.loss_spike,
+    flow.vanishing_gradients,
+    flow.exploding_gradients,
+    flow.unbalanced_gradients,
+    flow.dead_units,
+    flow.saturated,
+    flow.constant_output,
+    training.never_changes,
+    training.no_gradient,
+    training.not_in_optimizer,
+    training.tiny_updates,
+    training.huge_updates,
+    training.idle_optimizer_state,
+    training.zero_learning_rate,
+    nonfinite.raw_inputs,
+    training.repeated_batch,
+    training.one_batch,
+    training.batchnorm_frozen,
+    training.batchnorm_drift,
     lost_rank,
     reduction,
     summed_gradients,

@@ -321,6 +321,3 @@ def _unmoved(table: Table, site: int) -> int | None:
         return None
     start = lasting((out[1:] == out[:-1]) & (into[1:] != into[:-1]), LASTING)
     return None if start is None else int(column.steps[rows[start]])
-
-
-RULES = (vanishing_gradients, exploding_gradients, unbalanced_gradients, dead_units, saturated, constant_output)

@@ -20,8 +20,7 @@ from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import Copies, copies_of, since, whose
 from introspect_cli.health.findings import Hit, Level, rank_rule
-from introspect_cli.health.given import Progress
-from introspect_cli.health.outputs import Outputs
+from introspect_cli.health.outputs import Outputs, Progress
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.batch import fitted
 from introspect_cli.store.launch import group_size, rank_list
