@@ -1,8 +1,9 @@
-"""All rules over all ranks of a run, in one walk over its steps."""
+"""All rules over all ranks of a run, in one walk over its steps; and a look at a run that may go on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import datetime as dt
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from introspect_cli.health.data_parallel import (
     uneven_batches,
 )
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
+from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.outputs import (
     Outputs,
     Progress,
@@ -34,13 +36,14 @@ from introspect_cli.health.outputs import (
 )
 from introspect_cli.health.reading import TableBuilder, read_table
 from introspect_cli.health.reduction import Reductions, reduction
+from introspect_cli.store.reader import Run, RunState
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
-    from introspect_cli.store.reader import Run
+    from introspect_cli.labels import Labels
     from introspect_cli.store.spread import Task, Work
 
 RULES: tuple[Rule, ...] = (
@@ -236,3 +239,73 @@ def folded(rule: Rule, hits: list[Hit]) -> Finding:
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)
+
+
+# --- a look at a run that may go on: its curves, how far it is, how fast, and what a check finds so far
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen of a run.
+
+    Attributes:
+        path: where it is.
+        state: whether it goes on, or how it ended.
+        steps: steps that can be read, of the rank with most.
+        last: the last of them that every rank has; None without any.
+        labels: what its framework calls that step.
+        rate: steps of the script in a second; None where nothing tells.
+        recent: whether that is the rate of late; else it is the average since the script started.
+        curves: losses, norms and learning rates of its lowest rank.
+        check: what a check of it finds.
+        behind: steps that the run went on while it was looked at.
+    """
+
+    path: str
+    state: RunState
+    steps: int
+    last: int | None
+    labels: Labels
+    rate: float | None
+    curves: tuple[Curve, ...]
+    check: CheckResult
+    recent: bool = False
+    behind: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.state is not RunState.RUNNING
+
+
+def look(run: Run) -> Look:
+    """Look at a run that was opened just now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    tables = {rank: read_table(run.rank(rank)) for rank in run.ranks}
+    drawn = curves(tables[run.ranks[0]]) if run.ranks else ()
+    last = run.last_step
+    labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
+    steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
+    found = check_tables(str(run.path), list(tables.values()))
+    return Look(str(run.path), run.state, steps, last, labels, _rate(run), drawn, found)
+
+
+def _rate(run: Run) -> float | None:
+    """Steps in a second from the start of the script to now, or to its end."""
+    began, ended = _time(run.manifest.get("started")), _time(run.manifest.get("ended"))
+    if run.state is RunState.RUNNING:
+        ended = dt.datetime.now(dt.timezone.utc)
+    if began is None or ended is None or run.last_step is None or ended <= began:
+        return None
+    return (run.last_step + 1) / (ended - began).total_seconds()
+
+
+def _time(value: object) -> dt.datetime | None:
+    try:
+        time = dt.datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return time if time.tzinfo else None

@@ -314,7 +314,7 @@ _IN_COMMENTS = 0.05
 def with_code(
     settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
 ) -> tuple[SettingChange, ...]:
-    """Settings that differ, a changed file told by the statement of it that is most likely the cause.
+    """Settings that differ, a changed file by the statement of it that is most likely the cause.
 
     One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
 

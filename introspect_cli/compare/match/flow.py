@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.match.holdings import UNTOLD, telling
+from introspect_cli.compare.match.holdings import PROVES_NOTHING, telling
 from introspect_cli.compare.match.parameters import Moments, Parameters, Value, moments, parameters
 from introspect_cli.records import Kind, Phase
 
@@ -43,7 +43,7 @@ class Match:
     Attributes:
         a: of run a.
         b: of run b.
-        rel_l2: how far apart they are; None where they hold the same numbers at other places.
+        rel_l2: their distance; None where they hold the same numbers at other places.
     """
 
     a: Value
@@ -61,7 +61,7 @@ def values_of(reader: RankReader, step: int) -> list[Value]:
         if sums is None:
             continue
         site, info = reader.sites[int(batch.site[row])]
-        if site.phase in UNTOLD:
+        if site.phase in PROVES_NOTHING:
             continue
         sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
         shape = tuple(reader.layouts[int(batch.layout[row])].shape)
@@ -95,7 +95,7 @@ def agreement(a: Value, b: Value, close: float) -> Match | None:
 
 
 def measured(a: Value, b: Value) -> float | None:
-    """Relative L2 distance of two values of one size, however far apart; None where it cannot be told."""
+    """Relative L2 distance of two values of one size, however large; None where it cannot be told."""
     if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
         return None
     size = max(a.moments.squares, b.moments.squares) ** 0.5
@@ -189,7 +189,7 @@ class ModulePair:
         a: its output in a.
         b: its output in b.
         inputs: whether every telling input of both agrees; None where a run has recorded none.
-        rel_l2: how far apart the outputs are; None where that cannot be told, or they hold the same in another order.
+        rel_l2: the distance of the outputs; None where that is not known, or they hold the same in another order.
         agree: whether the outputs agree.
     """
 

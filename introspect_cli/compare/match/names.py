@@ -212,7 +212,7 @@ Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
-    """The module tree as it is at a step (as it was found, where None); a module that changes has a row a change."""
+    """The module tree as it is at a step (at first, where None); a module that changes has a row a change."""
     tree: dict[str, ModuleInfo] = {}
     for module in modules:
         if module.fqn not in tree or (step is not None and module.step <= step):
@@ -221,7 +221,7 @@ def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[Modu
 
 
 class _ModuleTree:
-    """A run's modules as they were found, under the names by which they are compared."""
+    """A run's modules as they were recorded first, under the names by which they are compared."""
 
     def __init__(self, reader: Reader, patterns: Sequence[tuple[str, str]] = ()) -> None:
         change = renamer(patterns, {}) or str
@@ -249,7 +249,7 @@ class _ModuleTree:
 
 
 def moved_modules(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Numbered children of a that are found under another number in b: old FQN to new.
+    """Numbered children of a that have another number in b: old FQN to new.
 
     Empty where the trees agree, which is the ordinary case and costs one comparison. One whose name was taken by
     another gets a name that b does not have.

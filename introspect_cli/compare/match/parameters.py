@@ -187,7 +187,7 @@ class Parameters:
     Attributes:
         pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
         merges: parts of one run that are one tensor of the other.
-        only_a: telling parameters of a that are found nowhere in b, not even as one that is paired already (tied ones).
+        only_a: telling parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
         only_b: the other way round.
     """
 

@@ -161,7 +161,7 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
 def command_options(argv: Iterable[str]) -> dict[str, str]:
     """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
 
-    What else follows an option is as often an argument of its own as a further value, and is never hidden by an
+    What else follows an option is as often a separate argument as a further value, and is never hidden by an
     option that explains nothing.
     """
     options = arguments(argv)

@@ -63,11 +63,11 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
-        words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
+        words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
     for change in unequal_values(command_options(words_a), command_options(words_b)):
         yield Difference("command", *change)
     for source in settings_a:
-        if source != "command" and source in settings_b:  # what one capture was told not to keep is no change
+        if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
             yield from _of_document(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
@@ -95,7 +95,7 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
 
 
 _MOST_RANKS = 16
-"""Ranks that are looked at: their settings are documents of their own. `check` holds all ranks of a run together."""
+"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 
 def on_some_ranks(a: Run, b: Run) -> list[str]:
@@ -227,7 +227,7 @@ def _text(run: Run, document: Mapping[str, Any]) -> str | None:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """A configuration file as nested plain data; None where it is of no format that is known, or none of it."""
+    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
     try:
         if ending == ".json":
             content = json.loads(text)

@@ -291,7 +291,7 @@ def no_multiples(scene: Scene) -> list[str]:
 
 
 def _use_in_module(scene: Scene) -> str:
-    """That the code of the parameter's own module may compute another gradient for it, as the end of a list.
+    """That the code of the parameter's module may compute another gradient for it, as the end of a list.
 
     No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.
     """

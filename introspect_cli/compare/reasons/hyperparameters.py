@@ -1,7 +1,7 @@
 """How two runs' optimizers were set up differently: as recorded at a step, and as their settings say.
 
 Group numbers and lists of names say little; what matters is what applies to a parameter. So groups are turned inside
-out, parameter to hyper-parameters, and equal changes of many parameters are told once.
+out, parameter to hyper-parameters, and equal changes of many parameters are listed once.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _text(value: Any) -> str | None:
 
 
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """All that differs, each change told once, with how many parameters it is for where not all."""
+    """All that differs, each change listed once, with how many parameters it is for where not all."""
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))

@@ -79,8 +79,8 @@ class Module(Reason):
         return f"{scene.differs(taken)}{scene.scaled}; {_inside(scene)}"
 
 
-class OwnCode(Reason):
-    """What a module's own forward code gives to a module inside it, or makes of what those gave."""
+class ForwardCode(Reason):
+    """What the forward code of a module gives to a module inside it, or makes of what those gave."""
 
     word = "own_code"
     meaning = "A module's own forward code, between the modules inside it or after them, computes something else."
@@ -110,7 +110,7 @@ class OwnCode(Reason):
         return self.cause(*rests_on(step, place, RESTS_ON[self.word]), module=parent, after=after, before=site.fqn)
 
     def where(self, module: str = "", scene: Scene | None = None) -> str:
-        """The module's own forward code, by its name."""
+        """The forward code of the module, by its name."""
         del scene
         return f"{module or 'the module'}'s own forward code"
 
@@ -227,7 +227,7 @@ def other_class(scene: Scene, name: str) -> tuple[str, ...]:
 
 
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
-    """How a module, the record's own unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
+    """How a module, that of the record unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
     one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.step.modules)
     if one is None or two is None or not (one.attributes and two.attributes):
         return []
@@ -252,7 +252,7 @@ def changes_of_losses(scene: Scene) -> list[str]:
 
 
 def _frozen_buffers(scene: Scene) -> str:
-    """The side where a module's own buffers stay as they are in the step, where the other's change."""
+    """The side where the buffers of a module stay as they are in the step, where the other's change."""
     for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
             side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))

@@ -4,8 +4,8 @@ An unseeded generator starts from the operating system's entropy and differs bet
 draws from it, a capture records it as untouched, in words instead of a state; so it shows in the step after.
 
 A draw that only one run made is no divergence by itself. It is what explains that a random state differs later, or that
-a module gives something else; so its place is told, by what was recorded just before and after it. The same draw can be
-on record under different names: a capture that was told to leave a module out, or a module that was written as a
+a module gives something else; so its place is given, by what was recorded just before and after it. The same draw can
+be on record under different names: a capture that was asked to leave a module out, or a module that was written as a
 function, notices it at what comes next. So a draw is one run's alone only where the other run looked at the generators
 just before and just after, and had no draw in between that has no partner either.
 """

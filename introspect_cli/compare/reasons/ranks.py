@@ -101,7 +101,7 @@ def _reduction(scene: Scene) -> tuple[int, dict[str, str]] | None:
 
 
 def _groups(run: Run) -> set[int]:
-    """How many ranks share the samples between them, as wrappers told each rank."""
+    """How many ranks share the samples between them, as wrappers recorded it on each rank."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 

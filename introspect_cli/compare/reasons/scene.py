@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def tells(self) -> str:
-        """The word of the reason whose sentence is true: what merely follows is told as that."""
+        """The word of the reason whose sentence is true: of what merely follows, that it does."""
         stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
         return self.cause.reason if stands else "propagated"
 
@@ -170,7 +170,7 @@ class Scene:
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """How many of this step's records that come before it are in which state; settings are told as settings."""
+        """How many of this step's records that come before it are in which state; settings are left out."""
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]

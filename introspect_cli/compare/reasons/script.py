@@ -196,7 +196,7 @@ class Loss(Reason):
         return f"{text}; {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
 
 
-class OwnValue(Reason):
+class RecordedValue(Reason):
     """What was given to `introspect_cli.record`."""
 
     word = "value"

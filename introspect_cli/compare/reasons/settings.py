@@ -235,7 +235,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
-    """The changed file in which the blamed module's class stands before all others; told with the line."""
+    """The changed file in which the blamed module's class stands before all others, with the line."""
     changed = {change.name for change in changes if change.source == "sources"}
     for module in modules:
         file, _, line = module.source.rpartition(":")
@@ -255,7 +255,7 @@ def _at_most(
 def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
     """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
 
-    An argument that made such a setting another is told by it; one that made none is left as the best there is.
+    An argument that changed such a setting is shown by it; one that changed none is left as the best there is.
     """
     tuned = (change for change in changes if change.source in _OF_OPTIMIZERS and change.explains)
     if not any(map(rounds_differently, changes)) or not all(map(rounds_differently, tuned)):

@@ -1,4 +1,4 @@
-"""The cause lies before the step, or further up: tensors that differ when a step begins, and what cannot be told.
+"""The cause lies before the step, or further up: tensors that differ at its start, and what the records do not show.
 
 A tensor is initialised differently, or changed by no optimizer step; a checkpoint did not restore it; something that
 went in was not recorded, or differs too.
@@ -226,7 +226,7 @@ def _gradient(scene: Scene, number: str) -> str:
     return f"; its gradient in {number} is equal" if equal else ""
 
 
-# --- where the cause cannot be told, or lies elsewhere
+# --- where the records do not show the cause, or it lies elsewhere
 
 
 class Gap(Reason):

@@ -68,7 +68,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
 
 
 def drawn(step: Step) -> int | None:
-    """The first parameter that one run only has, where all tensors found before it are equal; None for none.
+    """The first parameter that one run only has, where all tensors recorded before it are equal; None for none.
 
     A parameter that is drawn at random takes numbers from the generator, so that all that is drawn after it differs:
     tensors that are equal before it show that the seed was the same.
