@@ -10,32 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import flow, nonfinite, training
+from introspect_cli.health import collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
 from introspect_cli.health.aligned import Ranks
-from introspect_cli.health.collectives import Collectives, collectives
-from introspect_cli.health.copies import Copies, Parts, copies_differ, rank_layout, shards, tied_weights
-from introspect_cli.health.data_parallel import (
-    Given,
-    Scaling,
-    local_clip,
-    rank_settings,
-    same_samples,
-    summed_gradients,
-    uneven_batches,
-)
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
-from introspect_cli.health.outputs import (
-    Outputs,
-    Progress,
-    lost_rank,
-    rank_draws,
-    rank_gradients,
-    rank_outputs,
-    rank_steps,
-)
 from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.health.reduction import Reductions, reduction
 from introspect_cli.store.reader import Run, RunState
 from introspect_cli.store.spread import MANY, tasks_of
 
@@ -72,26 +51,35 @@ RULES: tuple[Rule, ...] = (
     training.one_batch,
     training.batchnorm_frozen,
     training.batchnorm_drift,
-    lost_rank,
-    reduction,
-    summed_gradients,
-    local_clip,
-    copies_differ,
-    same_samples,
-    rank_settings,
-    rank_layout,
-    collectives,
-    rank_steps,
-    rank_gradients,
-    rank_outputs,
-    rank_draws,
-    uneven_batches,
-    shards,
-    tied_weights,
+    outputs.lost_rank,
+    reduction.reduction,
+    data_parallel.summed_gradients,
+    data_parallel.local_clip,
+    copies.copies_differ,
+    data_parallel.same_samples,
+    data_parallel.rank_settings,
+    copies.rank_layout,
+    collectives.collectives,
+    outputs.rank_steps,
+    outputs.rank_gradients,
+    outputs.rank_outputs,
+    outputs.rank_draws,
+    data_parallel.uneven_batches,
+    copies.shards,
+    copies.tied_weights,
 )
 """Every rule, in the order in which they are documented."""
 
-_GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions, Scaling)
+_GATHERED = (
+    data_parallel.Given,
+    outputs.Progress,
+    copies.Parts,
+    outputs.Outputs,
+    copies.Copies,
+    collectives.Collectives,
+    reduction.Reductions,
+    data_parallel.Scaling,
+)
 """What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
 were equal before the step, and reductions explain what copies and collectives show of it."""
 

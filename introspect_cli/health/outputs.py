@@ -41,11 +41,6 @@ class Progress(Gathered):
     _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
     @property
-    def begun(self) -> list[int]:
-        """The steps in which they began to be so."""
-        return [hit.step for hit in self.hits]
-
-    @property
     def hits(self) -> list[Hit]:
         """Where ranks began to be at different steps."""
         return [hit for hit in (self.losses, self.unmoved) if hit is not None]
@@ -196,11 +191,6 @@ class Outputs(Gathered):
 
     compared: dict[str, Compared] = field(default_factory=dict)
     draws: dict[str, Draws] = field(default_factory=dict)
-
-    @property
-    def begun(self) -> list[int]:
-        """The steps in which outputs of a module began to differ."""
-        return [compared.first.step for compared in self.compared.values() if compared.first is not None]
 
     def step(self, now: AlignedStep) -> None:
         """Look at modules in the order in which they ran, up to the first whose outputs differ: others follow it."""

@@ -308,8 +308,9 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
 def _likely(ranks: Ranks, fqn: str) -> str:
     """Why gradients of copies differ, where nothing is proved: the reduction, unless the ranks had parted before it."""
     gradient = ranks.of(Copies).grads[fqn]
-    parted = [*ranks.of(Progress).begun, *ranks.of(Outputs).begun]
-    if any(step <= gradient.step for step in parted):
+    unlike = [hit.step for hit in ranks.of(Progress).hits]
+    unlike += [each.first.step for each in ranks.of(Outputs).compared.values() if each.first is not None]
+    if any(step <= gradient.step for step in unlike):
         return "the ranks had parted before it, as is told beside"
     if gradient.is_multiple:
         return "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"

@@ -32,11 +32,10 @@ KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 
 
 class Reason:
-    """A reason that a record can differ for.
+    """A reason that a record can differ for; the docstring of each is what the reference says of it.
 
     Attributes:
         word: its name in `--format json`.
-        meaning: what it says, in a sentence or two for `docs/reference/reasons.md`.
         place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
@@ -45,7 +44,6 @@ class Reason:
     """
 
     word: str = ""
-    meaning: str = ""
     place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50

@@ -49,13 +49,12 @@ def _draws_nothing(module_class: str) -> bool:
 
 
 class Module(Reason):
-    """The output of a module in which no other module ran."""
+    """A module whose inputs, parameters and buffers are equal computes a different output.
+
+    The cause is its code, its options, its mode, or the kernel that ran.
+    """
 
     word = "module"
-    meaning = (
-        "A module whose inputs, parameters and buffers are equal computes a different output: its code, its "
-        "options, its mode, or the kernel that ran."
-    )
     place = "this module's own computation"
     kinds = frozenset({Kind.OUTPUT})
     priority = 41
@@ -80,10 +79,9 @@ class Module(Reason):
 
 
 class ForwardCode(Reason):
-    """What the forward code of a module gives to a module inside it, or makes of what those gave."""
+    """A module's own forward code, between the modules inside it or after them, computes something else."""
 
     word = "own_code"
-    meaning = "A module's own forward code, between the modules inside it or after them, computes something else."
     place = "the module's own forward code"
     kinds = frozenset({Kind.INPUT, Kind.OUTPUT})
     priority = 42
@@ -242,6 +240,12 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
         else:
             changes.append(f"{name} {a[name]} -> {b[name]}")
     return changes
+
+
+def attribute_words(scene: Scene, fqn: str) -> str:
+    """How a module is set up differently, in brackets after a blank, for the middle of a sentence; "" for alike."""
+    changed = attribute_changes(scene, fqn)
+    return f" ({'; '.join(changed[:3])})" if changed else ""
 
 
 def changes_of_losses(scene: Scene) -> list[str]:

@@ -174,10 +174,9 @@ _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 
 class RandomState(Reason):
-    """The state of a random generator when a step begins, or from which something draws within it."""
+    """A random generator is in another state when the step begins, or before something draws from it."""
 
     word = "rng"
-    meaning = "A random generator is in another state when the step begins, or before something draws from it."
     place = "a random draw"
     kinds = frozenset({Kind.RNG})
     weights: ClassVar = {"sources": 0.7, "command": 0.9, "seeds": 1.0, "options": 0.95}

@@ -211,12 +211,16 @@ class Scene:
         changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
         return min(changed, key=lambda item: item[0].count("."), default=None)
 
+    def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
+        """Those of the sites that a run recorded in the step."""
+        rows = self.table.rows_of(side)
+        return [site for site in sites if site in rows]
+
     @cached_property
     def losses(self) -> tuple[int, int]:
         """How many losses the step has in a and in b."""
-        kind = self.table.alignment.kind
-        one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
-        return one, two
+        losses = self.step.of(Kind.LOSS, frozenset(Phase))
+        return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
     @cached_property
     def rounding(self) -> bool:
@@ -261,10 +265,8 @@ class Scene:
 
 def untouched_side(table: Table, before: Table | None, union: int) -> str:
     """The side where a step did not change a tensor, where the other side's step did."""
-    before_it = {side: last_value(table, before, union, side) for side in ("a", "b")}
-    same = [
-        side for side in ("a", "b") if before_it[side] is not None and before_it[side] == table.checksum(union, side)
-    ]
+    last = {side: last_value(table, before, union, side) for side in "ab"}
+    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
     return same[0] if len(same) == 1 else ""
 
 

@@ -32,12 +32,9 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 class Initial(Reason):
-    """A tensor that a step finds for the first time."""
+    """A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from."""
 
     word = "initial"
-    meaning = (
-        "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from."
-    )
     place = "the initialisation"
     kinds = TENSORS
     weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95, "checkpoints": 0.97}
@@ -155,10 +152,9 @@ _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"
 
 
 class Outside(Reason):
-    """A tensor that a step finds with another value than the step before left."""
+    """A parameter or buffer changed between two steps, and not by an optimizer step."""
 
     word = "outside"
-    meaning = "A parameter or buffer changed between two steps, and not by an optimizer step."
     place = "a change outside of an optimizer step"
     kinds = TENSORS
     weights: ClassVar = {"checkpoints": 0.97}
@@ -230,22 +226,17 @@ def _gradient(scene: Scene, number: str) -> str:
 
 
 class Gap(Reason):
-    """Nothing that differs went in, but not all that went in was recorded.
+    """Not everything that went in was recorded, so the cause cannot be named.
 
-    Most gaps are other reasons that lack evidence. This class itself finds the tensors that differ when a step begins
-    after steps that were not recorded.
+    The sentence lists what is missing and which causes remain.
     """
 
     word = "gap"
-    meaning = (
-        "Not everything that went in was recorded, so the cause cannot be named. The sentence lists "
-        "what is missing and which causes remain."
-    )
     priority = 21
     weights: ClassVar = {"scalers": 0.6}
 
     def applies(self, step: Step, position: int) -> Cause | None:
-        """A tensor was there before, and the step before was not recorded."""
+        """Most gaps are other reasons that lack evidence; this one is of tensors after steps that were not recorded."""
         site = step.sites[position]
         if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
             return None
@@ -288,10 +279,9 @@ def _between(scene: Scene, until: str) -> str:
 
 
 class Resumed(Reason):
-    """A run that goes on from a checkpoint that did not restore everything."""
+    """A run that continues from a checkpoint began with values that the checkpoint did not restore."""
 
     word = "resumed"
-    meaning = "A run that continues from a checkpoint began with values that the checkpoint did not restore."
     place = "the checkpoint"
     priority = 90
 
@@ -314,10 +304,9 @@ class Resumed(Reason):
 
 
 class Propagated(Reason):
-    """What went into a record differs already."""
+    """Something that went into this record differs already. The cause lies further up."""
 
     word = "propagated"
-    meaning = "Something that went into this record differs already. The cause lies further up."
     priority = 100
 
     def applies(self, step: Step, position: int) -> Cause | None:

@@ -32,10 +32,9 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 class Structure(Reason):
-    """Whatever only one run has."""
+    """Only one run has this value: the runs differ in modules, calls or names."""
 
     word = "structure"
-    meaning = "Only one run has this value: the runs differ in modules, calls or names."
     place = "the structure"
     priority = 30
     names = re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE)
@@ -149,8 +148,8 @@ def _did_not_run(scene: Scene) -> str:
 
 def _side_without(scene: Scene, unions: Iterable[int]) -> str:
     """The side that recorded none of these sites in the step, where the other recorded some; "" for none."""
-    every = set(unions)
-    recorded = [side for side in "ab" if not every.isdisjoint(scene.table.rows_of(side))]
+    every = list(unions)
+    recorded = [side for side in "ab" if scene.recorded(side, every)]
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
 
 
@@ -217,8 +216,7 @@ def _paths(scene: Scene) -> str:
     """What a call of a module is given, or gives, on either side, where both have something and not the same."""
     alignment, site, shown = scene.step.alignment, scene.site, []
     for side in "ab":
-        recorded = set(scene.table.rows_of(side))
-        unions = [u for u in scene.step.of_call(site.phase, site.kind, site.fqn, site.call) if u in recorded]
+        unions = scene.recorded(side, scene.step.of_call(site.phase, site.kind, site.fqn, site.call))
         paths = [alignment.path[u] or "the value itself" for u in unions]
         shown.append(f"{', '.join(paths[:4])}{', ...' * (len(paths) > 4)} in {side}")
         if not paths:
@@ -305,8 +303,8 @@ def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
 
 def _graded(scene: Scene, side: str) -> set[str]:
     """The parameters whose gradients an optimizer sees in this step of a run."""
-    rows = scene.table.rows_of(side)
-    return {scene.step.alignment.fqn[u] for u in scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})) if u in rows}
+    gradients = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
+    return {scene.step.alignment.fqn[union] for union in scene.recorded(side, gradients)}
 
 
 def _no_gradient(scene: Scene) -> str:

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Reason):
-    """What an optimizer step leaves."""
+    """A parameter or optimizer state differs after the step although its gradient and its value before are equal.
+
+    The cause is the optimizer or its hyper-parameters.
+    """
 
     word = "optimizer"
-    meaning = (
-        "A parameter or optimizer state differs after the step although its gradient and its value "
-        "before are equal: the optimizer or its hyper-parameters."
-    )
     place = "the optimizer or its hyper-parameters"
     kinds = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE})
     weights: ClassVar = {"hyperparameter": 1.0, "optimizers": 0.98}
@@ -171,10 +170,9 @@ def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
 
 
 class Buffer(Reason):
-    """A buffer at the end of a step."""
+    """A buffer differs at the end of the step: how its module updates it."""
 
     word = "buffer"
-    meaning = "A buffer differs at the end of the step: how its module updates it."
     place = "the way the module updates it"
     kinds = frozenset({Kind.BUFFER})
     names = re.compile(r"momentum|ema|stat|norm", re.IGNORECASE)
