@@ -1,7 +1,7 @@
 """Which name of a is which name of b: everything that is known of it, put together in one place.
 
 Names are equal, or changed by `--rename`. What is left is recognised by what it holds (`by_value`), and numbered
-children around which others were inserted by what they look like (`trees`). A name of a that is another module's in b
+children around which others were inserted by what they look like (`names`). A name of a that is another module's in b
 gets one that b does not have. What comes out is a function from a's names to b's, and where each is known
 from.
 
