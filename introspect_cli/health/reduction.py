@@ -23,7 +23,7 @@ from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.health.outputs import Outputs, Progress
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.batch import fitted
-from introspect_cli.store.launch import group_size, rank_list
+from introspect_cli.store.manifests import group_size, rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.errors import StoreError
 from introspect_cli.store.documents import gpu_names
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
