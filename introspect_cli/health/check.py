@@ -184,7 +184,7 @@ def check_tables(
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """What was found, given what the rules say of each rank."""
+    """The result, given what the rules say of each rank."""
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []

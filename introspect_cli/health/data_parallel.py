@@ -98,7 +98,7 @@ class Given(Gathered):
     "a loader without a DistributedSampler, or one that does not know its rank",
 )
 def same_samples(ranks: Ranks) -> Iterator[Hit]:
-    # Without a loader of torch's, what the models are given tells, where a wrapper says who has samples of its own.
+    # Without a loader of torch's, what the models are given shows it, where a wrapper says who shares samples.
     given = ranks.of(Given)
     drawn = given.batches or (given.inputs if ranks.groups else {})
     observed(drawn and is_data_parallel(ranks), "data-parallel ranks and their batches")
@@ -225,7 +225,7 @@ class Scaling(Gathered):
             self._norms(now, gradients)
 
     def _share_samples(self) -> bool:
-        """Whether all ranks train one model on samples of their own."""
+        """Whether all ranks train one model, each on other samples."""
         base, *others = self.ranks.numbers
         return is_data_parallel(self.ranks) and all(share_samples(self.ranks, base, rank) for rank in others)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RATIO = 1e3
-"""Norms of gradients at the first and at the last third of the layers further apart than this are out of hand."""
+"""Norms of gradients at the first and at the last third of the layers that differ by more than this are out of hand."""
 
 LAYERS = 4
 """Layers with weights below which depth says nothing."""

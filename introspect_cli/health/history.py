@@ -6,7 +6,7 @@ most of the room is used, the next ones keep some steps, the one that matters am
 left out, and the page says how much. A series that is constant, or that the second run shares with the first, takes no
 room.
 
-Whether two records are equal is told by their checksums, step by step.
+Whether two records are equal, their checksums say, step by step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIRST = (
     *(Kind.LOSS, Kind.HYPERPARAMETER, Kind.OUTPUT, Kind.GRAD, Kind.PARAM, Kind.GRAD_OUTPUT),
     *(Kind.BATCH, Kind.INPUT, Kind.GRAD_INPUT, Kind.BUFFER, Kind.OPTIMIZER_STATE),
 )
-_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have a table of their own
+_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have another table
 _ORDER = {kind.value: place for place, kind in enumerate(dict.fromkeys([*_FIRST, *Kind])) if kind not in _WITHOUT}
 _LAST = len(_FIRST)
 

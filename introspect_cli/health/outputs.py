@@ -1,7 +1,7 @@
 """What each rank computes, and how far it gets: what was skipped, what has no gradient, and outputs of one module.
 
 Equal inputs, parameters and buffers must give equal outputs. The random states that modules draw from are looked at
-beside: where they differ, outputs may, and where ranks have samples of their own, they ought to.
+beside: where they differ, outputs may, and where ranks have different samples, they ought to.
 """
 
 from __future__ import annotations

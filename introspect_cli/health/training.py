@@ -29,7 +29,7 @@ ROUNDING = 1e-5
 """A gradient this much smaller than the median parameter's is rounding, not a gradient."""
 
 LATE = 10
-"""Steps after which optimizer state that is still zero is idle."""
+"""Steps after which optimizer state that is still zero counts."""
 
 
 def _layouts(table: Table) -> dict[str, Layout]:
@@ -44,7 +44,7 @@ def _gradients(table: Table) -> dict[str, float]:
     for site in table.pick(Kind.GRAD):
         _, size = table.stat(site, "amean")
         if not len(size):
-            continue  # its optimizer holds it, and never found one
+            continue  # its optimizer holds it, and never had one
         _, bad = table.stat(site, "bad")
         largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
         sizes[table.fqn[site]] = max(sizes.get(table.fqn[site], 0.0), largest)

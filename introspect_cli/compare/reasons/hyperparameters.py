@@ -98,10 +98,6 @@ class Optimizers:
         """The optimizers of a run that have any of some parameters."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
-    def first_parameter(self, side: str, name: str) -> str:
-        """The first parameter of an optimizer; "" where no names were kept."""
-        return next(iter(self.named[side].get(name, {})), "")
-
     def changes_for(self, parameter: str) -> list[Difference]:
         """Hyper-parameters that apply to one parameter and differ."""
         changes: dict[str, Difference] = {}

@@ -290,7 +290,7 @@ def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
     if not {*here} & held_here or not there or not held_there or {*there} & held_there:
         return ""
     if here == there and setup.renumbered:
-        first = setup.first_parameter(scene.lacks, there[0])
+        first = next(iter(setup.named[scene.lacks].get(there[0], ())), "")
         return (
             f"in {scene.first.only} the {here[0].partition('#')[0]} that has it steps here, and in {scene.lacks} the "
             f"one that has {first}."
