@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, statement_words
 from introspect_cli.compare.endings import Raised, cut_short, one_raised
 from introspect_cli.compare.evidence import Known, Thing
-from introspect_cli.compare.match.names import ancestors, generator_of, owner_of
+from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -29,9 +29,8 @@ from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
-from introspect_cli.compare.reasons.seedings import set_differently
+from introspect_cli.compare.reasons.seedings import set_at
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
-from introspect_cli.records import Phase
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
@@ -206,9 +205,7 @@ def clues_of(scene: Scene) -> Clues:
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
-    if cause.subject:
-        words.add(_last(cause.subject))
-    words |= {*replaced}
+    words |= {*replaced} | ({_last(cause.subject)} if cause.subject else set())
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
@@ -217,13 +214,11 @@ def clues_of(scene: Scene) -> Clues:
     if scene.calls is not None and cause.reason in {"structure", "loss"}:
         few, many = sorted(scene.calls[1:])
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
-    if cause.reason == "gradient":
-        words |= _handling(scene)
+    words |= _handling(scene) if cause.reason == "gradient" else set()
     words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
     between: tuple[list[tuple[str, str]], ...] = [], []
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    ended = cut_short(scene)
-    if ended is not None and ended.file:
+    if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
         filled = site.fqn if cause.reason == "initial" else ""
@@ -236,9 +231,7 @@ def clues_of(scene: Scene) -> Clues:
             words |= {word for event in events_there for word in event.name.split(".")[-2:]}
             words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
     if cause.reason == "rng" and not scene.is_first_step:
-        steps, begins = (scene.first.step, scene.first.step_b), site.phase is Phase.START
-        seeded = set_differently(scene.runs, scene.first.rank, generator_of(site), steps, begins=begins)
-        for places, settings in zip(lines, seeded, strict=True):
+        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
             places += [setting.line for setting in settings]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):

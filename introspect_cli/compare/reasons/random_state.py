@@ -24,7 +24,7 @@ from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
-from introspect_cli.compare.reasons.seedings import set_differently, set_words
+from introspect_cli.compare.reasons.seedings import set_at, set_words
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
 from introspect_cli.compare.table import EQUAL, OTHER, Table
@@ -236,8 +236,7 @@ def _built(scene: Scene) -> str:
 def _drawn_before(scene: Scene) -> str:
     """Where in the step before one run drew more, as far as the records tell."""
     step, last = scene.step, scene.first.step - 1
-    was_set = _set(scene, scene.site.fqn, begins=True)
-    if was_set:
+    if was_set := set_words(*set_at(scene.runs, scene.first)):
         return was_set
     text = "one run drew random numbers that the other did not, "
     if step.before is None:
@@ -255,19 +254,12 @@ def _drawn_before(scene: Scene) -> str:
     return f"{text}during step {last}"
 
 
-def _set(scene: Scene, generator: str, *, begins: bool) -> str:
-    """What set the generator's state in one run, or otherwise, as a clause; "" for nothing on record."""
-    steps = scene.first.step, scene.first.step_b
-    return set_words(*set_differently(scene.runs, scene.first.rank, generator, steps, begins=begins))
-
-
 def _within(scene: Scene) -> str:
     """A state within a step: which draws came before it in one run only, or whose state it is in the other run."""
     site = scene.site
     generator = generator_of(site)
     text = f"{what(site)} differs{although(scene.cause.evidence)}"
-    was_set = _set(scene, generator, begins=False)
-    if was_set:
+    if was_set := set_words(*set_at(scene.runs, scene.first)):
         return f"{text}: {was_set}."
     draws = [draw for draw in draws_before(scene) if generator_of(draw.site) == generator]
     other = scene.exchanged_with(_draws(scene))

@@ -8,9 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.match.names import generator_of
+from introspect_cli.records import Phase
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
 
 DOCUMENT = "seedings"
@@ -88,6 +92,12 @@ def set_differently(
     shared = [(each.by, each.seed) for each in sides[0] if (each.by, each.seed) in {(o.by, o.seed) for o in sides[1]}]
     one, two = ([each for each in side if (each.by, each.seed) not in shared] for side in sides)
     return one, two
+
+
+def set_at(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Setting], list[Setting]]:
+    """What sets the generator that a divergence is of in one run and not, or otherwise, in the other; of a and of b."""
+    steps, begins = (first.step, first.step_b), first.site.phase is Phase.START
+    return set_differently(runs, first.rank, generator_of(first.site), steps, begins=begins)
 
 
 def set_words(one: list[Setting], two: list[Setting]) -> str:
