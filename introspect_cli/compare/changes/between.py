@@ -244,7 +244,7 @@ def clues_of(scene: Scene) -> Clues:
         attributes=tuple(_last(name) for name in names),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
-        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
+        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
         spans=(_spans(between[0]), _spans(between[1])),

@@ -188,17 +188,21 @@ class Scene:
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
-        """Names of the optimizers that step in a and in b; without such records, of those that hold the parameter."""
+        """Names of the optimizers that step in a and in b."""
         alignment = self.table.alignment
         one, two = (
             [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
             for side in "ab"
         )
-        if not one and not two:
-            one, two = (self.setup.holders(side, {self.site.fqn}) for side in "ab")
         return [name for name in dict.fromkeys(one) if name != SCALER], [
             name for name in dict.fromkeys(two) if name != SCALER
         ]
+
+    @property
+    def steppers(self) -> tuple[list[str], list[str]]:
+        """Those optimizers; where no step of any is on record, those that hold the parameter by the settings."""
+        held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
+        return self.optimizers if any(self.optimizers) else held
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:

@@ -68,7 +68,7 @@ class Optimizer(Reason):
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
         text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)};"
-        a, b = scene.optimizers
+        a, b = scene.steppers
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
