@@ -9,7 +9,7 @@ import torch
 from launches import finish, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.wholes import wholes
+from introspect_cli.compare.join.wholes import splits_of, wholes
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
@@ -130,7 +130,12 @@ def runs(tmp_path_factory):
 def test_stages_of_one_rank_are_pieces_of_one_model(runs):
     with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
         assert stages_of(run.manifests[1]) == Stages(3, 4, (("GPT", 1), ("GPT#2", 3)))
-        names = {fqn for reader in wholes(one, run) for fqn in reader.sites.fqn if "#" in fqn and "SGD" not in fqn}
+        names = {
+            fqn
+            for reader in wholes(one, run, splits_of(one, run))
+            for fqn in reader.sites.fqn
+            if "#" in fqn and "SGD" not in fqn
+        }
         assert names == set()
 
 
@@ -178,10 +183,10 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
         assert result.verdict is Verdict.SAME, result.sentence
         assert "have the same numbers" in result.sentence
         assert any("Sequential of stage 1 is called Sequential[stage 1] here" in note for note in result.notes)
-        assert wholes(a, b)[1].names.distinct_roots == {"Sequential"}
+        assert wholes(a, b, splits_of(a, b))[1].names.distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
 
 
 def test_stages_with_names_of_the_whole_model_are_not_told_apart(runs):
     with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
-        assert wholes(one, run)[1].names.distinct_roots == frozenset()
+        assert wholes(one, run, splits_of(one, run))[1].names.distinct_roots == frozenset()

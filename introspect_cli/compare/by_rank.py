@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from introspect_cli.compare.compared import first_of
+from introspect_cli.compare.compared import Compared, first_of
+from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
-from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.join.wholes import Splits, splits_of, tolerances, wholes, wholes_notes
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
+from introspect_cli.errors import UsageError
 from introspect_cli.records import perturbed_by
 from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.spread import MANY, tasks_of
@@ -27,7 +29,6 @@ from introspect_cli.store.spread import MANY, tasks_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -70,31 +71,31 @@ class Pair:
     ) -> RankOutcome:
         """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
-        a, b, match = self.a, self.b, correspond(one, two, options)
+        match = correspond(one, two, options)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
-        sides = Sides(
+        comparison = Comparison(
             rank=one.rank,
             a=one,
             b=two,
-            noise=tuple(run.rank(one.rank) for run in noise),
-            seeds=tuple(perturbed_by(run.manifest) for run in noise),
-            manifest_a=a.manifest,
-            manifest_b=b.manifest,
-            tensors=Tensors(a, b),
+            manifests=(self.a.manifest, self.b.manifest),
+            tensors=Tensors(self.a, self.b),
+            options=options,
+            noise=tuple((run.rank(one.rank), perturbed_by(run.manifest)) for run in noise),
             rename=match.rename,
             splits=splits,
             read=(
-                {**self.files[0], **checkpoints_read(a.settings_of(one.rank).get(DOCUMENT))},
-                {**self.files[1], **checkpoints_read(b.settings_of(two.rank).get(DOCUMENT))},
+                {**self.files[0], **checkpoints_read(self.a.settings_of(one.rank).get(DOCUMENT))},
+                {**self.files[1], **checkpoints_read(self.b.settings_of(two.rank).get(DOCUMENT))},
             ),
             ends=self.ends,
         )
         offset, note = options.offset, ""
         if offset is None:
-            offset, note = detected_offset(sides, same_size=self.same_size)
-        outcome = compare_rank(sides, options, offset)
+            offset, note = detected_offset(comparison, same_size=self.same_size)
+        comparison = replace(comparison, offset=offset)
+        outcome = compare_rank(comparison)
         outcome.match = match
-        add_evaluation(outcome, sides, options)
+        add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
@@ -103,6 +104,39 @@ class Pair:
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
         """Compare one rank."""
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
+
+
+def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
+    """Compare each rank with its partner; where the runs are split up differently, all ranks of each as one.
+
+    Where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees.
+    """
+    ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
+    if options.ranks and not ranks:
+        raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
+    pair = Pair.of(a, b, noise)
+    if a.ranks and b.ranks and not options.ranks:
+        splits = splits_of(a, b, work)
+        if not splits.alike or (splits.differ and not options.strict):
+            compared = _as_wholes(pair, options, splits, work)
+            first = compared.outcomes[0].first
+            multiple = first is not None and first.scale is not None
+            if multiple or not (splits.alike and splits.assumed and compared.diverges):
+                return compared
+    return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
+
+
+def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> Compared:
+    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
+    readers = wholes(pair.a, pair.b, splits, work)
+    options = tolerances(options, readers)
+    outcome = pair.compare(readers, options, splits)
+    outcome.notes = [
+        *wholes_notes((pair.a, pair.b), readers, options, splits, outcome.first),
+        *outcome.notes,
+        *(["The noise runs are not used: they say nothing of what another layout changes."] if pair.noise else ()),
+    ]
+    return Compared(pair.a, pair.b, options, [outcome], splits)
 
 
 def compare_group(task: Task) -> list[RankOutcome]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.findings import Reach, StructureChange
+    from introspect_cli.compare.join.wholes import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -40,12 +41,14 @@ class Compared:
         b: the run that should equal it.
         options: what counts.
         outcomes: of each rank, or of all ranks as one.
+        splits: how the runs are split up, where all ranks were compared as one.
     """
 
     a: Run
     b: Run
     options: DiffOptions
     outcomes: Sequence[RankOutcome]
+    splits: Splits | None = None
 
     @property
     def runs(self) -> tuple[tuple[str, Run], tuple[str, Run]]:
@@ -145,6 +148,11 @@ class Compared:
             return False
         opened = [outcome.results for outcome in outcomes if outcome.results is not None]
         return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether something diverges, and the results do not decide that nothing comes of it."""
+        return self.best is not None and not self.results_agree
 
     @property
     def within(self) -> bool:

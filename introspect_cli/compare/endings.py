@@ -116,7 +116,7 @@ def cut_short(scene: Scene) -> Raised | None:
         return None
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
-    reader, step = (scene.step.sides.b, first.step_b) if in_b else (scene.step.sides.a, first.step)
+    reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
     return ending if cut and reader.last_step == step else None
 
 

@@ -20,6 +20,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole_names import WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,7 +109,8 @@ def _reader(run: Run) -> Reader:
         raise StoreError(f"{run.path} has no step on record")
     readers = [run.rank(rank) for rank in run.recorded]
     parted = any(layout.part is not None for layout in readers[0].layouts)
-    return WholeReader(str(run.path), readers, complete=True) if parted and len(readers) > 1 else readers[0]
+    whole = parted and len(readers) > 1
+    return WholeReader(WholeNames(str(run.path), readers), complete=True) if whole else readers[0]
 
 
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.reasons.words import what_diverges
 from introspect_cli.compare.result import Divergence, Separate, Verdict
 from introspect_cli.compare.verdict import place_and_why, undiverged
@@ -25,29 +25,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.compared import Compared
-    from introspect_cli.compare.join.steps import Paired, Sides
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.store.whole import Reader
 
 
-def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> None:
+def add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
 
     Where ranks are put together, evaluation is not told apart.
     """
-    tables = sides.a.sites, sides.b.sites
+    options = comparison.options
     if outcome.gathered is not None:
         return
+    paired, (sites_a, sites_b) = outcome.paired, comparison.sites
     outcome.paired = replace(
-        outcome.paired,
-        tail_a=0 if _only_evaluates(sides.a, outcome.paired.only_a, outcome.paired.tail_a) else outcome.paired.tail_a,
-        tail_b=0 if _only_evaluates(sides.b, outcome.paired.only_b, outcome.paired.tail_b) else outcome.paired.tail_b,
+        paired,
+        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
+        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
     )
-    if all(Phase.EVAL.value not in table.phase for table in tables):
+    if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
-    steps = _evaluated(outcome.paired, *_masks(sides, options))
+    steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
     if outcome.first is None:
         outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
         return
@@ -56,7 +59,7 @@ def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> 
     @cache
     def alone(evaluation: bool) -> RankOutcome:
         narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
-        part = compare_rank(sides, narrow, outcome.offset)
+        part = compare_rank(replace(comparison, options=narrow))
         part.evaluated = outcome.evaluated
         return part
 
@@ -65,25 +68,20 @@ def add_evaluation(outcome: RankOutcome, sides: Sides, options: DiffOptions) -> 
     _adopt(outcome, parts, options)
 
 
-def _only_evaluates(reader: Reader, only: Sequence[int], tail: int) -> bool:
-    """Whether the one step that a run has after the last common one holds no training: an evaluation, what is saved."""
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
+    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
     if tail != 1 or only[-1] not in reader:
-        return False
-    site_columns = columns(reader.sites)
-    sites = np.asarray(reader.read(only[-1]).site)
-    start = site_columns.phase[sites] == phase_code(Phase.START)
-    saved = site_columns.kind[sites] == kind_code(Kind.PRODUCT)
-    return bool((start | saved | evaluating(site_columns.phase, site_columns.fqn)[sites]).all())
+        return tail
+    numbers = np.asarray(reader.read(only[-1]).site)
+    start = sites.phase[numbers] == phase_code(Phase.START)
+    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
+    return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
 
 
-def _masks(sides: Sides, options: DiffOptions) -> tuple[Mask, Mask]:
-    """By site number of either run, what belongs to evaluation and was selected."""
-    masks = []
-    for reader, rename in ((sides.a, sides.rename), (sides.b, None)):
-        site_columns = columns(reader.sites, rename)
-        mask = selected(site_columns.kind, site_columns.fqn, options.kinds, options.modules)
-        masks.append(mask & evaluating(site_columns.phase, site_columns.fqn))
-    return masks[0], masks[1]
+def _mask(sites: Columns, options: DiffOptions) -> Mask:
+    """By site number of a run, what belongs to evaluation and was selected."""
+    mask = selected(sites.kind, sites.fqn, options.kinds, options.modules)
+    return mask & evaluating(sites.phase, sites.fqn)
 
 
 def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:

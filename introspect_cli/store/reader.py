@@ -28,10 +28,10 @@ from introspect_cli.store.files import (
     reason,
     unreadable,
 )
-from introspect_cli.store.launch import endings, launch_of, merged, world_size
+from introspect_cli.store.launch import endings, launch_of, merged, stages_in, world_size
 from introspect_cli.store.manifests import Settings, last_attempt, only_launch, read_manifest, read_rank_manifests
 from introspect_cli.store.objects import is_remote
-from introspect_cli.store.pack import open_store
+from introspect_cli.store.pack import from_anywhere, open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
 from introspect_cli.store.source_files import kept_in, read_from
 from introspect_cli.texts import clean
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
+
+    from introspect_cli.store.launch import Stages
 
 RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
 _MAX_RANKS = 65536
@@ -135,6 +137,16 @@ class Run:
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
         return size if isinstance(size, int) and size > 0 else 0
+
+    @property
+    def address(self) -> str:
+        """Where a process with another working directory finds it."""
+        return from_anywhere(self.path)
+
+    @cached_property
+    def stages(self) -> dict[int, Stages]:
+        """The stages of a pipeline of each rank that names some."""
+        return stages_in(self.manifests)
 
     @property
     def alone(self) -> str:

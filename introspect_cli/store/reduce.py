@@ -18,8 +18,8 @@ from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.merge import whole_or_nothing
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.spread import carried_out, stretches
-from introspect_cli.store.whole import WholeReader, as_one
+from introspect_cli.store.spread import as_one, carried_out, stretches
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.texts import count
 

@@ -62,8 +62,8 @@ def kept(carried: Carried, recorded: frozenset[str]) -> Carried:
 def is_gap(sides: Sides, pair: Table) -> bool:
     """Whether what a step began with was recorded by neither the step before nor its own start."""
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
-    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifest_a)
-    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifest_b)
+    first_a = sides.a.entry(0).step == pair.step and _began(sides.a, pair.a, sides.manifests[0])
+    first_b = sides.b.entry(0).step == pair.step_b and _began(sides.b, pair.b, sides.manifests[1])
     return not ((before_a or first_a) and (before_b or first_b))
 
 
@@ -140,9 +140,9 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 # --- resumed runs
 
 
-def resumed(sides: Sides, alignment: Alignment, offset: int) -> Carried:
+def resumed(sides: Sides, offset: int) -> Carried:
     """Tensors that the later of two captures began with and that differ from what the other had then."""
-    a, b = At.first(sides.a, alignment.a), At.first(sides.b, alignment.b)
+    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     if a.step == b.step + offset:
         return Carried()
     late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.at import At, Tensor, tensor_of
-from introspect_cli.compare.join.sites import columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -74,8 +74,7 @@ class Goes:
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     """The first steps of the later run and of the other, given which is the later one."""
-    a = At.first(sides.a, columns(sides.a.sites, sides.rename))
-    b = At.first(sides.b, columns(sides.b.sites))
+    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     return (b, a) if late == "b" else (a, b)
 
 
@@ -88,7 +87,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         return None
     late = "b" if first_b + offset > first_a else "a"
     at = first_b + offset if late == "b" else first_a - offset
-    manifest = sides.manifest_b if late == "b" else sides.manifest_a
+    manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
     if begins.step and any(options_of(manifest).get(name) for name in _SELECTING):
         return None  # the capture left out what came before

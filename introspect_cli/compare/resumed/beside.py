@@ -36,8 +36,8 @@ class Beside:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """Kinds that both captures watched for; all where a run does not say."""
-        sides, every = self.comparison.sides, {kind.value for kind in Kind}
-        one, two = (observed_kinds(manifest) or every for manifest in (sides.manifest_a, sides.manifest_b))
+        every = {kind.value for kind in Kind}
+        one, two = (observed_kinds(manifest) or every for manifest in self.comparison.manifests)
         return frozenset(one & two)
 
     @property
