@@ -8,27 +8,32 @@ diverges first more is needed, steps and names, so that one is compared once mor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from introspect_cli.compare.compared import Compared, first_of
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
+from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, splits_of, tolerances, wholes, wholes_notes
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.structure import changes_of
-from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import perturbed_by
+from introspect_cli.records import Kind, Phase, perturbed_by
 from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -95,7 +100,7 @@ class Pair:
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         outcome.match = match
-        add_evaluation(outcome, comparison)
+        _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
@@ -220,3 +225,81 @@ def _opened(pair: Pair, outcome: RankOutcome) -> RankOutcome:
     for one in (outcome, *_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
+
+
+# --- training and evaluation alone
+
+
+def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
+    """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
+
+    Where ranks are put together, evaluation is not told apart.
+    """
+    options = comparison.options
+    if outcome.gathered is not None:
+        return
+    paired, (sites_a, sites_b) = outcome.paired, comparison.sites
+    outcome.paired = replace(
+        paired,
+        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
+        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
+    )
+    if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
+        return
+    steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
+    if outcome.first is None:
+        outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
+        return
+    outcome.evaluated = tuple(steps)
+
+    @cache
+    def alone(evaluation: bool) -> RankOutcome:
+        narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
+        part = compare_rank(replace(comparison, options=narrow))
+        part.evaluated = outcome.evaluated
+        return part
+
+    outcome.alone = alone
+    parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
+    _adopt(outcome, parts, options)
+
+
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
+    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
+    if tail != 1 or only[-1] not in reader:
+        return tail
+    numbers = np.asarray(reader.read(only[-1]).site)
+    start = sites.phase[numbers] == phase_code(Phase.START)
+    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
+    return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
+
+
+def _mask(sites: Columns, options: DiffOptions) -> Mask:
+    """By site number of a run, what belongs to evaluation and was selected."""
+    mask = selected(sites.kind, sites.fqn, options.kinds, options.modules)
+    return mask & evaluating(sites.phase, sites.fqn)
+
+
+def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
+    """The compared steps in which both runs have an evaluation."""
+    if not (mask_a.any() and mask_b.any()):
+        return
+    for entry_a, entry_b in paired:
+        if all(
+            mask[np.asarray(reader.read(entry.step).site)].any()
+            for reader, entry, mask in ((paired.a, entry_a, mask_a), (paired.b, entry_b, mask_b))
+        ):
+            yield entry_a.step
+
+
+def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
+    """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
+    firsts = [(part.first, part) for part in parts if part.first is not None]
+    if not firsts:
+        return
+    first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))
+    listed = [other for other in outcome.listed if (other.step, other.site) != (first.step, first.site)]
+    outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
+    outcome.origins = part.origins
+    room = len(outcome.listed) if options.whole_step else options.limit
+    outcome.listed = [first, *listed][:room]

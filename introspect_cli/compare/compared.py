@@ -11,19 +11,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.endings import Raised, one_raised
 from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED
-from introspect_cli.compare.reach import furthest_of
+from introspect_cli.compare.passes.form import forms_note
+from introspect_cli.compare.reach import furthest_of, perturbed_notes
+from introspect_cli.compare.reasons.differences import on_some_ranks
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import Counts
 from introspect_cli.compare.structure import changes_of
-from introspect_cli.compare.watched import chooses_modules, failed, observed_kinds
+from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
 from introspect_cli.labels import step_words
+from introspect_cli.records import Kind
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.findings import Reach, StructureChange
     from introspect_cli.compare.join.wholes import Splits
@@ -112,6 +117,11 @@ class Compared:
     # --- what came of it
 
     @cached_property
+    def ending(self) -> Raised | None:
+        """The exception that ended one run and not the other, or not in the same way."""
+        return one_raised(self.a, self.b)
+
+    @cached_property
     def best(self) -> RankOutcome | None:
         """The rank that diverges first."""
         return first_of(self.outcomes)
@@ -170,3 +180,84 @@ def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
     diverging = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
     return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
+
+
+# --- what was not compared
+
+
+_SHOWN = 3
+
+
+def notes_on(compared: Compared) -> list[str]:
+    """What was not compared, and what else a reader must know, whatever the answer is."""
+    a, b, outcomes = compared.a, compared.b, compared.outcomes
+    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
+    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
+    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
+    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
+    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
+    if blind := compared.tally["blind_both"]:
+        seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
+        notes.append(f"{seen}, so nothing is said of them.")
+    return notes
+
+
+def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
+    """That later steps were not compared, where it would have taken long."""
+    unopened = [outcome for outcome in outcomes if outcome.unopened]
+    if not unopened:
+        return []
+    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
+    if len(outcomes) == 1:
+        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
+    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
+
+
+def _state_notes(compared: Compared) -> Iterator[str]:
+    """Runs that did not end, or have not yet."""
+    for name, run in compared.runs:
+        last = run.last_step
+        until = f"up to and including step {last}" if last is not None else "no complete step"
+        if run.state.value == "running":
+            yield f"Run {name} is still being written: {until} is compared."
+        elif run.state.value == "interrupted":
+            yield f"Run {name} was interrupted: it holds {until}."
+        yield from (f"Run {name}: {sentence}." for sentence in run.endings)
+        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
+            yield f"Run {name} does not hold {text}: nothing is said of what was there."
+
+
+def _missing_notes(compared: Compared) -> Iterator[str]:
+    """Ranks, files and steps that only one run has."""
+    runs: dict[str, Run] = dict(compared.runs)
+    for name, run in runs.items():
+        missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
+        if missing and not compared.as_one:
+            ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
+            yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
+    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
+        saved = {
+            name: {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
+            for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
+        }
+        for name, names in saved.items():
+            if alone := names - saved[OTHER[name]]:
+                yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
+        for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
+            if steps:
+                ended = f" (run {OTHER[name]} was ended at its first divergence)"
+                why = ended if runs[OTHER[name]].manifest.get("stopped") is True else ""
+                yield f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}."
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps as ranges: `3, 5-9`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
+    return shown + (", ..." if len(runs) > 6 else "")

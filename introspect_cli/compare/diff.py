@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer import answer_for
 from introspect_cli.compare.by_rank import compared_runs
 from introspect_cli.compare.element.closeup import samples_note
-from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
 from introspect_cli.compare.moment import is_checkpoint
@@ -77,9 +76,6 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     outcomes, answer = compared.outcomes, answer_for(compared)
     if compared.splits is not None:
         return replace(answer, evidence=(*answer.evidence, *outcomes[0].samples_note()))
-    # where no value differs, what differs in structure has changed nothing
-    same = compared.best is None and (checkpoints or answer.verdict is Verdict.SAME)
-    answer = answer.with_findings(StructureChange, compared.structure(same=same))
     if checkpoints:
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
     # what is nowhere may have been left out, and of what was left out nothing is known

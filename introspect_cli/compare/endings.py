@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
-
 if TYPE_CHECKING:
-    from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.store.reader import Run
 
@@ -78,37 +72,6 @@ def one_raised(a: Run, b: Run) -> Raised | None:
     return two or one
 
 
-def after_the_end(a: Run, b: Run) -> str:
-    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
-    ending = one_raised(a, b)
-    if ending is None:
-        return ""
-    other = raised(a, "a") if ending.side == "b" else None
-    rest = f", and run a by another one: {other.words}" if other is not None else ""
-    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
-
-
-def before_the_end(compared: Compared) -> str:
-    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
-    ending = one_raised(compared.a, compared.b)
-    if ending is None:
-        return ""
-    side, run = ending.side, dict(compared.runs)[ending.side]
-    if not compared.until:
-        if any(len(run.rank(rank)) for rank in run.ranks):
-            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
-        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
-    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
-    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
-        return ""
-    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
-    within = " within tolerance" if compared.tally["within"] else ""
-    return (
-        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
-        f"{compared.until}, {everything} agrees{within}."
-    )
-
-
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
     ending = one_raised(*scene.runs)
@@ -118,34 +81,3 @@ def cut_short(scene: Scene) -> Raised | None:
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
     return ending if cut and reader.last_step == step else None
-
-
-def at_the_end(scene: Scene, place: str, why: str) -> tuple[str, str, str]:
-    """Place and why where a run ended by an exception, and a note of that; "" where there is no note.
-
-    The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
-    run did not come to any more, the exception is the whole answer.
-    """
-    end = one_raised(*scene.runs)
-    if end is None:
-        return place, why, ""
-    if cut_short(scene) is None:
-        return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
-    agreed = _last_agreed(scene)
-    until = f"The last record that agrees is {agreed}."
-    if not agreed:
-        until = f"In this step nothing agrees before; {scene.all_before}."
-    where = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
-    how = f"{end.words}. {until}"
-    return (where, how, "") if scene.lacks == end.side else (f"{where}: {how} {place}", why, "")
-
-
-def _last_agreed(scene: Scene) -> str:
-    """What the last record of the step is that agrees before the first divergence; "" where none does."""
-    step = scene.step
-    agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
-    numbers = np.flatnonzero(agree)
-    if not len(numbers):
-        return ""
-    last = int(numbers[np.argmax(step.table.order_of[numbers])])
-    return what(step.alignment.site(last))

@@ -6,26 +6,18 @@ cannot be told.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.endings import raised
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reach import within_words
-from introspect_cli.compare.reasons import ranks
-from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
-from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.random_state import unseeded_sentence
-from introspect_cli.compare.reasons.split import Split
-from introspect_cli.compare.reasons.update import tuned
-from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.reasons.words import what, what_diverges
+from introspect_cli.compare.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.structure import sentence_of
+from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import failed
-from introspect_cli.records import Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -33,7 +25,26 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.reasons.scene import Scene
+
+
+def agreeing(compared: Compared) -> DiffResult:
+    """The answer where nothing diverged, or nothing that a result rests on."""
+    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
+    subject = "Over the samples of each step, the runs are" if split else "The runs are"
+    verdict, text = undiverged(compared, subject, results=compared.results_agree)
+    if verdict is Verdict.UNDECIDED:
+        text = _before_the_end(compared) or text
+    else:
+        text += _after_the_end(compared)
+    alike = Separate(verdict, text)
+    return DiffResult(
+        a=str(compared.a.path),
+        b=str(compared.b.path),
+        verdict=verdict,
+        sentence=text,
+        training=alike,
+        evaluation=alike if any(outcome.evaluated for outcome in compared.outcomes) else None,
+    )
 
 
 def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
@@ -66,7 +77,7 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
         return Verdict.UNDECIDED, f"Could not tell: {agree}, but {why}.{changes}"
     else:
         agree = f"The runs have the same numbers: {agree}"
-    return Verdict.SAME, f"{agree}.{changes}{emptied(outcomes)}"
+    return Verdict.SAME, f"{agree}.{changes}{_emptied(outcomes)}"
 
 
 def _too_little(compared: Compared) -> str:
@@ -111,10 +122,10 @@ def _by_results(compared: Compared) -> str:
     if blind := compared.tally["blind"]:
         unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
         text += f" Nothing is said of {unseen}."
-    return f"{text}{sentence_of(compared.structure(same=False))}{emptied(compared.outcomes)}"
+    return f"{text}{sentence_of(compared.structure(same=False))}{_emptied(compared.outcomes)}"
 
 
-def emptied(outcomes: Sequence[RankOutcome]) -> str:
+def _emptied(outcomes: Sequence[RankOutcome]) -> str:
     """A sentence on equal records of the last step that are NaN throughout; "" where there are none.
 
     NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
@@ -141,69 +152,35 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
-_ROOM = 240
-"""Characters that the likely causes may take in the first sentence."""
+# --- a run that ended by an exception
 
 
-def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
-    """The answer: the place, and what differs there and why; `head` is what stands before the place."""
-    first, cause = scene.first, scene.cause
-    where = first.step_words
-    reduced = ranks.summed(scene)
-    where += ", backward" if reduced else ranks.where(scene)
-    if first.site.phase is Phase.RECOMPUTE:
-        where += ", recomputed"
-    elif first.site.evaluates and "evaluation" not in head:
-        where += ", in evaluation"
-    why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
-    if cause.grown and not reduced and cause.reason != Split.word:
-        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    why += unseeded_sentence(scene)
-    settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
-    blamed = [
-        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
-    ]
-    if blamed and not scene.lost:
-        lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        causes = [describe(change) for change in blamed[:3]]
-        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
-        why += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
-    return f"{head} {where}", why
+def _after_the_end(compared: Compared) -> str:
+    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    other = raised(compared.a, "a") if ending.side == "b" else None
+    rest = f", and run a by another one: {other.words}" if other is not None else ""
+    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
 
 
-def agreeing_lines(scene: Scene) -> tuple[str, ...]:
-    """What agrees before the first divergence: steps, and records of its step, one sentence each."""
-    clauses = []
-    if scene.steps_before:
-        last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
-        how = " within tolerance" if scene.tolerated else " in what was selected" if scene.narrowed else " entirely"
-        clauses.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
-    equal, within, unseen, formed, other = scene.agreeing_before.values()
-    if equal or within:
-        every = equal + within + unseen + formed + other
-        verb = "is" if equal == 1 else "are"
-        much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
-        rest = [f"{within:,} within tolerance"] if within else []
-        rest += [f"{unseen:,} not observed in both runs"] if unseen else []
-        rest += [f"{formed:,} in another form"] if formed else []
-        rest += [f"{other:,} different"] if other else []
-        also = f"; {', '.join(rest)}" if rest else ""
-        clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
-    return tuple(clauses)
-
-
-def lines_of(scene: Scene) -> tuple[str, ...]:
-    """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
-    clauses = []
-    if scene.tolerated:
-        clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
-    clauses += lines(scene.cause.evidence)
-    if scene.calls and scene.cause.reason != "structure":
-        name, one, two = scene.calls
-        clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
-    if scene.cause.reason != "rng":
-        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        own = script_generators(scene.runs, scene.first.rank)
-        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
-    return tuple(clauses + reason_named(scene.tells).evidence(scene))
+def _before_the_end(compared: Compared) -> str:
+    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        if any(len(run.rank(rank)) for rank in run.ranks):
+            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+        return ""
+    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
+    within = " within tolerance" if compared.tally["within"] else ""
+    return (
+        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
+        f"{compared.until}, {everything} agrees{within}."
+    )
