@@ -12,7 +12,7 @@ from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.changes.settings import nothing_changed, with_code
 from introspect_cli.compare.compared import notes_on
 from introspect_cli.compare.endings import Raised, cut_short
-from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.match.trees import suggest_renames
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reach import leaves_words, measured_by_one
 from introspect_cli.compare.reasons import ranks
@@ -27,10 +27,10 @@ from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
-from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
+from introspect_cli.compare.reasons.words import lines, often, what
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
-from introspect_cli.compare.verdict import agreeing, undiverged
+from introspect_cli.compare.verdict import agreeing, diverges_words, separately, subject_of
 from introspect_cli.records import Phase
 from introspect_cli.texts import count
 
@@ -51,47 +51,51 @@ def answer_for(compared: Compared) -> DiffResult:
         answer = agreeing(compared)
     else:
         scene.settings = settings
-        answer = _diverging(compared, best, scene, code)
+        answer = _diverging(compared, scene, nothing_changed(scene, code), separately(compared))
+        renamed = scene.cause.reason in {"structure", "initial"}
+        suggestions = suggest_renames(best.paired.a, best.paired.b, compared.options.rename) if renamed else ()
+        answer = replace(answer, suggestions=suggestions, map=best.heat.result() if best.heat is not None else None)
     # where no value differs, what differs in structure has changed nothing
-    same = best is None and answer.verdict is Verdict.SAME
-    structure = compared.structure(same=same) if compared.splits is None else ()
+    harmless = best is None and answer.verdict is Verdict.SAME
+    structure = compared.harmless_structure if harmless else compared.structure
+    findings = (code, compared.reach, *(structure if compared.splits is None else ()))
     return replace(
         answer,
         settings=settings,
-        findings=tuple(one for one in (code, compared.reach, *structure) if one is not None),
+        findings=tuple(one for one in findings if one is not None),
         notes=(*notes_on(compared), *answer.notes),
         counts=compared.counts,
     )
 
 
-def _diverging(compared: Compared, best: RankOutcome, scene: Scene, code: CodeChanges | None) -> DiffResult:
+def _diverging(
+    compared: Compared,
+    scene: Scene,
+    unchanged: tuple[str, ...],
+    separate: tuple[Separate | None, Separate | None],
+) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    options, reach = compared.options, compared.reach
-    first, reason = scene.first, scene.cause.reason
-    training, evaluation = _separately(compared)
+    options, reach, first = compared.options, compared.reach, scene.first
+    training, evaluation = separate
     place, why = _answer_of_both(scene, training, evaluation)
     if reach is not None:
         place = leaves_words(reach, first) + place
     place, why, later = _at_the_end(scene, compared.ending, place, why)
     sentence = f"{place}: {why}"
     before = _agreeing_lines(scene)
-    trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
-    renamed = reason in {"structure", "initial"}
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        evidence=(*before, *_lines_of(scene), *together(scene), *nothing_changed(scene, code)),
+        evidence=(*before, *_lines_of(scene), *together(scene), *unchanged),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
-        suggestions=suggest_renames(best.paired.a, best.paired.b, options.rename) if renamed else (),
-        map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(scene.step, *trees, first, scene.cause) if options.want_map else (),
+        tree=tree_of(scene.step, first, scene.cause) if options.want_map else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, first.site),
         training=training or Separate(Verdict.DIVERGED, sentence, first),
@@ -108,7 +112,8 @@ def _explained(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | N
         rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
         blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    return code, with_code(setting_changes(a, b, blame), code, rounding=rounding)
+    differ = setting_changes(a, b, blame)
+    return code, with_code(differ, code, rounding=rounding)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
@@ -195,46 +200,12 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
 # --- training and evaluation
 
 
-def _separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
-    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
-    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
-    for outcome in compared.outcomes:
-        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
-        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
-    if not parts[True]:
-        return None, None
-    training, evaluation = (
-        _alone(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
-        for which, name in ((False, "Training"), (True, "Evaluation"))
-    )
-    return training, evaluation
-
-
-def _alone(compared: Compared, name: str) -> Separate:
-    """What came out for one of the two."""
-    first = None if compared.best is None else compared.best.first
-    if first is not None:
-        return Separate(Verdict.DIVERGED, _diverges(name, first), first)
-    verdict, text = undiverged(compared, _subject(name, narrowed=compared.options.narrowed))
-    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
-
-
-def _subject(name: str, *, narrowed: bool) -> str:
-    """What a sentence calls the same: `Training is`."""
-    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
-
-
-def _diverges(name: str, first: Divergence, *, too: bool = False) -> str:
-    """Where training or evaluation diverges; `too` where the other does as well."""
-    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
-
-
 def _answer_of_both(scene: Scene, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
     """The place, and what differs there and why, with what is known of the other of the two."""
     if training is None or evaluation is None:
         return _place_and_why(scene)
     if scene.site.evaluates and training.verdict is Verdict.SAME:
-        subject = _subject("Training", narrowed=scene.narrowed)
+        subject = subject_of("Training", narrowed=scene.narrowed)
         return _place_and_why(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
     place, why = _place_and_why(scene)
     other = _beside(training, "Training") if scene.site.evaluates else _beside(evaluation, "Evaluation")
@@ -246,7 +217,7 @@ def _beside(separate: Separate, name: str) -> str:
     if separate.verdict is Verdict.UNDECIDED:
         return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
     if separate.first is not None:
-        return _diverges(name, separate.first, too=True)
+        return diverges_words(name, separate.first, too=True)
     return separate.sentence
 
 

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from introspect_cli.compare.compared import Compared, first_of
+from introspect_cli.compare.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.join.distance import Tensors
-from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
+from introspect_cli.compare.join.resume import detected_offset, offset_by_labels
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
-from introspect_cli.compare.join.wholes import Splits, splits_of, tolerances, wholes, wholes_notes
+from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
-from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.rank_reader import expect
 from introspect_cli.store.spread import MANY, tasks_of
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Task, Work
     from introspect_cli.store.whole import Reader
@@ -76,7 +77,8 @@ class Pair:
     ) -> RankOutcome:
         """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
-        match = correspond(one, two, options)
+        by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
+        match = correspond(one, two, options, by_labels)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
         comparison = Comparison(
             rank=one.rank,
@@ -85,21 +87,17 @@ class Pair:
             manifests=(self.a.manifest, self.b.manifest),
             tensors=Tensors(self.a, self.b),
             options=options,
-            noise=tuple((run.rank(one.rank), perturbed_by(run.manifest)) for run in noise),
-            rename=match.rename,
+            noise=tuple((run.rank(one.rank), run.manifest) for run in noise),
+            match=match,
             splits=splits,
-            read=(
-                {**self.files[0], **checkpoints_read(self.a.settings_of(one.rank).get(DOCUMENT))},
-                {**self.files[1], **checkpoints_read(self.b.settings_of(two.rank).get(DOCUMENT))},
-            ),
+            files=self.files,
             ends=self.ends,
         )
         offset, note = options.offset, ""
         if offset is None:
-            offset, note = detected_offset(comparison, same_size=self.same_size)
+            offset, note = detected_offset(comparison, by_labels, same_size=self.same_size)
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
-        outcome.match = match
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
@@ -120,28 +118,51 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = Pair.of(a, b, noise)
-    if a.ranks and b.ranks and not options.ranks:
-        splits = splits_of(a, b, work)
-        if not splits.alike or (splits.differ and not options.strict):
-            compared = _as_wholes(pair, options, splits, work)
-            first = compared.outcomes[0].first
-            multiple = first is not None and first.scale is not None
-            if multiple or not (splits.alike and splits.assumed and compared.diverges):
-                return compared
+    wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
+    if wholes is not None:
+        compared = _as_wholes(pair, options.between_layouts(coarse=wholes.coarse), wholes)
+        first = compared.outcomes[0].first
+        multiple = first is not None and first.scale is not None
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed and compared.diverges):
+            return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
-def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> Compared:
+def _as_wholes(pair: Pair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
-    readers = wholes(pair.a, pair.b, splits, work)
-    options = tolerances(options, readers)
-    outcome = pair.compare(readers, options, splits)
+    outcome = pair.compare(wholes.readers, options, wholes.splits)
+    first, runs = outcome.first, (pair.a, pair.b)
     outcome.notes = [
-        *wholes_notes((pair.a, pair.b), readers, options, splits, outcome.first),
+        *(_copies_note(first, runs) if first is not None else ()),
+        *wholes.notes,
         *outcome.notes,
         *(["The noise runs are not used: they say nothing of what another layout changes."] if pair.noise else ()),
     ]
-    return Compared(pair.a, pair.b, options, [outcome], splits)
+    return Compared(*runs, options, [outcome], wholes.splits)
+
+
+def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    notes = [
+        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+        for summary, name in ((first.a, "a"), (first.b, "b"))
+        if summary is not None and summary.joined is Joined.COPIES
+    ]
+    return [*notes, *_samples_note(first, runs)]
+
+
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+        return []
+    shapes = first.a.layout.shape, first.b.layout.shape
+    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
+        return []
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
+            size = count(run.world_size, "rank")
+            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
+    return []
 
 
 def compare_group(task: Task) -> list[RankOutcome]:
@@ -186,7 +207,8 @@ def compare_ranks(
     outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
-    best, structural = first_of(outcomes), next((outcome for outcome in outcomes if outcome.structural), None)
+    best = Compared(pair.a, pair.b, options, outcomes).best
+    structural = next((outcome for outcome in outcomes if outcome.structural), None)
     for at, outcome in enumerate(outcomes):
         if outcome is best or outcome is structural:
             outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
@@ -207,7 +229,7 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
-        structural=structure is not None and bool(changes_of(structure, outcome.match, same=False)),
+        structural=structure is not None and bool(changes_of(structure, same=False)),
         cause=None,
         step=None,
         heat=None,

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.endings import Raised, one_raised
+from introspect_cli.compare.endings import Raised, one_raised, raised
 from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, perturbed_notes
 from introspect_cli.compare.reasons.differences import on_some_ranks
 from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.words import listed
+from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.result import Counts
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.table import OTHER
@@ -117,26 +117,39 @@ class Compared:
     # --- what came of it
 
     @cached_property
+    def raised(self) -> tuple[Raised | None, Raised | None]:
+        """The exceptions that ended a and b."""
+        return raised(self.a, "a"), raised(self.b, "b")
+
+    @cached_property
     def ending(self) -> Raised | None:
         """The exception that ended one run and not the other, or not in the same way."""
-        return one_raised(self.a, self.b)
+        return one_raised(*self.raised)
 
     @cached_property
     def best(self) -> RankOutcome | None:
-        """The rank that diverges first."""
-        return first_of(self.outcomes)
+        """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
+        diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
+        return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
 
     @cached_property
     def reach(self) -> Reach | None:
         """How far rounding carries a, and b beside it; None without perturbed runs."""
         return furthest_of(outcome.reach for outcome in self.outcomes)
 
-    def structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+    @cached_property
+    def structure(self) -> tuple[StructureChange, ...]:
         """What differs in structure, of the first rank on which anything does."""
-        for outcome in self.outcomes:
-            if outcome.structure is not None and (changes := changes_of(outcome.structure, outcome.match, same=same)):
-                return changes
-        return ()
+        return self._structure(same=False)
+
+    @cached_property
+    def harmless_structure(self) -> tuple[StructureChange, ...]:
+        """The same, where no value differs, so that it has changed nothing."""
+        return self._structure(same=True)
+
+    def _structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+        every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
+        return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
 
     @cached_property
     def results_agree(self) -> bool:
@@ -173,13 +186,26 @@ class Compared:
     def results(self) -> str:
         """The results that agree in every opened step, as a list in a sentence."""
         kinds = frozenset.intersection(*(outcome.results for outcome in self.outcomes if outcome.results is not None))
-        return listed([name for kind, name in NAMES.items() if kind in kinds])
+        return _listed(kinds)
+
+    @property
+    def unchanged(self) -> str:
+        """Of one rank, the sentence on the results that agree in every step; "" where no parameters are among them."""
+        outcome = self.outcomes[0]
+        first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+        if len(self.outcomes) > 1 or first is None or not kinds or Kind.PARAM not in kinds:
+            return ""
+        which = "the step" if steps == 1 else f"all {steps:,} steps"
+        clause = f"The {_listed(kinds)} of {which} compared agree: what differs changed none of them."
+        both = outcome.shared
+        if both is None:
+            return clause
+        return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."
 
 
-def first_of(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
-    diverging = [(upstream(outcome.first), outcome) for outcome in outcomes if outcome.first is not None]
-    return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
+def _listed(kinds: frozenset[Kind]) -> str:
+    """Some results as a list in a sentence."""
+    return listed([name for kind, name in NAMES.items() if kind in kinds])
 
 
 # --- what was not compared

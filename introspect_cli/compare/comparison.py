@@ -39,7 +39,7 @@ from introspect_cli.compare.watched import (
     notices_all_draws,
     observed_kinds,
 )
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, perturbed_by
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ class Comparison(Sides):
         """What each noise run differs from a by, as far as it was read."""
         sites_a = self.alignment.a
         return [
-            NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), seed)
-            for noise, seed in self.noise
+            NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), perturbed_by(manifest))
+            for noise, manifest in self.noise
         ]
 
     @cached_property

@@ -11,10 +11,9 @@ from introspect_cli.compare.by_rank import compared_runs
 from introspect_cli.compare.element.closeup import samples_note
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
-from introspect_cli.compare.moment import is_checkpoint
+from introspect_cli.compare.moment import is_checkpoint, strictly
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
-from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.watched import chooses_modules
@@ -69,7 +68,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
-        from introspect_cli.compare.checkpoints import of_checkpoints, strictly
+        from introspect_cli.compare.checkpoints import of_checkpoints
 
         options = strictly(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
@@ -86,7 +85,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     answer = with_origins(answer, compared)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
-        kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
+        kept = compared.unchanged if bitwise else ""
         lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
         answer = replace(answer, evidence=(*answer.evidence, *lines))
     if noise and on_one_device([a, b, *noise]):  # what a against each, without tolerance, says of the device

@@ -64,9 +64,8 @@ def raised(run: Run, side: str) -> Raised | None:
     return Raised(side, text, at["file"], at["line"], str(at.get("function") or ""))
 
 
-def one_raised(a: Run, b: Run) -> Raised | None:
+def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
     """The exception that ended one run and not the other, or not in the same way; b's where both have one."""
-    one, two = raised(a, "a"), raised(b, "b")
     if one is not None and two is not None and one.same_as == two.same_as:
         return None
     return two or one
@@ -74,7 +73,7 @@ def one_raised(a: Run, b: Run) -> Raised | None:
 
 def cut_short(scene: Scene) -> Raised | None:
     """The exception that cut off the step of the first divergence; None where none did."""
-    ending = one_raised(*scene.runs)
+    ending = one_raised(raised(scene.run_a, "a"), raised(scene.run_b, "b"))
     if ending is None:
         return None
     first, in_b = scene.first, ending.side == "b"

@@ -6,11 +6,11 @@ cannot be told.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.endings import raised
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reach import within_words
 from introspect_cli.compare.reasons.words import what, what_diverges
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Divergence
 
 
 def agreeing(compared: Compared) -> DiffResult:
@@ -67,7 +68,7 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
         return Verdict.SAME, _by_results(compared)
     extent = compared.extent + ("," if counts.within else "")
     agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
-    changes = sentence_of(compared.structure(same=True))
+    changes = sentence_of(compared.harmless_structure)
     if reach is not None and counts.within and not options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
     elif not changes or options.evaluation is not None:
@@ -122,7 +123,7 @@ def _by_results(compared: Compared) -> str:
     if blind := compared.tally["blind"]:
         unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
         text += f" Nothing is said of {unseen}."
-    return f"{text}{sentence_of(compared.structure(same=False))}{_emptied(compared.outcomes)}"
+    return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
 
 
 def _emptied(outcomes: Sequence[RankOutcome]) -> str:
@@ -152,6 +153,43 @@ def _emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
+# --- training and evaluation alone
+
+
+def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
+    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
+        return None, None
+    training, evaluation = (
+        _alone(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        for which, name in ((False, "Training"), (True, "Evaluation"))
+    )
+    return training, evaluation
+
+
+def _alone(compared: Compared, name: str) -> Separate:
+    """What came out for one of the two."""
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
+    verdict, text = undiverged(compared, subject_of(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
+
+
+def subject_of(name: str, *, narrowed: bool) -> str:
+    """What a sentence calls the same: `Training is`."""
+    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
+
+
+def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
+    """Where training or evaluation diverges; `too` where the other does as well."""
+    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
+
+
 # --- a run that ended by an exception
 
 
@@ -160,7 +198,7 @@ def _after_the_end(compared: Compared) -> str:
     ending = compared.ending
     if ending is None:
         return ""
-    other = raised(compared.a, "a") if ending.side == "b" else None
+    other = compared.raised[0] if ending.side == "b" else None
     rest = f", and run a by another one: {other.words}" if other is not None else ""
     return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
 

@@ -39,7 +39,7 @@ from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status, perturbed_by
 from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Walk:
 
     def __init__(self, comparison: Comparison, outcome: RankOutcome) -> None:
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
-        self.structure = outcome.structure = Structure(comparison.alignment)
+        self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
         self.carried = resumed(comparison, comparison.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
         if self.resumed:  # what a checkpoint did not restore
@@ -294,7 +294,8 @@ class Walk:
 def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank of two runs."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
-    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset, gathered=comparison.gathered)
+    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
+    outcome.match, outcome.gathered = comparison.match, comparison.gathered
     places = differing(paired)
     sites = comparison.sites[0]
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
@@ -307,7 +308,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
     outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
-    outcome.foreign = sum(seed is not None for _, seed in comparison.noise) - len(seeds)
+    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)

@@ -183,22 +183,21 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         return StoredWhole(StoredNames(path, readers), many=run.whole_of)
     if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
-    reader = WholeReader(
+    elsewhere = Spread(run.address, fold or {}, work) if work is not None else None
+    return WholeReader(
         WholeNames(path, readers, fold, run.stages),
         lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
         complete=len(readers) == run.world_size,
+        elsewhere=elsewhere,
     )
-    if work is not None:
-        reader.elsewhere = Spread(reader, run.address, fold or {}, work)
-    return reader
 
 
 class Spread:
     """Puts steps of a reader of all ranks together wherever there is a processor: its `elsewhere`."""
 
-    def __init__(self, reader: WholeReader, path: str, fold: Fold, work: Work) -> None:
-        """Take the reader, its run's address, how calls are folded, and what runs tasks."""
-        self._reader, self._path, self._fold, self._work = reader, path, fold, work
+    def __init__(self, path: str, fold: Fold, work: Work) -> None:
+        """Take the run's address, how calls are folded, and what runs tasks."""
+        self._path, self._fold, self._work = path, fold, work
         self._rows: list[int] = []
         self._next = _FEWEST
         self._done: dict[int, StepBatch] = {}
@@ -207,13 +206,13 @@ class Spread:
         """Which steps are going to be read, in order, as far as is known."""
         self._rows = list(rows)
 
-    def read(self, row: int) -> StepBatch:
+    def read(self, reader: WholeReader, row: int) -> StepBatch:
         """The records of the `row`-th step, and those of some that are going to be read."""
         if row not in self._done:
             rows = [row]
             if row in self._rows:
                 at = self._rows.index(row)
                 rows, self._next = self._rows[at : at + self._next], min(2 * self._next, _MOST)
-            tasks = stretches(self._reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
-            self._done = dict(zip(rows, carried_out(tasks, self._work, self._reader.names.layout_number), strict=True))
+            tasks = stretches(reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
+            self._done = dict(zip(rows, carried_out(tasks, self._work, reader.names.layout_number), strict=True))
         return self._done.pop(row)

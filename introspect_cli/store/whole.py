@@ -63,6 +63,7 @@ class WholeReader(StepReader):
         many: int = 0,
         lacking: str = "",
         complete: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Take the ranks with the names of what they recorded.
 
@@ -71,6 +72,7 @@ class WholeReader(StepReader):
             many: how many ranks it stands for; 0 for as many as there are readers.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
+            elsewhere: puts steps together in this one's place.
         """
         self.names, self.path, self.readers = names, names.path, names.readers
         self.many = many or len(self.readers)
@@ -81,7 +83,7 @@ class WholeReader(StepReader):
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
         self._sizes: dict[int, int] = {}
         self._forms = np.zeros(0, np.int64)
-        self.elsewhere: Elsewhere | None = None  # puts steps together in this one's place
+        self._elsewhere = elsewhere
         self._at_hand: tuple[tuple[int, int], Together] | None = None
         self._read = lru_cache(maxsize=3)(self._put_together)
 
@@ -203,16 +205,16 @@ class WholeReader(StepReader):
 
     def ahead(self, rows: Sequence[int]) -> None:
         """Which steps are going to be read, in order, for who puts them together beforehand."""
-        if self.elsewhere is not None:
-            self.elsewhere.ahead(rows)
+        if self._elsewhere is not None:
+            self._elsewhere.ahead(rows)
 
     def read_row(self, row: int) -> StepBatch:
         """The records of the `row`-th step, put together by site."""
         return self._read(row)
 
     def _put_together(self, row: int) -> StepBatch:
-        if self.elsewhere is not None:
-            batch = self.elsewhere.read(row)
+        if self._elsewhere is not None:
+            batch = self._elsewhere.read(self, row)
         else:
             of = self.slices_of(row)
             batch = joined([self.read_slice(row, which, of) for which in range(of)])
@@ -284,8 +286,8 @@ class StoredWhole(WholeReader):
 class Elsewhere(Protocol):
     """Puts steps of all ranks together in other processes; see `reduce`."""
 
-    def read(self, row: int) -> StepBatch:
-        """The records of the `row`-th step."""
+    def read(self, reader: WholeReader, row: int) -> StepBatch:
+        """The records of the `row`-th step of a reader."""
 
     def ahead(self, rows: Sequence[int]) -> None:
         """Which steps are going to be read, in order, as far as is known."""

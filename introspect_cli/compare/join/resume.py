@@ -17,6 +17,7 @@ import numpy as np
 
 from introspect_cli.compare.join.at import At, Tensor, tensor_of
 from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
+from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -102,10 +103,9 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     return None
 
 
-def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
+def detected_offset(sides: Sides, by_labels: int, *, same_size: bool) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
-    by_labels = offset_by_labels(a.labels, b.labels)
     if by_labels:
         return by_labels, (
             f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
@@ -148,15 +148,14 @@ def _may_go_on(sides: Sides) -> str:
     )
 
 
-def checkpoints_read(document: object) -> dict[str, str]:
-    """The checkpoints that a run read before its first step, by what its capture noted of its beginning."""
-    read = document.get("read") if isinstance(document, dict) else None
-    return {str(name): str(name) for name in read} if isinstance(read, list) else {}
-
-
 def _read_more(sides: Sides, late: str) -> list[str]:
-    """The checkpoints that the later run read and the other one did not."""
-    mine, theirs = sides.read["ab".index(late)], sides.read["ba".index(late)]
+    """The checkpoints that the later run read before its first step and the other one did not."""
+    read = []
+    for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
+        document = run.settings_of(reader.rank).get(DOCUMENT)
+        noted = document.get("read") if isinstance(document, dict) else None
+        read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
+    mine, theirs = read["ab".index(late)], read["ba".index(late)]
     return [name for key, name in mine.items() if key not in theirs]
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.distance import Tensors
     from introspect_cli.compare.join.sites import Columns
     from introspect_cli.compare.join.wholes import Splits
+    from introspect_cli.compare.match.correspondence import Correspondence
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.index import Entries, StepEntry
@@ -44,10 +45,10 @@ class Sides:
         b: reader of run b's rank.
         manifests: of run a and run b.
         tensors: whole tensors, where they are stored.
-        noise: readers of the noise runs' ranks, each with the seed of its `--perturb`, None without one.
-        rename: FQNs of a to those of b; None where they are the same.
+        noise: readers of the noise runs' ranks, each with its run's manifest.
+        match: which name of a is which of b.
         splits: how both are split up, where ranks or calls are put together.
-        read: the checkpoints that a and b read: names by what they are.
+        files: files of tensors that a read, and b, by what they are.
         ends: the last step of a, and of b, that counts; None for all.
     """
 
@@ -56,11 +57,16 @@ class Sides:
     b: Reader
     manifests: tuple[dict[str, Any], dict[str, Any]]
     tensors: Tensors
-    noise: tuple[tuple[Reader, int | None], ...] = ()
-    rename: Rename | None = None
+    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
+    match: Correspondence
     splits: Splits | None = None
-    read: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     ends: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def rename(self) -> Rename | None:
+        """FQNs of a to those of b; None where they are the same."""
+        return self.match.rename
 
     @cached_property
     def sites(self) -> tuple[Columns, Columns]:

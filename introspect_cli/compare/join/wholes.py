@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.microbatches import Microbatches, losses_of, microbatches_of
-from introspect_cli.compare.join.sites import columns, evaluating, phase_code
-from introspect_cli.records import KIND_CODES, Joined, Kind, Phase
+from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.store.spread import as_one, tasks_of
 from introspect_cli.store.whole import Reader, WholeReader
 from introspect_cli.texts import count
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.launch import Stages
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
@@ -40,16 +38,11 @@ if TYPE_CHECKING:
     Pairs = Sequence[tuple[RankReader, RankReader]]
 
 
-RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
-"""What another order of summation may change, in float32 and where both runs compute in bfloat16 or float16.
-
-Between layouts of one training, parameters after AdamW were seen to differ by 2e-5 and by 1e-2."""
-
 _COARSE = frozenset({"bfloat16", "float16"})
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
-_MODULE = [KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT)]
-_CALLED = [*_MODULE, *(KIND_CODES[kind.value] for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE))]
+_MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
+_CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
 _CLOSE = 0.2
 """How near losses are where all that is known of a split is them: means of means are no further off, as a rule."""
 
@@ -87,7 +80,38 @@ class Splits:
         return any(self.folds)
 
 
-def splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
+@dataclass(frozen=True)
+class Wholes:
+    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
+
+    Attributes:
+        readers: of a and of b.
+        splits: how the runs are split up.
+        coarse: whether both compute in bfloat16 or float16.
+        notes: on what is compared.
+    """
+
+    readers: tuple[Reader, Reader]
+    splits: Splits
+    coarse: bool
+    notes: list[str]
+
+
+def wholes_of(a: Run, b: Run, options: DiffOptions, work: Work | None = None) -> Wholes | None:
+    """Two runs that have ranks as wholes; None where they are split up alike, and each rank is compared for itself.
+
+    Where there is `work`, it looks at ranks, and puts steps together.
+    """
+    splits = _splits_of(a, b, work)
+    if splits.alike and (options.strict or not splits.differ):
+        return None
+    one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
+    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
+    notes = [_layouts_note(a, b, options.between_layouts(coarse=coarse), splits), *_stages_note((one, two))]
+    return Wholes((one, two), splits, coarse, notes)
+
+
+def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
     """How two runs that have ranks are split up; `work` looks at their ranks elsewhere."""
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
@@ -103,14 +127,6 @@ def splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
     took = (microbatches_of(first_a, root, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
     splits = Splits(*took, folds, alike, root=root)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
-
-
-def wholes(a: Run, b: Run, splits: Splits, work: Work | None = None) -> tuple[Reader, Reader]:
-    """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
-
-    Where there is `work`, it puts steps together.
-    """
-    return as_one(a, splits.folds[0], work), as_one(b, splits.folds[1], work)
 
 
 # --- ranks
@@ -181,15 +197,14 @@ class _Called:
         self._modules: dict[str, int] = {}
         for reader in readers:
             table, stages = reader.sites, every.get(reader.rank)
-            sites = columns(table)
-            is_evaluated = evaluating(sites.phase, sites.fqn)
-            for at in np.flatnonzero(np.isin(sites.kind, _CALLED)).tolist():
+            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED]:
                 fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
-                key = bool(is_evaluated[at]), fqn
-                self.most[key] = max(self.most.get(key, 0), int(sites.call[at]) + 1)
-                if sites.kind[at] == KIND_CODES[Kind.BATCH.value]:
+                evaluated = table.phase[at] == Phase.EVAL.value or EVALUATED in table.fqn[at].partition(".")[0]
+                key = evaluated, fqn
+                self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
+                if table.kind[at] == Kind.BATCH.value:
                     self.batches.add(key)
-                if sites.kind[at] in _MODULE and sites.phase[at] == phase_code(Phase.FORWARD):
+                if table.kind[at] in _MODULE and table.phase[at] == Phase.FORWARD.value:
                     self._modules[fqn] = self.most[key]
 
     @cached_property
@@ -257,26 +272,6 @@ def _near(one: float, two: float) -> bool:
 # --- what is told of it
 
 
-def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
-    """The options with the tolerance that different layouts need, where none was asked for."""
-    if options.tolerant:
-        return options
-    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in readers)
-    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
-
-
-def wholes_notes(
-    runs: tuple[Run, Run],
-    readers: tuple[Reader, Reader],
-    options: DiffOptions,
-    splits: Splits,
-    first: Divergence | None,
-) -> list[str]:
-    """Notes on what is compared, and on what differs within one run."""
-    copies = _copies_note(first, runs) if first is not None else []
-    return [*copies, _layouts_note(*runs, options, splits), *_stages_note(readers)]
-
-
 def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared."""
     folded = ", calls of a module together" if splits.folded else ""
@@ -322,27 +317,3 @@ def _stages_note(readers: Iterable[Reader]) -> list[str]:
             for root in roots
         ]
     return notes
-
-
-def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    notes = [
-        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
-        for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.joined is Joined.COPIES
-    ]
-    return [*notes, *_samples_note(first, runs)]
-
-
-def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
-        return []
-    shapes = first.a.layout.shape, first.b.layout.shape
-    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
-        return []
-    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
-            size = count(run.world_size, "rank")
-            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
-    return []
