@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from synthetic import row, sketch, write_run
 
-from introspect_cli.compare.command_line import command_options
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.differences import command_options, describe
 from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.words import amount

@@ -46,15 +46,17 @@ def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
-    code, settings = _explained(compared, scene)
+    code, settings, unchanged = _explained(compared, scene)
     if scene is None or best is None:
         answer = agreeing(compared)
     else:
-        scene.settings = settings
-        answer = _diverging(compared, scene, nothing_changed(scene, code), separately(compared))
+        separate = separately(compared)
         renamed = scene.cause.reason in {"structure", "initial"}
-        suggestions = suggest_renames(best.paired.a, best.paired.b, compared.options.rename) if renamed else ()
-        answer = replace(answer, suggestions=suggestions, map=best.heat.result() if best.heat is not None else None)
+        answer = replace(
+            _diverging(compared, scene, unchanged, separate),
+            suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
+            map=best.heat.result() if best.heat is not None else None,
+        )
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
     structure = compared.harmless_structure if harmless else compared.structure
@@ -103,8 +105,10 @@ def _diverging(
     )
 
 
-def _explained(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs, and which settings do, the strongest explanation of a divergence first."""
+def _explained(
+    compared: Compared, scene: Scene | None
+) -> tuple[CodeChanges | None, tuple[SettingChange, ...], tuple[str, ...]]:
+    """How the source differs; which settings do, the strongest explanation of a divergence first; that nothing does."""
     a, b = compared.a, compared.b
     code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
     if scene is not None:
@@ -113,7 +117,11 @@ def _explained(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | N
         reason = reason_named(scene.cause.reason)
         blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
     differ = setting_changes(a, b, blame)
-    return code, with_code(differ, code, rounding=rounding)
+    settings = with_code(differ, code, rounding=rounding)
+    if scene is None:
+        return code, settings, ()
+    scene.settings = settings
+    return code, settings, nothing_changed(scene, code)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

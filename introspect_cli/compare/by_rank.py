@@ -25,7 +25,7 @@ from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.rank_reader import expect
+from introspect_cli.store.pieces import fetch
 from introspect_cli.store.spread import MANY, tasks_of
 from introspect_cli.texts import count
 
@@ -171,7 +171,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        expect((runs[0].rank(rank) for rank in task.ranks), 0, -1)
+        fetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
         pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
         return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
 
@@ -193,7 +193,7 @@ def compare_ranks(
         options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
     )
     if work is None:
-        expect((pair.a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
+        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
     if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
         return [pair.compare_rank(rank, options) for rank in ranks]
     less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options

@@ -236,10 +236,10 @@ class Forms:
 
     def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
         """Look for all of them; of tensors that have another shape, those that are left."""
-        turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
         for side in (0, 1):
             every, left = self.every[1 - side], self.left[1 - side]
             self._tied(side, {value.checksum: name for name, value in every.items() if name not in left})
+        turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
         matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
         for one, two in matched.pairs:
             a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum

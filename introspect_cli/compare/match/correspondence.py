@@ -84,6 +84,11 @@ class Correspondence:
         """From a's names to b's; None where they are the same."""
         return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
 
+    @cached_property
+    def asked(self) -> Rename | None:
+        """The names of a as the patterns change them; None where they stay."""
+        return renamer(self.patterns, {})
+
     @property
     def by_value(self) -> bool:
         """Whether a name is known by what it holds."""
@@ -110,9 +115,7 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
     matched = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
         matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
-    moved = {
-        old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(matched.settled)
-    }
+    moved = {old: new for old, new in moved_modules(a, b, matched.asked).items() if not old.startswith(matched.settled)}
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
         for old, new in moved.items()
@@ -148,7 +151,7 @@ def matched_by_value(
     if not len(steps):
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    rename = renamer(patterns, {})
+    rename = Correspondence(patterns).asked
     variables = _variables(a, rename), _variables(b, None)
     given, two = Side(a, rename, chosen), Side(b, None, [step - offset for step in chosen])
     roots = matched_roots((given, two), variables)
