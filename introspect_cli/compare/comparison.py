@@ -15,8 +15,6 @@ import numpy as np
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.gathered import Gathered
-from introspect_cli.compare.join.read_on import ReadOn, read_on
-from introspect_cli.compare.join.resume import Goes, goes_on
 from introspect_cli.compare.join.sites import (
     KINDS,
     Alignment,
@@ -31,6 +29,8 @@ from introspect_cli.compare.join.sites import (
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.names import owner_of, with_ancestors
 from introspect_cli.compare.reach import NoiseFloor, Reached
+from introspect_cli.compare.resumed.began import ReadOn, read_on
+from introspect_cli.compare.resumed.goes_on import Goes, goes_on
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, least
-from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, selected
 from introspect_cli.compare.join.steps import Paired, differing, steps_of
@@ -34,6 +33,7 @@ from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Role
+from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.at import At
-from introspect_cli.compare.join.carried import with_starts
-from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
+from introspect_cli.compare.resumed.began import as_if_begun, with_starts, without_read_on
 from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import EXPANDED_TEXT, Kind, Status

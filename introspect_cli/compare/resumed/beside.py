@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.resume import Goes
+    from introspect_cli.compare.resumed.goes_on import Goes
 
 _LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
