@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.differences import describe, on_some_ranks
 from introspect_cli.compare.reasons.hardware import suspect
 from introspect_cli.compare.reasons.random_state import unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
@@ -46,26 +46,26 @@ def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
-    code, settings, unchanged = _explained(compared, scene)
+    explained = _explained(compared, scene)
     if scene is None or best is None:
         answer = agreeing(compared)
     else:
         separate = separately(compared)
         renamed = scene.cause.reason in {"structure", "initial"}
         answer = replace(
-            _diverging(compared, scene, unchanged, separate),
+            _diverging(compared, scene, explained.unchanged, separate),
             suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
             map=best.heat.result() if best.heat is not None else None,
         )
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
     structure = compared.harmless_structure if harmless else compared.structure
-    findings = (code, compared.reach, *(structure if compared.splits is None else ()))
+    findings = (explained.code, compared.reach, *(structure if compared.splits is None else ()))
     return replace(
         answer,
-        settings=settings,
+        settings=explained.settings,
         findings=tuple(one for one in findings if one is not None),
-        notes=(*notes_on(compared), *answer.notes),
+        notes=(*notes_on(compared, explained.of_ranks), *answer.notes),
         counts=compared.counts,
     )
 
@@ -105,10 +105,24 @@ def _diverging(
     )
 
 
-def _explained(
-    compared: Compared, scene: Scene | None
-) -> tuple[CodeChanges | None, tuple[SettingChange, ...], tuple[str, ...]]:
-    """How the source differs; which settings do, the strongest explanation of a divergence first; that nothing does."""
+class _Explained(NamedTuple):
+    """How what the runs were made of differs.
+
+    Attributes:
+        code: how the source differs; None where either run has no digests of its files.
+        settings: those that differ, the strongest explanation of a divergence first.
+        of_ranks: sentences on those that differ on some ranks alone.
+        unchanged: of runs that diverge, the sentence that nothing on record differs which could explain it; empty else.
+    """
+
+    code: CodeChanges | None
+    settings: tuple[SettingChange, ...]
+    of_ranks: list[str]
+    unchanged: tuple[str, ...]
+
+
+def _explained(compared: Compared, scene: Scene | None) -> _Explained:
+    """How the source and the settings differ."""
     a, b = compared.a, compared.b
     code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
     if scene is not None:
@@ -117,11 +131,11 @@ def _explained(
         reason = reason_named(scene.cause.reason)
         blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
     differ = setting_changes(a, b, blame)
+    of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
     settings = with_code(differ, code, rounding=rounding)
-    if scene is None:
-        return code, settings, ()
-    scene.settings = settings
-    return code, settings, nothing_changed(scene, code)
+    if scene is not None:
+        scene.settings = settings
+    return _Explained(code, settings, of_ranks, () if scene is None else nothing_changed(scene, code))
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

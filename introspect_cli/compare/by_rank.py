@@ -21,7 +21,6 @@ from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
-from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
@@ -225,11 +224,10 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     """An outcome without readers and steps, and what is asked of the rank alone that diverges first."""
     nobody = cast("Reader", None)  # until `_opened`
     alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
-    structure = outcome.structure
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
-        structural=structure is not None and bool(changes_of(structure, same=False)),
+        structural=outcome.structure is not None and outcome.structure.differs,
         cause=None,
         step=None,
         heat=None,

@@ -16,7 +16,6 @@ from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import furthest_of, perturbed_notes
-from introspect_cli.compare.reasons.differences import on_some_ranks
 from introspect_cli.compare.reasons.ranks import upstream
 from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.result import Counts
@@ -214,13 +213,12 @@ def _listed(kinds: frozenset[Kind]) -> str:
 _SHOWN = 3
 
 
-def notes_on(compared: Compared) -> list[str]:
+def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     """What was not compared, and what else a reader must know, whatever the answer is."""
     a, b, outcomes = compared.a, compared.b, compared.outcomes
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
-    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
-    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
+    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
     notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:

@@ -76,6 +76,12 @@ class Structure:
             self._looked = True
             self.merges = merges_of(self.alignment, causes, layouts)
 
+    @property
+    def differs(self) -> bool:
+        """Whether there is anything to tell."""
+        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
+
     def sites(self) -> list[Site]:
         """Sites of what was seen so far."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]

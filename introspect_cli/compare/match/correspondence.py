@@ -152,9 +152,8 @@ def matched_by_value(
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
     rename = Correspondence(patterns).asked
-    variables = _variables(a, rename), _variables(b, None)
     given, two = Side(a, rename, chosen), Side(b, None, [step - offset for step in chosen])
-    roots = matched_roots((given, two), variables)
+    roots = matched_roots((given, two))
     one = given
     if roots:  # a root whose name is taken gets one that b does not have
         taken = {old: new.name for old, new in evicted(given, roots).items()}
@@ -173,14 +172,7 @@ def matched_by_value(
     renamed |= {in_a(old): new for old, new in search.renamed.items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
     renamed |= evicted(given, {old: new.name for old, new in renamed.items()}, set(map(in_a, others)))
-    return Correspondence(patterns, renamed, close, variables, search.settled)
-
-
-def _variables(reader: RankReader, rename: Rename | None) -> dict[str, str]:
-    """What the script calls each root, by the root's name as it is compared."""
-    return {
-        rename(module.fqn) if rename else module.fqn: module.variable for module in reader.modules if module.variable
-    }
+    return Correspondence(patterns, renamed, close, (given.variables, two.variables), search.settled)
 
 
 # --- names that mean one module in a and another in b

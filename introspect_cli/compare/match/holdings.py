@@ -51,6 +51,12 @@ class Side:
         return columns(self.reader.sites, self._rename)
 
     @cached_property
+    def variables(self) -> dict[str, str]:
+        """What the script calls each root, by the root's name as it is compared."""
+        change = self._rename or str
+        return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
+
+    @cached_property
     def named(self) -> Mask:
         """Which sites name modules and tensors."""
         return of_kinds(self.sites.kind, NAMED) & ~np.isin(self.sites.phase, [phase_code(phase) for phase in UNTOLD])

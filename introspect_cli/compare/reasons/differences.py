@@ -166,7 +166,7 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
         return []
     notes: dict[SettingChange, list[int]] = {}
     for rank in ranks:
-        for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
+        for change in _rank_changes(*(run.settings_of(rank) for run in (a, b))):
             notes.setdefault(change, []).append(rank)
     return [
         f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
