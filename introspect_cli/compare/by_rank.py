@@ -1,8 +1,13 @@
-"""Ranks of two runs compared one by one, wherever there is a processor.
+"""Two runs compared rank by rank, wherever there is a processor; or all ranks of each as one.
 
 Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
 small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
 diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+
+One run that evaluates another way may train the same, and a reader who is told "diverged" looks for a fault in
+training that is not there. Evaluation touches training only through what training's own records show: random states,
+parameters, buffers. So the steps are walked once for each, with the other's records masked, though a reason still
+knows of all of them. The first divergence is the earlier of the two.
 """
 
 from __future__ import annotations

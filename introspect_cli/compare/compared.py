@@ -1,4 +1,4 @@
-"""Two runs and what came out of comparing each of their ranks: how much was compared, and which rank diverges first.
+"""Two runs and what came out of comparing each of their ranks: how much was compared, what agrees, what was not seen.
 
 Where all results of both runs (what training is for) are on record and agree, the runs are the same, and what else
 differs is told beside it. Nothing unseen becomes equal by that: it rests on results that both recorded.

@@ -1,4 +1,4 @@
-"""A run that ended by an exception where the other went on: told first, with its line and what agreed until then.
+"""A run that ended by an exception where the other went on: with its line, and whether it cut off the first divergence.
 
 Without it the answer would be that a module does not run in a step of b, or that the runs have no step in common, which
 is true and hides what a person sees at once in the terminal. An exception in a step after the first divergence is a

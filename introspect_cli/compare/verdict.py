@@ -1,7 +1,7 @@
-"""The verdict where nothing diverged, and the answer in plain sentences where something did.
+"""The verdict where nothing diverged, of all or of training or evaluation alone.
 
 "Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
-cannot be told.
+cannot be told. Where a run ended by an exception, that is told with what agreed until then.
 """
 
 from __future__ import annotations
