@@ -26,14 +26,22 @@ from introspect_cli.store.files import (
     Folder,
     is_locked,
     reason,
-    unreadable,
 )
-from introspect_cli.store.launch import endings, launch_of, merged, stages_in, world_size
-from introspect_cli.store.manifests import Settings, last_attempt, only_launch, read_manifest, read_rank_manifests
+from introspect_cli.store.manifests import (
+    Settings,
+    endings,
+    last_attempt,
+    launch_of,
+    merged,
+    only_launch,
+    read_manifest,
+    read_rank_manifests,
+    world_size,
+)
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import from_anywhere, open_store
-from introspect_cli.store.rank_reader import RankReader, Shared
-from introspect_cli.store.source_files import kept_in, read_from
+from introspect_cli.store.rank_reader import RankReader, Shared, last_common_step
+from introspect_cli.store.sources import kept_in, read_from
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
@@ -41,8 +49,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
-
-    from introspect_cli.store.launch import Stages
 
 RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
 _MAX_RANKS = 65536
@@ -122,6 +128,19 @@ class Run:
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
     @cached_property
+    def steps(self) -> int:
+        """How many steps the rank with the most of them has."""
+        return max(map(len, self._ranks.values()), default=0)
+
+    def time(self, name: str) -> dt.datetime | None:
+        """When the run `started` or `ended`, as its manifest says; None where it does not."""
+        try:
+            time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
+
+    @cached_property
     def left_out(self) -> frozenset[int]:
         """Ranks that were to record no step (`capture --ranks`)."""
         return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
@@ -142,11 +161,6 @@ class Run:
     def address(self) -> str:
         """Where a process with another working directory finds it."""
         return from_anywhere(self.path)
-
-    @cached_property
-    def stages(self) -> dict[int, Stages]:
-        """The stages of a pipeline of each rank that names some."""
-        return stages_in(self.manifests)
 
     @property
     def alone(self) -> str:
@@ -219,7 +233,7 @@ class Run:
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
         places = self._places(self._with_tensors)
-        return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
+        return next((tensor for place in places if (tensor := tensorfile.kept_in(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
         """A source file whose text is kept, by its digest; None where it is not.
@@ -283,18 +297,6 @@ class Run:
         self.close()
 
 
-def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
-    """A tensor that is kept below a directory, if it is."""
-    try:
-        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
-            tensor: NDArray[Any] = tensorfile.decode(handle, checksum)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(f"{place.path}/{TENSORS}", error) from None
-    return tensor
-
-
 def run_state(
     manifest: Mapping[str, Any],
     manifests: Mapping[int, Mapping[str, Any]],
@@ -318,13 +320,6 @@ def run_state(
     if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
         return RunState.COMPLETE
     return RunState.INTERRUPTED
-
-
-def last_common_step(ranks: Iterable[RankReader]) -> int | None:
-    """Number of the last step that every rank has whole; None where there is none."""
-    last = [rank.last_step for rank in ranks]
-    recorded = [step for step in last if step is not None]
-    return min(recorded) if recorded and len(recorded) == len(last) else None
 
 
 def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
-    from introspect_cli.store.site_table import SiteTable
+    from introspect_cli.store.name_tables import SiteTable
     from introspect_cli.store.whole_names import WholeNames
 
     Array = NDArray[Any]
