@@ -19,7 +19,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.store.combined import joined
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.whole import StoredWhole, WholeReader
-from introspect_cli.store.whole_names import StoredNames, WholeNames, stages_in
+from introspect_cli.store.whole_names import StoredNames, WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -185,7 +185,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         return readers[0]
     elsewhere = Spread(run.address, fold or {}, work) if work is not None else None
     return WholeReader(
-        WholeNames(path, readers, fold, stages_in(run.manifests)),
+        WholeNames(path, readers, fold, run.stages),
         lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
         complete=len(readers) == run.world_size,
         elsewhere=elsewhere,

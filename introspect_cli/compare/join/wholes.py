@@ -22,7 +22,6 @@ from introspect_cli.compare.join.microbatches import Microbatches, losses_of, mi
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.store.spread import as_one, tasks_of
 from introspect_cli.store.whole import Reader, WholeReader
-from introspect_cli.store.whole_names import stages_in
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
     alike = _alike(a, b, pairs, work)
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
-    one, two = _Called(every[0], stages_in(a.manifests)), _Called(every[1], stages_in(b.manifests))
+    one, two = _Called(every[0], a.stages), _Called(every[1], b.stages)
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
     folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
