@@ -36,9 +36,9 @@ import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last 
 import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
 """
 _PLAIN = """
-import numpy, importlib, keyword
+import numpy
 from introspect_cli import cli
-for verb in cli.VERBS: importlib.import_module(f"introspect_cli.commands.{verb}{'_' * keyword.iskeyword(verb)}")
+for verb in cli.VERBS: cli.command_of(verb)
 import introspect_cli.render.blocks
 assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """
@@ -54,12 +54,12 @@ def serve(listening: socket.socket) -> None:
     gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the runs
     while 0 not in select.select([0, listening], [], [])[0]:
-        own, _ = listening.accept()
+        connection, _ = listening.accept()
         if os.fork():
-            own.close()
+            connection.close()
             continue
         listening.close()
-        asked, streams = _received(own)
+        asked, streams = _received(connection)
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -68,27 +68,27 @@ def serve(listening: socket.socket) -> None:
         if child:
             for number in streams:
                 os.close(number)
-            _wait(own, child, woken)
+            _wait(connection, child, woken)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (woken, wakes):
             os.close(number)
-        own.close()
+        connection.close()
         _run(streams=streams, **asked)
     os._exit(0)  # taking apart what was imported takes a second
 
 
-def _wait(own: socket.socket, child: int, woken: int) -> NoReturn:
+def _wait(connection: socket.socket, child: int, woken: int) -> NoReturn:
     """Hand on the signals that are sent to a child, and say how it ended; end it where nobody asks any more."""
     while True:
-        ready = select.select([own, woken], [], [])[0]
+        ready = select.select([connection, woken], [], [])[0]
         if woken in ready:
             os.read(woken, 64)
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                own.send(str(os.waitstatus_to_exitcode(status)).encode())
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                 os._exit(0)
-        elif sent := own.recv(1):
+        elif sent := connection.recv(1):
             os.kill(child, sent[0])
         else:
             os.kill(child, signal.SIGKILL)
@@ -106,10 +106,10 @@ def _run(**asked: Any) -> NoReturn:
     except SystemExit as ending:
         code = ending.code
     except BaseException as error:
-        told = error.__traceback__
-        while told is not None and told.tb_frame.f_code.co_filename == __file__:
-            told = told.tb_next
-        sys.excepthook(type(error), error.with_traceback(told), told)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -125,9 +125,9 @@ def _run(**asked: Any) -> NoReturn:
 
 def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, streams: list[int]) -> None:
     """In a fork: run `python -m introspect_cli ...` or `python SCRIPT ...` as a process started so would."""
-    for number, own in enumerate(streams):
-        os.dup2(own, number)
-        os.close(own)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     added = [place for place in env.get("PYTHONPATH", "").split(":") if place not in sys.path]
     os.environ.clear()
     os.environ.update(env)
@@ -158,11 +158,11 @@ def _run_script(argv: list[str]) -> None:
     exec(code, vars(main))
 
 
-def _received(own: socket.socket) -> tuple[dict[str, object], list[int]]:
-    size, streams, _, _ = socket.recv_fds(own, 8, 3)
+def _received(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     data = b""
     while len(data) < int(size):
-        data += own.recv(1 << 16)
+        data += connection.recv(1 << 16)
     return json.loads(data), streams
 
 
@@ -182,24 +182,24 @@ class Run:
             python: what it is to start other processes with.
             streams: descriptors of standard input, output and error.
         """
-        self._own = socket.socket(socket.AF_UNIX)
-        self._own.connect(address)
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(address)
         data = json.dumps({"argv": argv, "env": env, "cwd": cwd, "python": python}).encode()
-        socket.send_fds(self._own, [f"{len(data):8}".encode()], list(streams))
-        self._own.sendall(data)
+        socket.send_fds(self._connection, [f"{len(data):8}".encode()], list(streams))
+        self._connection.sendall(data)
 
     def send(self, number: int) -> None:
         """Send it a signal."""
-        self._own.send(bytes([number]))
+        self._connection.send(bytes([number]))
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        self._own.close()
+        self._connection.close()
 
     def wait(self) -> int:
         """Its exit code when it has ended, negative where a signal ended it."""
-        with self._own:
-            return int(self._own.recv(8))
+        with self._connection:
+            return int(self._connection.recv(8))
 
 
 def _server_of(argv: Sequence[str]) -> str:
@@ -253,8 +253,8 @@ class Forks:
 
         program = self._folder / "python3"
         addresses = {name: self._server(name) for name in self._imported}
-        told = json.dumps([sys.executable, addresses, _settings()])
-        words = (sys.executable, "-SsE", os.path.abspath(__file__), str(program), told)  # noqa: PTH100
+        about = json.dumps([sys.executable, addresses, _settings()])
+        words = (sys.executable, "-SsE", os.path.abspath(__file__), str(program), about)  # noqa: PTH100
         program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         program.chmod(0o755)
         return program
@@ -307,9 +307,9 @@ def _settings() -> dict[str, str]:
     return limits | read
 
 
-def _stand_in(name: str, told: str, *argv: str) -> int:
+def _stand_in(name: str, about: str, *argv: str) -> int:
     """Be a python for one run, in the place of the program `name`."""
-    python, addresses, settings = json.loads(told)
+    python, addresses, settings = json.loads(about)
     argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
     if not is_run or settings != _settings():

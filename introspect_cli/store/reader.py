@@ -238,7 +238,7 @@ class Run:
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
         places = self._places(self._with_tensors)
-        return next((tensor for place in places if (tensor := tensorfile.kept_in(place, checksum)) is not None), None)
+        return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
         """A source file whose text is kept, by its digest; None where it is not.

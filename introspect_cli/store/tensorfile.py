@@ -193,8 +193,12 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
     return np.where(codes & 0x80, -values, values).astype(np.float32)
 
 
-def kept_in(place: Folder, checksum: int) -> NDArray[Any] | None:
-    """A tensor that is kept below a directory, if it is."""
+def read(place: Folder, checksum: int) -> NDArray[Any] | None:
+    """A tensor that is kept below a directory, if it is.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     try:
         with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
             tensor: NDArray[Any] = decode(handle, checksum)
