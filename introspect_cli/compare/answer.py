@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.changes.between import code_changes
-from introspect_cli.compare.changes.settings import nothing_changed, with_code
+from introspect_cli.compare.changes.between import code_changes, with_code
 from introspect_cli.compare.compared import notes_on
 from introspect_cli.compare.endings import Raised, cut_short
-from introspect_cli.compare.match.trees import suggest_renames
+from introspect_cli.compare.match.names import suggest_renames
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reach import leaves_words, measured_by_one
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.differences import describe, on_some_ranks
-from introspect_cli.compare.reasons.hardware import suspect
-from introspect_cli.compare.reasons.random_state import unseeded_sentence
+from introspect_cli.compare.reasons.differences import describe
+from introspect_cli.compare.reasons.documents import on_some_ranks
+from introspect_cli.compare.reasons.module import suspect
+from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.settings import Blame, setting_changes
+from introspect_cli.compare.reasons.settings import Blame, nothing_changed, setting_changes
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
 from introspect_cli.compare.reasons.words import lines, often, what
@@ -135,7 +135,10 @@ def _explained(compared: Compared, scene: Scene | None) -> _Explained:
     settings = with_code(differ, code, rounding=rounding)
     if scene is not None:
         scene.settings = settings
-    return _Explained(code, settings, of_ranks, () if scene is None else nothing_changed(scene, code))
+    if scene is None:
+        return _Explained(code, settings, of_ranks, ())
+    unchanged = nothing_changed(scene.runs, settings, code, scene.cause, rounding=scene.rounding)
+    return _Explained(code, settings, of_ranks, unchanged)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
@@ -212,7 +215,7 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
         name, one, two = scene.calls
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
-        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         own = script_generators(scene.runs, scene.first.rank)
         clauses += [f"A generator that the script made differs: {own}."] * bool(own)

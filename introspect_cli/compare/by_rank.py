@@ -24,7 +24,7 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
-from introspect_cli.compare.reasons.files import tensor_files
+from introspect_cli.compare.reasons.documents import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.errors import UsageError

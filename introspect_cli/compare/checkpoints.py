@@ -23,8 +23,8 @@ from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.match.flow import parameters, values_of
-from introspect_cli.compare.match.merged import Merge, same_numbers
+from introspect_cli.compare.match.flow import values_of
+from introspect_cli.compare.match.parameters import Merge, parameters, same_numbers
 from introspect_cli.compare.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, Phase, Status, Summary
@@ -32,8 +32,8 @@ from introspect_cli.records import Kind, Phase, Status, Summary
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.match.flow import Value
     from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.match.parameters import Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run

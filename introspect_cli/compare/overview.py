@@ -16,8 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.distance import Floats, Layouts, relative
 from introspect_cli.compare.join.sites import KINDS, PHASES, Alignment, Ids, phase_code
-from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
-from introspect_cli.compare.match.trees import tree_at
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of, tree_at
 from introspect_cli.compare.result import Divergence, DivergenceMap, StripCell, TreeNode
 from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site

@@ -28,7 +28,7 @@ TENSORS = (Kind.PARAM, Kind.BUFFER)
 MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 NAMED = (*TENSORS, Kind.GRAD, *MODULES)
 """Kinds whose FQN names a module, or a tensor of one."""
-UNTOLD = (Phase.EVAL, Phase.RECOMPUTE)
+PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
 """Phases that prove nothing."""
 
 _FEW = 4  # last components of names that are looked for before the names are: most often one was renamed everywhere
@@ -59,7 +59,9 @@ class Side:
     @cached_property
     def named(self) -> Mask:
         """Which sites name modules and tensors."""
-        return of_kinds(self.sites.kind, NAMED) & ~np.isin(self.sites.phase, [phase_code(phase) for phase in UNTOLD])
+        return of_kinds(self.sites.kind, NAMED) & ~np.isin(
+            self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
+        )
 
     @cached_property
     def first(self) -> StepBatch:
