@@ -31,15 +31,27 @@ del sys.path[0], sys.modules["forks"]  # else it passes for a source of the scri
 {imported}
 serve(socket.socket(fileno=int(sys.argv[1])))
 """
-_TORCH = """
-import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
-import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
+_PACKAGE = """
+import importlib, keyword, pkgutil, introspect_cli.cli
+def imported(*packages):
+    for package in packages:
+        place = importlib.import_module(f"introspect_cli.{package}")
+        for found in pkgutil.walk_packages(place.__path__, f"introspect_cli.{package}."):
+            importlib.import_module(found.name)
 """
-_PLAIN = """
-import numpy, importlib, keyword
-from introspect_cli import cli
-for verb in cli.VERBS: importlib.import_module(f"introspect_cli.commands.{verb}{'_' * keyword.iskeyword(verb)}")
-import introspect_cli.render.blocks
+"""What a fork would import for itself takes longer than most of what is asked of it."""
+_TORCH = f"""
+import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
+{_PACKAGE}
+import introspect_cli.commands.capture
+imported("script", "store", "capture")
+"""
+_PLAIN = f"""
+import sys, numpy.ma, pyarrow, rich.console, rich.table
+{_PACKAGE}
+for verb in introspect_cli.cli.VERBS:
+    importlib.import_module("introspect_cli.commands." + verb + "_" * keyword.iskeyword(verb))
+imported("store", "compare", "inspect", "health", "exchange", "rerun", "publish", "render")
 assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """
 
