@@ -9,6 +9,7 @@ Run as a program, this file is such a server, or that python's own end of the so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -60,51 +61,64 @@ _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # what python reads when it starts, an
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork whenever one is asked for, until the process that started this one ends."""
+    """Fork whenever one is asked for, until the process that started this one ends.
+
+    A signal that is sent for a run goes on to it; one for which nobody asks any more is ended.
+    """
     import gc
+    import weakref
 
     gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the runs
-    while 0 not in select.select([0, listening], [], [])[0]:
-        own, _ = listening.accept()
-        if os.fork():
-            own.close()
-            continue
-        listening.close()
-        asked, streams = _received(own)
-        woken, wakes = os.pipe()
-        os.set_blocking(wakes, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakes)
-        child = os.fork()
-        if child:
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # noqa: SLF001 - torch's, which take long
+        finalizer.atexit = False
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    running: dict[int, socket.socket] = {}
+    while True:
+        heard: list[Any] = [0, listening, woken, *running.values()]
+        ready = select.select(heard, [], [])[0]
+        if 0 in ready:
+            break
+        if woken in ready:
+            os.read(woken, 64)
+            _end(running)
+        for child, own in running.items():
+            if own in ready:
+                sent = own.recv(1)
+                os.kill(child, sent[0] if sent else signal.SIGKILL)
+        if listening in ready:
+            own, _ = listening.accept()
+            try:
+                asked, streams = _received(own)
+            except (OSError, ValueError):  # who asks has ended meanwhile
+                own.close()
+                continue
+            child = os.fork()
+            if not child:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (woken, wakes):
+                    os.close(number)
+                for opened in (listening, own, *running.values()):
+                    opened.close()
+                _run(streams=streams, **asked)
+            running[child] = own
             for number in streams:
                 os.close(number)
-            _wait(own, child, woken)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in (woken, wakes):
-            os.close(number)
-        own.close()
-        _run(streams=streams, **asked)
+    for child in running:
+        os.kill(child, signal.SIGKILL)
     os._exit(0)  # taking apart what was imported takes a second
 
 
-def _wait(own: socket.socket, child: int, woken: int) -> NoReturn:
-    """Hand on the signals that are sent to a child, and say how it ended; end it where nobody asks any more."""
-    while True:
-        ready = select.select([own, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 64)
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
+def _end(running: dict[int, socket.socket]) -> None:
+    """Say how those that have ended did."""
+    for child in list(running):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            with running.pop(child) as own, contextlib.suppress(OSError):  # who asked may have ended
                 own.send(str(os.waitstatus_to_exitcode(status)).encode())
-                os._exit(0)
-        elif sent := own.recv(1):
-            os.kill(child, sent[0])
-        else:
-            os.kill(child, signal.SIGKILL)
-            os._exit(0)
 
 
 def _run(**asked: Any) -> NoReturn:
@@ -174,7 +188,10 @@ def _received(own: socket.socket) -> tuple[dict[str, object], list[int]]:
     size, streams, _, _ = socket.recv_fds(own, 8, 3)
     data = b""
     while len(data) < int(size):
-        data += own.recv(1 << 16)
+        part = own.recv(1 << 16)
+        if not part:
+            raise ConnectionError
+        data += part
     return json.loads(data), streams
 
 
