@@ -46,6 +46,11 @@ import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last 
 {_PACKAGE}
 import introspect_cli.commands.capture
 imported("script", "store", "capture")
+from introspect_cli.capture.environment import sources
+from introspect_cli.capture.frames import pass_by
+import sys
+pass_by()  # marks all code of the package, once
+for module in list(sys.modules.values()): sources.is_users(sources.file_of(module))  # which remembers its answers
 """
 _PLAIN = f"""
 import sys, numpy.ma, pyarrow, rich.console, rich.table
