@@ -155,7 +155,7 @@ def _run(**asked: Any) -> NoReturn:
 
 
 def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, streams: list[int]) -> None:
-    """In a fork: run `python -m introspect_cli ...` or `python SCRIPT ...` as a process started so would."""
+    """In a fork: run `python -m introspect_cli ...`, `-c CODE ...` or `SCRIPT ...` as a process started so would."""
     for number, own in enumerate(streams):
         os.dup2(own, number)
         os.close(own)
@@ -172,7 +172,11 @@ def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, stre
     if argv[:2] == ["-m", "introspect_cli"]:
         sys.argv = ["introspect", *argv[2:]]
         sys.modules["introspect_cli.cli"].main()
-    _run_script(argv)
+    elif argv[0] == "-c":
+        sys.argv = ["-c", *argv[2:]]
+        exec(argv[1], {"__name__": "__main__"})
+    else:
+        _run_script(argv)
 
 
 def _run_script(argv: list[str]) -> None:
@@ -236,9 +240,15 @@ class Run:
             return int(self._own.recv(8))
 
 
+_ALONGSIDE = "introspect_cli.commands.alongside"
+"""What a capture starts beside itself, by `python -c`."""
+_PICKLED = (".pt", ".pth", ".ckpt")
+
+
 def _server_of(argv: Sequence[str]) -> str:
-    """Which server runs it: only what trains needs torch."""
-    return "plain" if list(argv[:2]) == ["-m", "introspect_cli"] and argv[2] != "capture" else "torch"
+    """Which server runs it: only what trains needs torch, or reads what torch wrote."""
+    is_verb = list(argv[:2]) == ["-m", "introspect_cli"] and argv[2] != "capture"
+    return "plain" if (is_verb and not any(word.endswith(_PICKLED) for word in argv)) or argv[0] == "-c" else "torch"
 
 
 class Forks:
@@ -346,6 +356,7 @@ def _stand_in(name: str, told: str, *argv: str) -> int:
     python, addresses, settings = json.loads(told)
     argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
+    is_run = is_run or (argv[:1] == ("-c",) and _ALONGSIDE in argv[1])
     if not is_run or settings != _settings():
         os.execv(python, [python, *argv])
     run = Run(addresses[_server_of(argv)], argv, dict(os.environ), os.getcwd(), name, (0, 1, 2))  # noqa: PTH109
