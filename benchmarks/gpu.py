@@ -143,9 +143,9 @@ class Interpreted:
 
     def __call__(self, variant: Any, programs: int, _stream: int, arguments: tuple[int, ...]) -> None:
         """See `launch.Launcher`."""
-        from introspect_cli.tensors.gpu import kernels
+        from introspect_cli.tensors.gpu import launch
 
-        kernels.summarise[(programs,)](*arguments, *variant)
+        launch.function_of(variant)[(programs,)](*arguments, *variant)
 
 
 class Nothing:

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compiled_by_triton
 
-from introspect_cli.tensors.gpu.launch import Variant, options, plan, source
+from introspect_cli.tensors.gpu.launch import Transposing, Variant, options, plan, source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def variant(dtype: str, *, strided: int = 0, aligned: bool = True, **wanted: boo
     return made.variant(0 if aligned else 1, 0, **{"stats": True, "sketch": True, **wanted})
 
 
-VARIANTS = {
+VARIANTS: dict[str, Variant | Transposing] = {
     "all three, float32": variant("float32"),
     "checksum, float32": variant("float32", stats=False, sketch=False),
     "checksum, float32, unaligned": variant("float32", stats=False, sketch=False, aligned=False),
@@ -58,6 +58,8 @@ VARIANTS = {
     "float32, four strides": variant("float32", strided=4, aligned=False),
     "float32, six strides": variant("float32", strided=6, aligned=False),
     "bfloat16, four strides": variant("bfloat16", strided=4, aligned=False),
+    "matrices of bfloat16": Transposing(2, aligned=True),
+    "matrices of bfloat16, unaligned": Transposing(2, aligned=False),
 }
 
 
@@ -76,19 +78,19 @@ class Used:
     shared: int
 
 
-def kernel(chosen: Variant, target: str) -> Any:
+def kernel(chosen: Variant | Transposing, target: str) -> Any:
     """A compiled kernel."""
     return compiled_by_triton(source(chosen), target=TARGETS[target], options=options(chosen))
 
 
-def assembly(chosen: Variant, target: str) -> str:
+def assembly(chosen: Variant | Transposing, target: str) -> str:
     """Its assembly, PTX or AMD's."""
     made = kernel(chosen, target)
     text: str = made.asm["ptx" if "ptx" in made.asm else "amdgcn"]
     return text
 
 
-def compiled(chosen: Variant, target: str) -> Used:
+def compiled(chosen: Variant | Transposing, target: str) -> Used:
     """Compile a variant and ask the assembler what it takes."""
     made = kernel(chosen, target)
     if "cubin" not in made.asm:

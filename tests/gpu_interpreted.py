@@ -18,8 +18,8 @@ from test_tensors_kernels import assert_same as close
 from introspect_cli.records import Part
 from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.gpu import elements, kernels, launch
 from introspect_cli.tensors.gpu import engine as engines
-from introspect_cli.tensors.gpu import kernels, launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 
@@ -39,7 +39,7 @@ class Interpreted:
 
     def __call__(self, variant, programs, _stream, arguments):
         self.launched.append((variant, programs))
-        kernels.summarise[(programs,)](*arguments, *variant)
+        launch.function_of(variant)[(programs,)](*arguments, *variant)
 
 
 class Made:
@@ -71,7 +71,7 @@ def _language_patched_once_a_launch():
 
     def look_once(fn):
         """Beyond the kernel itself, only where a function has the language under a module not looked at yet."""
-        if fn.__name__ == kernels.summarise.__name__:
+        if fn.__name__ in {kernels.summarise.__name__, elements.transpose.__name__}:
             seen.clear()
             return look(fn)
         if fn not in homes:
@@ -130,6 +130,41 @@ def test_strides_are_followed_without_a_copy(made, dtype, stride):
     assert (variant.dims > 0) != x.is_contiguous()
     if variant.dims:  # the same elements in the same order, so the same roundings
         assert row.tobytes() == made.one(dense).tobytes()
+
+
+MATRICES = {
+    "images with channels last": (torch.bfloat16, (2, 72, 8, 16), lambda x: x.to(memory_format=torch.channels_last)),
+    "of odd sizes": (torch.bfloat16, (3, 65, 7, 7), lambda x: x.to(memory_format=torch.channels_last)),
+    "volumes": (torch.uint8, (2, 17, 4, 5, 6), lambda x: x.to(memory_format=torch.channels_last_3d)),
+    "one transposed matrix": (torch.float32, (70, 130), lambda x: x.t().contiguous().t()),
+    "at an odd address": (torch.float64, (67, 66), lambda x: x.t().reshape(-1).repeat(2)[1:4423].reshape(66, 67).t()),
+    "complex numbers": (torch.complex64, (2, 18, 66), lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", MATRICES)
+def test_matrices_are_transposed_to_the_bit(made, what):
+    dtype, shape, laid_out = MATRICES[what]
+    x = laid_out(example(dtype, shape))
+    assert not x.is_contiguous()
+    copy = made.engine.transposed(x, made.engine.prepare(x))
+    assert copy.is_contiguous()
+    bits = torch.uint8 if dtype == torch.uint8 else torch.int16 if dtype == torch.bfloat16 else torch.int32
+    assert torch.equal(copy.view(bits), x.contiguous().view(bits))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(80, 60)[:, ::2],
+        torch.zeros(20, 30, 40).permute(2, 1, 0),
+        torch.zeros(2, 50, 30, 4).transpose(1, 2),
+        torch.zeros(2, 3, 30, 40).to(memory_format=torch.channels_last),
+    ],
+    ids=["with gaps", "turned round", "rows of vectors", "three colours"],
+)
+def test_no_other_layout_is_taken_for_matrices(made, x):
+    assert made.engine.transposed(x, made.engine.prepare(x)) is None
 
 
 def test_indices_beyond_32_bits_in_a_strided_tensor(made):

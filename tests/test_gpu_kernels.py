@@ -55,13 +55,14 @@ def _own_cache(tmp_path_factory):
     patch.undo()
 
 
-SPILLED = 200
-"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there."""
+SPILLED = 300
+"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there, and the rows that
+the last program adds up."""
 
 
 @pytest.mark.parametrize("target", sliced(["sm_80", "sm_90", "sm_100", "gfx942"], ("sm_90", "gfx942")))
 def test_the_kernels_compile_for_every_gpu_and_spill_next_to_nothing(offline, target):
-    for what in ("all three, float32", "checksum, float32", "a table of bfloat16"):
+    for what in ("all three, float32", "checksum, float32", "a table of bfloat16", "matrices of bfloat16"):
         used = offline.compiled(offline.VARIANTS[what], target)
         assert used.spilled <= SPILLED, what
         assert used.registers <= 255, what
@@ -80,7 +81,8 @@ def test_elements_are_read_in_vectors_where_all_is_aligned(offline):
         for how in ("", ", unaligned")
     )
     assert aligned >= unaligned + 4, "four rows of a tile, each in vectors of four"
-    assert "ld.global.v2.b32" in offline.assembly(offline.VARIANTS["checksum, bfloat16"], "sm_90")
+    for what in ("checksum, bfloat16", "matrices of bfloat16"):
+        assert "ld.global.v2.b32" in offline.assembly(offline.VARIANTS[what], "sm_90")
 
 
 def test_the_last_program_sees_what_the_others_wrote(offline):

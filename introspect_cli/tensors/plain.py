@@ -143,7 +143,7 @@ class PlainTensors:
 
     @staticmethod
     def _in_order(engine: DeviceEngine, tensor: torch.Tensor, prepared: Prepared) -> tuple[torch.Tensor, Prepared]:
-        """A copy in logical order, which torch makes many times as fast as a kernel follows strides; or as it was.
+        """A copy in logical order, which is made many times as fast as a kernel follows strides; or as it was.
 
         The memory of the copy is the script's own again once the kernel that is launched next has read it.
         """
@@ -151,7 +151,9 @@ class PlainTensors:
             return tensor, prepared
         try:
             with unobserved():
-                copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                copy = engine.transposed(tensor, prepared)
+                if copy is None:
+                    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         except RuntimeError:  # no memory is left
             return tensor, prepared
         ordered = engine.prepare(copy)

@@ -17,7 +17,18 @@ import torch
 
 from introspect_cli.tensors import checksum
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu.launch import ALIGNMENT, TABLE_PROGRAMS, Plan, Variant, plan
+from introspect_cli.tensors.gpu.launch import (
+    ALIGNMENT,
+    EDGE,
+    EVEN,
+    LARGEST_ELEMENT,
+    NARROW,
+    TABLE_PROGRAMS,
+    Plan,
+    Transposing,
+    Variant,
+    plan,
+)
 from introspect_cli.tensors.kernels import TABLE
 from introspect_cli.tensors.views import in_memory
 
@@ -190,6 +201,23 @@ class DeviceEngine:
         aligned = None if made.count % ALIGNMENT else made.variant(0, 0, **wanted)
         unaligned = made.variant(1, 0, **wanted)
         return Prepared(made, aligned, unaligned, made.programs(), layout, lookup or self._factors, kept)
+
+    def transposed(self, tensor: torch.Tensor, prepared: Prepared) -> torch.Tensor | None:
+        """A contiguous copy of a tensor that lies in memory as transposed matrices; None where torch copies as quickly.
+
+        Raises:
+            RuntimeError: no memory is left.
+        """
+        size = prepared.plan.element.size * prepared.plan.element.parts
+        number, rows, columns = prepared.plan.matrices or (0, 0, 0)
+        if min(rows, columns) < NARROW or size > LARGEST_ELEMENT:
+            return None
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        addresses = tensor.data_ptr(), copy.data_ptr()
+        aligned = not (rows % EVEN or columns % EVEN or any(address % ALIGNMENT for address in addresses))
+        programs = number * -(-rows // EDGE) * -(-columns // EDGE)
+        self._launch(Transposing(size, aligned), programs, self._stream(self._index), (0, *addresses, rows, columns))
+        return copy
 
     def one(
         self, slot: int, prepared: Prepared, address: int, first: int = 0, token: tuple[int, ...] | None = None

@@ -41,6 +41,7 @@ from introspect_cli.tensors.gpu.merge import (
 SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""
 BLOCK = tl.constexpr(sketch.BLOCK)
+BUCKETS = tl.constexpr(16)
 ITEM_WORDS = tl.constexpr(9)
 """Words in an item of a table: address, elements, index of the first in the whole tensor, address of the layout,
 address of the row; its first program and how many; its row's first program and how many."""
@@ -60,6 +61,12 @@ _ROTATION = tl.constexpr(sketch.ROTATION_SHIFT)
 def _sum(x):
     """Of a tile: first each thread's own column, then over the threads."""
     return tl.sum(tl.sum(x, axis=0), axis=0)
+
+
+@triton.jit
+def _each(x, ROWS: tl.constexpr):
+    """Sums of a tile, shape (128,): of the four columns that a thread has in each row, so that no thread waits."""
+    return tl.sum(tl.sum(tl.reshape(x, (ROWS, SPAN // 4, 4)), axis=2), axis=0)
 
 
 @triton.jit
@@ -127,15 +134,15 @@ def _sketch_tile(
     FULL: tl.constexpr,
     FINITE: tl.constexpr,
 ):
-    """Add a tile of components to the sums of its columns, shape (8, 64), float64.
+    """Add a tile of components to sums, float64, shape (8, 16): a row for each block of 64 in a row of the tile, whose
+    column of buckets takes four elements of each block.
 
     `start` is the tile's first component, counted from the pointer; `block` the number of its first block of 64; those
     from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
     each is taken to be. All else is as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
-    lane = tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((PER_ROW, BLOCK), dtype=tl.float64 if KIND >= F64 else tl.float32)
+    bucket = tl.arange(0, BUCKETS)[None, :]
     for step in range(ROWS):
         # Row by row, since the hashes of a whole tile would not fit into registers.
         u = step * PER_ROW + tl.arange(0, PER_ROW)[:, None]
@@ -144,20 +151,26 @@ def _sketch_tile(
         two = (one ^ (one >> _SHIFT)) * _HASH_3
         two = two ^ (two >> _SHIFT)
         turn = (one >> _ROTATION).to(tl.int32)
-        k = u * BLOCK + (lane ^ turn)
-        ok = True if FULL else (k >= low) & (k < high)
-        x = number_of(integers(pointer, start, k, ok, layout, PARTS, DIMS, NARROW, FULL), lookup, KIND)
-        if not FINITE:
-            x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-        # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
-        half = tl.where(lane < 32, two & _LOW, two >> 32).to(tl.uint32)
-        sign = half << ((31 - (lane & 31)) ^ turn).to(tl.uint32)
-        if x.dtype == tl.float32:
-            x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
-        else:
-            x = tl.where(sign >= 0x80000000, -x, x)
-        total += x
-    return sums + total.to(tl.float64)
+        place = u * BLOCK + (bucket ^ turn)
+        shift = (31 - bucket) ^ turn
+        total = tl.zeros((PER_ROW, BUCKETS), dtype=tl.float64 if KIND >= F64 else tl.float32)
+        # Quarter by quarter of the blocks, so that a thread works a block's hashes out once for its four elements.
+        for quarter in tl.static_range(BLOCK // BUCKETS):
+            k = place + quarter * BUCKETS
+            ok = True if FULL else (k >= low) & (k < high)
+            x = number_of(integers(pointer, start, k, ok, layout, PARTS, DIMS, NARROW, FULL), lookup, KIND)
+            if not FINITE:
+                x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+            # The bit of the sign, shifted to where a 32-bit number has its own; low places are in the low half.
+            half = (two >> (quarter // 2 * 32)).to(tl.uint32)
+            sign = half << (shift - quarter % 2 * BUCKETS).to(tl.uint32)
+            if x.dtype == tl.float32:
+                x = (x.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
+            else:
+                x = tl.where(sign >= 0x80000000, -x, x)
+            total += x
+        sums += total.to(tl.float64)
+    return sums
 
 
 @triton.jit
@@ -277,7 +290,7 @@ def summarise(
     factor = tl.load(pointer_to(null, factors, 4, True) + column).to(tl.uint64)
     shift = tl.load(pointer_to(null, shifts, 8, True) + column)
     raw = tl.zeros((SPAN,), dtype=tl.int64)
-    sums = tl.zeros((SPAN // BLOCK, BLOCK), dtype=tl.float64)
+    sums = tl.zeros((SPAN // BLOCK, BUCKETS), dtype=tl.float64)
     finite = tl.zeros((), dtype=tl.int32)
     nans = finite
     posinfs = finite
@@ -288,10 +301,10 @@ def summarise(
     highs = -lows
     sizes = tl.zeros((), dtype=tl.float64)
     pivot = sizes
-    s1 = sizes
-    s2 = sizes
-    s3 = sizes
-    s4 = sizes
+    s1 = tl.zeros((SPAN // 4,), dtype=tl.float64)
+    s2 = s1
+    s3 = s1
+    s4 = s1
     k = tl.arange(0, ROWS)[:, None] * SPAN + column[None, :]
     for tile in range(begin, stop):
         start = (begin * 0 + tile).to(tl.int64) * TILE
@@ -350,6 +363,7 @@ def summarise(
                 zeros += tl.sum((x == 0).to(tl.int32), axis=0)
                 scale, back = _scale(typical, WIDE)
                 d = x * scale - about * scale
+                m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
             else:
                 if not (total < float("inf")):
                     # Something is not finite: an element, or the sum of finite ones.
@@ -375,22 +389,16 @@ def summarise(
                 zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
                 scale, back = _scale(typical, WIDE)
                 d = tl.where(good, x * scale - about * scale, 0.0)
+                m = _each(good.to(tl.int32), ROWS).to(tl.float64)
             sizes += tile_sizes
             # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
             square = d * d
-            odd, even = two_sums(
-                tl.join(tl.sum(d, axis=0), tl.sum(square * d, axis=0)),
-                tl.join(tl.sum(square, axis=0), tl.sum(square * square, axis=0)),
-            )
-            p1, p3 = tl.split(odd)
-            p2, p4 = tl.split(even)
-            p1 = p1.to(tl.float64) * back
-            p2 = p2.to(tl.float64) * back * back
-            p3 = p3.to(tl.float64) * back * back * back
-            p4 = p4.to(tl.float64) * back * back * back * back
+            p1 = _each(d, ROWS).to(tl.float64) * back
+            p2 = _each(square, ROWS).to(tl.float64) * back * back
+            p3 = _each(square * d, ROWS).to(tl.float64) * back * back * back
+            p4 = _each(square * square, ROWS).to(tl.float64) * back * back * back * back
             pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
             u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
-            m = n.to(tl.float64)
             s4 += p4 + 4.0 * u * p3 + 6.0 * u * u * p2 + 4.0 * u * u * u * p1 + m * u * u * u * u
             s3 += p3 + 3.0 * u * p2 + 3.0 * u * u * p1 + m * u * u * u
             s2 += p2 + 2.0 * u * p1 + m * u * u
@@ -445,6 +453,8 @@ def summarise(
     real = mine.to(tl.pointer_type(tl.float64))
     tl.store(out, tl.sum(raw, axis=0))
     if STATS:
+        s1, s2 = two_sums(s1, s2)
+        s3, s4 = two_sums(s3, s4)
         n_all = finite.to(tl.float64)
         u = s1 * inverse_of(tl.maximum(finite, 1), True)
         m2 = s2 - n_all * u * u
@@ -462,8 +472,7 @@ def summarise(
         tl.store(real + ABSMIN * apart, tl.min(smalls, axis=0).to(tl.float64))
         write_moments(real, apart, low, high, pivot + u, m2, m3, m4)
         tl.store(real + ABSSUM * apart, sizes)
-    buckets = tl.sum(tl.reshape(sums, (SPAN // 16, 16)), axis=0)
-    tl.store(real + (SKETCH_WORD + tl.arange(0, 16)) * apart, buckets)
+    tl.store(real + (SKETCH_WORD + tl.arange(0, BUCKETS)) * apart, tl.sum(sums, axis=0))
     if alike > 1:
         tl.debug_barrier()
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")

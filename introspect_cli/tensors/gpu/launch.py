@@ -31,6 +31,14 @@ DIMS: Final = (2, 4, 6)
 """Numbers of dimensions that there are kernels for."""
 ALIGNMENT: Final = 16
 """What address, count and first index are multiples of where elements are read in vectors."""
+EDGE: Final = 64
+"""Rows and columns of a tile that is transposed."""
+EVEN: Final = 4
+"""What rows and columns of a matrix are multiples of where elements are read and written in vectors."""
+NARROW: Final = 16
+"""Rows and columns below which a tile would be mostly empty."""
+LARGEST_ELEMENT: Final = 8
+"""Bytes of an element that is transposed."""
 
 
 class Variant(NamedTuple):
@@ -48,6 +56,14 @@ class Variant(NamedTuple):
     narrow: bool
 
 
+class Transposing(NamedTuple):
+    """A kernel that writes transposed matrices: the values of its compile-time parameters."""
+
+    size: int
+    aligned: bool
+    edge: int = EDGE
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is known of a tensor before its address is.
@@ -58,6 +74,8 @@ class Plan:
         dims: dimensions of its layout; 0 where it is contiguous.
         layout: `dims` sizes and as many strides, in elements.
         reach: bytes from the first element to behind the last one in memory.
+        matrices: where elements lie in memory as matrices that have to be transposed, how many, their rows and columns:
+            images with channels last, a row for each pixel. None for any other layout.
     """
 
     element: Element
@@ -65,6 +83,7 @@ class Plan:
     reach: int
     dims: int = 0
     layout: tuple[int, ...] = ()
+    matrices: tuple[int, int, int] | None = None
 
     def blocks(self, first: int = 0) -> int:
         """Blocks of the checksum that are read or passed, a tile's more than there are."""
@@ -132,7 +151,10 @@ def plan(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Plan | Non
     if dims is None:
         return None
     ones = dims - len(sizes)
-    return Plan(element, count, reach, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps))
+    columns, rows = (1, *sizes)[-2:]
+    lie_so = tuple(steps) == (columns * rows, 1, columns)[-len(sizes) :]
+    matrices = (count // (columns * rows), rows, columns) if lie_so and columns > 1 else None
+    return Plan(element, count, reach, dims, (*(1,) * ones, *sizes, *(0,) * ones, *steps), matrices)
 
 
 @dataclass(frozen=True)
@@ -204,14 +226,14 @@ _POINTERS: Final = (
     *("factors", "shifts", "keys", "lookup"),
 )
 """Arguments that are addresses of ours, which begin at multiples of 16."""
-_CHOSEN: Final = ("count", "first")
-"""Arguments that are multiples of 16 where the variant says so; the address is one in the kernel, which reads less at
+_CHOSEN: Final = {"count": ALIGNMENT, "first": ALIGNMENT, "rows": EVEN, "columns": EVEN}
+"""What arguments are multiples of where the variant is aligned; the address is one in the kernel, which reads less at
 once than it could."""
 
 
-Launcher = Callable[[Variant, int, int, tuple[int, ...]], None]
-"""Puts a kernel on a stream: which, how many programs, the device's handle of the stream, and the arguments of
-`kernels.summarise` up to its compile-time parameters."""
+Launcher = Callable[[Variant | Transposing, int, int, tuple[int, ...]], None]
+"""Puts a kernel on a stream: which, how many programs, the device's handle of the stream, and the arguments up to its
+compile-time parameters."""
 
 
 def unavailable() -> str:
@@ -224,31 +246,39 @@ def unavailable() -> str:
     return "" if version >= OLDEST else f"Triton {triton.__version__} is too old"
 
 
-def source(variant: Variant) -> Any:
+def function_of(variant: Variant | Transposing) -> Any:
+    """What Triton compiles for it."""
+    from introspect_cli.tensors.gpu import elements, kernels
+
+    return elements.transpose if isinstance(variant, Transposing) else kernels.summarise
+
+
+def source(variant: Variant | Transposing) -> Any:
     """A variant as Triton's compiler takes it."""
     from triton.compiler import ASTSource
 
-    from introspect_cli.tensors.gpu import kernels
-
-    names = kernels.summarise.arg_names
+    function = function_of(variant)
+    names = function.arg_names
     count = len(names) - len(variant)
     signature = {"null": "*u8"} | dict.fromkeys(names[1:count], "i64") | dict.fromkeys(names[count:], "constexpr")
-    aligned = {*_POINTERS, *(_CHOSEN if variant.aligned else ())}
+    multiples = dict.fromkeys(_POINTERS, ALIGNMENT) | (_CHOSEN if variant.aligned else {})
     attributes = {
-        (place,): [["tt.divisibility", ALIGNMENT]] for place, name in enumerate(names[:count]) if name in aligned
+        (place,): [["tt.divisibility", multiples[name]]]
+        for place, name in enumerate(names[:count])
+        if name in multiples
     }
     constants = dict(zip(names[count:], variant, strict=True))
-    return ASTSource(kernels.summarise, signature=signature, constexprs=constants, attrs=attributes)
+    return ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
 
 
-def options(variant: Variant) -> dict[str, Any]:
+def options(variant: Variant | Transposing) -> dict[str, Any]:
     """What the compiler is told, for every device.
 
     The fewer registers a thread takes, the more programs wait for memory at once; with 128, which spill a few of what
     only tiles with NaN need, an H100 is twice as quick as with 255, and slower again with fewer. Sums in float64 and
     places worked out from strides do not fit into so few. AMD's compiler has no such option and passes over it.
     """
-    large = variant.kind >= F64 or variant.parts == 2 or variant.dims
+    large = isinstance(variant, Transposing) or variant.kind >= F64 or variant.parts == 2 or variant.dims
     return {"num_warps": WARPS, "enable_fp_fusion": True, "maxnreg": 255 if large else 128}
 
 
@@ -258,10 +288,10 @@ class TritonLauncher:
     def __init__(self, device: torch.device) -> None:
         self._index = device.index or 0
         self._current: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # noqa: SLF001  # ten times as quick as the public one
-        self._compiled: dict[Variant, tuple[Any, Any, Any]] = {}
+        self._compiled: dict[Variant | Transposing, tuple[Any, Any, Any]] = {}
         self._kernels: list[Any] = []
 
-    def __call__(self, variant: Variant, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
+    def __call__(self, variant: Variant | Transposing, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
         """See `Launcher`; the first call of a variant compiles it, or finds it in Triton's cache."""
         if self._current() != self._index:
             with torch.cuda.device(self._index):
@@ -273,7 +303,7 @@ class TritonLauncher:
         run, function, metadata = known
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *variant)
 
-    def _compile(self, variant: Variant) -> tuple[Any, Any, Any]:
+    def _compile(self, variant: Variant | Transposing) -> tuple[Any, Any, Any]:
         from triton.compiler import compile as compiled
         from triton.runtime import driver
 
