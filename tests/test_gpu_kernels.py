@@ -55,8 +55,8 @@ def _own_cache(tmp_path_factory):
     patch.undo()
 
 
-SPILLED = 300
-"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there, and the rows that
+SPILLED = 400
+"""Bytes of memory that a thread may take for want of registers: what tiles with NaN need may lie there, and rows that
 the last program adds up."""
 
 

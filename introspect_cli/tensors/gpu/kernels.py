@@ -134,8 +134,7 @@ def _sketch_tile(
     FULL: tl.constexpr,
     FINITE: tl.constexpr,
 ):
-    """Add a tile of components to sums, float64, shape (8, 16): a row for each block of 64 in a row of the tile, whose
-    column of buckets takes four elements of each block.
+    """Add a tile of components to sums of buckets, float64, shape (8, 16), by blocks of 64 in a row of the tile.
 
     `start` is the tile's first component, counted from the pointer; `block` the number of its first block of 64; those
     from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
