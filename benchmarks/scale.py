@@ -223,7 +223,7 @@ def _check(path: str, engine: Engine) -> tuple[str, int]:
 
 
 def _merge(path: str, engine: Engine) -> tuple[str, int]:
-    from introspect_cli.store.reduce import reduce_run
+    from introspect_cli.store.merge import reduce_run
 
     out = Path(f"{path}-whole")
     shutil.rmtree(out, ignore_errors=True)

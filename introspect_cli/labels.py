@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.schedule.spans import span_of
+from introspect_cli.schedule.rules import span_of
 
 if TYPE_CHECKING:
-    from introspect_cli.schedule.spans import Span
+    from introspect_cli.schedule.rules import Span
 
 Label: TypeAlias = "int | float | str | tuple[int, int]"
 """A number, a word, or the first and last of a range (the batches of an accumulated step)."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.labels import LABELS_HELP, Labelled, shown
 from introspect_cli.records import Kind
-from introspect_cli.schedule.spans import STEPS_HELP, whole_number
+from introspect_cli.schedule.rules import STEPS_HELP, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

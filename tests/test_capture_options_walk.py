@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from introspect_cli.capture.option import WHAT, Option
 from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.capture.probes import installed
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.commands.capture import from_field
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions

@@ -19,7 +19,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange import formats
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
-from introspect_cli.store import reduce, spread
+from introspect_cli.store import merge, spread
 from introspect_cli.store.reader import open_run
 
 CHANGED = {
@@ -178,7 +178,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(
     (run / "rank1/records.arrow").write_bytes(records)
     with engine.engine_of(f"dask:{cluster}") as dask:
         with pytest.raises(StoreError, match=r"rank1/records\.arrow"):
-            reduce.reduce_run(run, tmp_path / "whole", dask.run)
+            merge.reduce_run(run, tmp_path / "whole", dask.run)
         with open_run(run) as opened, pytest.raises(StoreError, match=r"rank1/records\.arrow"):
             health.check(opened, work=dask.run)
     assert not (tmp_path / "whole").exists()

@@ -20,7 +20,7 @@ from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
 from introspect_cli.publish import places, share
 from introspect_cli.publish.send import Sender
-from introspect_cli.store import catalogue, pieces
+from introspect_cli.store import objects, pieces
 from introspect_cli.store.files import NAMES, DamageError
 from introspect_cli.store.launch import Launch
 from introspect_cli.store.reader import RunState, open_run
@@ -384,24 +384,24 @@ def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_pa
 
 
 def test_a_catalogue_from_a_stranger_is_no_way_out():
-    said = catalogue.Catalogue("ab", files={"manifest.yaml": [catalogue.Extent(catalogue.INLINE, 0, 3)]}, inline=b"abc")
+    said = objects.Catalogue("ab", files={"manifest.yaml": [objects.Extent(objects.INLINE, 0, 3)]}, inline=b"abc")
     whole = said.encoded()
-    assert catalogue.decode(whole, "x", NAMES).inline == b"abc"
+    assert objects.decode_catalogue(whole, "x", NAMES).inline == b"abc"
     for at in range(len(whole)):
         with pytest.raises(DamageError):
-            catalogue.decode(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], "x", NAMES)
+            objects.decode_catalogue(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], "x", NAMES)
     outside = {
-        "files": {"../../etc/passwd": [catalogue.Extent(catalogue.INLINE, 0, 3)]},
+        "files": {"../../etc/passwd": [objects.Extent(objects.INLINE, 0, 3)]},
         "pieces": [("../other", 3)],
         "run_id": "../x",
     }
     for name, value in outside.items():
         with pytest.raises(DamageError):
-            catalogue.decode(catalogue.Catalogue(**{"inline": b"abc", name: value}).encoded(), "x", NAMES)
+            objects.decode_catalogue(objects.Catalogue(**{"inline": b"abc", name: value}).encoded(), "x", NAMES)
     for extent in ([-2, 0, 1, ""], [0, 0, 1, ""], [-1, 2, 2, ""], [-1, -1, 1, ""], [-1, 0, 1.5, ""], "none"):
         files = {"manifest.yaml": [extent]}
         with pytest.raises(DamageError):
-            catalogue.decode(catalogue.Catalogue(inline=b"abc", files=files).encoded(), "x", NAMES)
+            objects.decode_catalogue(objects.Catalogue(inline=b"abc", files=files).encoded(), "x", NAMES)
 
 
 # --- beside training
@@ -417,7 +417,7 @@ for step in range(4):
 print(loss.item())
 """
 HURRIED = """
-from introspect_cli.capture.publishing import Publishing
+from introspect_cli.capture.beside import Publishing
 from introspect_cli.cli import main
 Publishing.finish.__defaults__ = (0.0,)  # what is published in the background, nobody waits for
 main()

@@ -17,7 +17,8 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import check
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.records import Kind
-from introspect_cli.store.launch import IN_FLIGHT, group_label, group_size
+from introspect_cli.store.launch import IN_FLIGHT
+from introspect_cli.store.manifests import group_label, group_size
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 

@@ -17,8 +17,8 @@ from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
+from introspect_cli.store.merge import reduce_run
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.reduce import reduce_run
 from introspect_cli.store.whole import as_one
 
 sys.path.append(str(SCRIPT.parent))

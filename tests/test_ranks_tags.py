@@ -10,7 +10,7 @@ import torch
 from launches import SCRIPT, launch, needs, recorded
 from opcapture import compared
 
-from introspect_cli.capture.ranks import tags, torch_distributed
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import far
@@ -108,8 +108,8 @@ def test_where_ranks_have_other_samples_too_nothing_is_added_up(runs):
 
 def test_a_tensor_that_no_call_made_has_no_place():
     x = torch.ones(2, 3, requires_grad=True)
-    assert tags.from_call(x) is None
-    assert tags.from_call(x * 2) is None
+    assert torch_distributed.from_call(x) is None
+    assert torch_distributed.from_call(x * 2) is None
     assert (
         torch_distributed.styles_of(torch.nn.Linear(3, 2))
         == torch_distributed.styles_of_outputs(torch.nn.Linear(3, 2))

@@ -11,7 +11,7 @@ from laid_out import CHANGES, write_changed
 from introspect_cli import engine
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store import reduce, whole
+from introspect_cli.store import merge, whole
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -21,7 +21,7 @@ def wholes(tmp_path_factory):
     """Runs of two layouts with each change, and each put together."""
     folder = write_changed(tmp_path_factory.mktemp("wholes"), layouts=("whole", "shared"))
     for run in sorted(folder.iterdir()):
-        reduce.reduce_run(run, folder / f"{run.name} together", engine.Engine().run)
+        merge.reduce_run(run, folder / f"{run.name} together", engine.Engine().run)
     return folder
 
 
@@ -55,7 +55,7 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
     monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
-    reduce.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
+    merge.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
     for name in ("records.arrow", "sites.arrow", "layouts.arrow"):
         assert (tmp_path / "sliced/rank0" / name).read_bytes() == (
             Path(f"{run} together") / "rank0" / name

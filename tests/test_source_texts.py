@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import introspect_cli
-from introspect_cli.capture.environment import redact_source, source_files, sources
+from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.source_files import LIMIT_FILE
-from introspect_cli.store.sources import Sources, source_texts
+from introspect_cli.store.sources import LIMIT_FILE, Sources, source_texts
 from introspect_cli.store.verify import verify_run
 from introspect_cli.sums import source_digest
 
@@ -307,7 +306,7 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
     ],
 )
 def test_secrets_are_taken_out_of_code(text, clean):
-    assert redact_source.source(text) == clean
+    assert redact_files.source(text) == clean
     ast.parse(clean)
 
 
@@ -319,7 +318,7 @@ def test_a_long_file_is_searched_in_no_time(secret, speed):
     code = (Path(introspect_cli.__file__).parent / "store" / "arrow.py").read_text()
     text = code * 50 + secret
     began = time.process_time()
-    clean = redact_source.source(text)
+    clean = redact_files.source(text)
     assert time.process_time() - began < len(text) / speed
     assert clean.count("<redacted>") == bool(secret)
 
@@ -338,4 +337,4 @@ def test_a_long_file_is_searched_in_no_time(secret, speed):
     ],
 )
 def test_code_that_only_speaks_of_tokens_and_keys_stays_as_it_is(text):
-    assert redact_source.source(text) == text
+    assert redact_files.source(text) == text

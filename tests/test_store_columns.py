@@ -89,12 +89,12 @@ WITH_WIDTH = """
 import sys
 from introspect_cli import statistics
 statistics.DERIVED_STATS["width"] = "max - min"
-from introspect_cli.store import derived
-derived.FORMULAS["width"] = lambda c: c["max"] - c["min"]
+from introspect_cli.store import step_reader
+step_reader.FORMULAS["width"] = lambda c: c["max"] - c["min"]
 from introspect_cli.cli import main
 main()
 """
-"""The command, with one more statistic that follows from others: a line in `statistics`, a line in `store.derived`."""
+"""The command, with one more statistic that follows from others: a line in `statistics` and in `store.step_reader`."""
 
 
 def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):

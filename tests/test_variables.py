@@ -12,7 +12,7 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.capture.variables import called, script_frames
+from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run

@@ -40,7 +40,7 @@ LATE = 10.0
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
 
-class Against:
+class Against(Beside):
     """A process that compares a run with a reference.
 
     Attributes:
@@ -80,12 +80,12 @@ class Against:
         }
         module = "introspect_cli.commands.alongside"
         self._command = options.on_divergence
-        self._beside = Beside(module, [json.dumps(question)], "what compares", errors=False)
+        super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
     def look(self, ended: int) -> list[str]:
         """What is to be said now, when a step has ended."""
         self._ended = ended
-        data = self._beside.read()
+        data = self.read()
         said = self._take(data) if data else []
         return said if said or self.first is not None or self.code is not None else self._late()
 
@@ -103,7 +103,7 @@ class Against:
 
     def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
-        data, ended = self._beside.rest(patience)
+        data, ended = self.rest(patience)
         said = self._take(data)
         if self.code is None:
             why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
@@ -112,10 +112,6 @@ class Against:
         elif self._command and not ended:
             said.append(f"the command of --on-divergence takes more than {patience:.0f} seconds and is ended")
         return said
-
-    def abandon(self) -> None:
-        """Forget it, in a forked child."""
-        self._beside.abandon()
 
     def _take(self, data: bytes) -> list[str]:
         *lines, self._rest = (self._rest + data).split(b"\n")

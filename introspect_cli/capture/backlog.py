@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.keeping import Keeping
-    from introspect_cli.capture.sites import Sites
+    from introspect_cli.capture.step_rows import Sites
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer

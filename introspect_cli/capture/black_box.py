@@ -17,38 +17,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from introspect_cli.capture.step_block import save_tensor
+from introspect_cli.capture.step_block import SavedTensor, save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
+from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
     from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.step_rows import Sites
     from introspect_cli.records import Site
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.summarizer import Summarizer
 
 _SHARE = 4
 
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
-
-
-def default_room(ranks: int) -> int:
-    """Bytes that a process may hold unless told otherwise: its share of a quarter of what is free on this machine."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return free_memory() // _SHARE // (int(local) if local.isdecimal() and int(local) else max(ranks, 1))
-
-
-def planned(options: CaptureOptions, ranks: int) -> tuple[int, str]:
-    """Bytes that a process may hold, and what is said of that before training."""
-    room = default_room(ranks) if options.keep_size is None else options.keep_size
-    why = "a quarter of what is free; --keep-size sets it" if options.keep_size is None else "--keep-size"
-    held = f"whole tensors of the last {count(options.keep_around or 0, 'step')} are held"
-    return room, f"{held}, in {human_size(room)} of memory at most ({why})"
 
 
 def made(
@@ -59,11 +49,16 @@ def made(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> BlackBox:
-    """The one that a capture asks for; the first rank says what it may take."""
+    """The one that a capture asks for, with its share of a quarter of what is free; the first rank says so."""
     assert options.keep_around is not None
-    room, words = planned(options, 1 if launch is None else launch.world_size)
+    room, why = options.keep_size, "--keep-size"
+    if room is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room, why = free_memory() // _SHARE // ranks, "a quarter of what is free; --keep-size sets it"
     if launch is None or not launch.rank:
-        say(words)
+        held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
+        say(f"{held}, in {human_size(room)} of memory at most ({why})")
     return BlackBox(options.keep_around, room, store, digests, say, note)
 
 
@@ -216,3 +211,51 @@ class BlackBox:
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+class SavedTensors:
+    """Copies tensors as they are recorded; the recorder's lock is held.
+
+    Attributes:
+        of_step: those of the current step so far.
+        are_wanted: whether any may be.
+    """
+
+    def __init__(
+        self, globs: tuple[str, ...], summarizer: Summarizer, box: BlackBox | None, sites: Sites, lock: threading.RLock
+    ) -> None:
+        self.are_wanted = bool(globs) or box is not None
+        self._summarizer, self._box, self._sites, self._lock = summarizer, box, sites, lock
+        self.of_step: list[SavedTensor] = []
+
+    def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy what is stored whole, or held in case that something happens."""
+        box, always = self._box, site in self._sites.whole
+        if not always and box is None:
+            return
+        value = value.local if isinstance(value, Placed) else value
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value)))
+        elif box is not None and box.takes(self._sites.of[site], value):
+            try:
+                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.failed(error)
+
+    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
+        box = self._box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.agreed(agreed)
+            else:
+                box.diverged(*diverged)
+
+    def turn(self) -> None:
+        """The step is over: hold nothing; what was handed on stays as it is."""
+        self.of_step = []
+        if self._box is not None:
+            self._box.turn()

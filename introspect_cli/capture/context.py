@@ -1,28 +1,20 @@
-"""What the probes of one capture share: where records go, the names, the kinds, the clock, and each other's moments."""
+"""What the probes of one capture share: what the run is, and the clock of its steps."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.built import Built
 from introspect_cli.capture.draws import Draws
-from introspect_cli.capture.evaluation import Evaluation, Trained
-from introspect_cli.capture.labels import StepLabels
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
 from introspect_cli.capture.step_clock import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.named import Named
     from introspect_cli.capture.names import Names
-    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.recorder import Recorder
 
 
@@ -35,36 +27,22 @@ def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
     return key
 
 
-class Running(threading.local):
-    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
-
-    def __init__(self) -> None:
-        self.optimizers: list[int] = []
-
-
 class Context:
-    """Made once for a capture; what changes while it lasts, its parts hold.
+    """What a run is, as its probes share it; what happens in the present step, its clock says.
 
     Attributes:
         recorder: takes the records.
         names: of modules and parameters.
         guard: around the code of probes.
         kinds: those that are recorded.
-        clock: ends steps, and says when they begin.
-        evaluation: tells evaluation from training.
-        trained: the optimizers, and what they train.
         draws: who draws random numbers.
-        built: what loaders, schedulers and scalers were built with.
-        labels: what the script's framework calls the step.
         parts: pieces of parameters that lie in flat tensors.
         data_parallel: the ranks that share the work by samples.
         pipelines: the stages that this process runs.
-        running: optimizers that step now.
         leaf_names: what the script calls the tensors that its last backward pass led to, by identity, where it runs no
             module; good as long as somebody holds them.
         saved_unseen: names of files that were saved in steps that are not recorded.
-        on_root: told of outermost modules that are about to run and will be recorded.
-        on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
+        clock: the step: when it begins and ends, and what it is for.
     """
 
     def __init__(
@@ -75,35 +53,23 @@ class Context:
         self.names = names
         self.guard = guard
         self.kinds = kinds
-        self.evaluation = Evaluation(recorder, wanted=wants_eval)
-        self.trained = Trained()
         self.draws = Draws(recorder)
-        self.built = Built(guard)
-        self.labels = StepLabels(guard)
-        recorder.labels = self.labels.take
         self.parts = FlatParts(names, guard.note)
         self.data_parallel = DataParallel()
         self.pipelines = Pipelines(names)
-        self.running = Running()
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
-        self.on_root: list[Callable[[nn.Module], None]] = []
-        self.on_after_optimizer: list[Callable[[], None]] = []
-        self.clock = StepClock(recorder, names, self.evaluation, self.trained, self.labels, self.parts)
-
-    def root_called(self, module: nn.Module) -> None:
-        """An outermost module is about to run and will be recorded."""
-        self.names.any_module = True  # it may have its name from before
-        self.data_parallel.look(module)
-        for listener in self.on_root:
-            listener(module)
+        self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
+        self.clock.on_root.append(self.data_parallel.look)
 
     def copies(self) -> list[int]:
         """Ranks that hold the same parts of everything as this one, which is among them; empty where nothing says so.
 
         With ZeroRedundancyOptimizer each rank has the state of some parameters alone.
         """
-        is_cut = any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.trained.optimizers())
+        is_cut = any(
+            type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.clock.trained.optimizers()
+        )
         return [] if is_cut else self.data_parallel.copies
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:

@@ -1,27 +1,36 @@
-"""Who draws random numbers within a step, and from which state.
+"""Who draws random numbers, and from which state.
 
 The state at the start of a step says nothing of a module in the middle of it: one more draw before it, or two modules
 that run in another order, give it other numbers. So at the moments at which something is recorded anyway (a module is
 called, a module returns, a batch was drawn, a backward pass begins) the generators are looked at. Where one has moved,
 the state before is recorded: under the module, where its own code drew; under what comes next, where what ran between
 two such moments drew.
+
+Nobody can see what draws from generators that a script makes itself without slowing every draw. But what they hold when
+the first step begins tells whether two runs seeded them alike and drew equally often: so that is kept, by variable.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from introspect_cli.capture.frames import held, script_frames
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
 from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import unobserved
+from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from introspect_cli.capture.recorder import Recorder
+
 
 UNTOUCHED = "not drawn from nor seeded since the process began"
 
@@ -83,3 +92,50 @@ class Draws:
     def stop(self) -> None:
         """Look no more."""
         self.moved = NEVER
+
+
+_MOST = 100
+
+
+def script_generators() -> list[str]:
+    """A line of words for each: `torch.Generator 11 d46858fc895baa5f g`, its class, seed, state and variable."""
+    numpy: Any = sys.modules.get("numpy.random")
+    kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
+    lines: dict[int, str] = {}
+    for name, value in held(kinds, script_frames()):
+        if id(value) in lines or len(lines) >= _MOST or value is torch.default_generator:
+            continue
+        seed, state = _seed_and_state(value)
+        if state:
+            label = "torch.Generator" if isinstance(value, torch.Generator) else _label(value)
+            lines[id(value)] = f"{label} {seed} {state} {clean(name, 80).replace(' ', '_')}"
+    return list(lines.values())
+
+
+def state_of(generator: object) -> int:
+    """The state of a generator of torch's on the CPU, in 64 bits; 0 of any other."""
+    return int(_seed_and_state(generator)[1] or "0", 16) if isinstance(generator, torch.Generator) else 0
+
+
+def _label(value: object) -> str:
+    home = type(value).__module__.partition(".")[0]
+    return f"{'numpy.random' if home == 'numpy' else 'random'}.{type(value).__name__}"
+
+
+def _seed_and_state(value: Any) -> tuple[str, str]:
+    """The seed, `-` where it does not tell, and a digest of the state, "" where that costs or runs code of others."""
+    if isinstance(value, torch.Generator):
+        if value.device.type != "cpu":
+            return "-", ""
+        with unobserved():
+            return str(value.initial_seed()), _digest(value.get_state().numpy().tobytes())
+    if type(value) is random.Random:
+        return "-", _digest(repr(value.getstate()).encode())
+    if type(value).__module__.startswith("numpy."):
+        kept = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
+        return "-", _digest(repr(kept).encode())
+    return "-", ""
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()

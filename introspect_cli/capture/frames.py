@@ -1,4 +1,4 @@
-"""Frames that run code of introspect: told from the script's, and kept from Dynamo.
+"""Frames: those of introspect told from the script's and kept from Dynamo, and what the script's call an object.
 
 Where a region of the script's has a graph break, Dynamo goes on looking at every frame that has a tensor or an array in
 it, ours, torch's and numpy's below ours included. It would compile them: that takes seconds, changes the numbers of the
@@ -8,21 +8,30 @@ and puts it back at the end. Where there is none, that costs one question.
 What stands between the script and torch (replaced functions) runs while Dynamo looks at frames, and has to: the frames
 of the script and of torch below are to be compiled as they would be alone. So each code object of introspect is marked
 as one to pass by. One of its functions that is called inside a region that is being traced is inlined as before.
+
+Neither a tensor nor a model knows its name, but a variable of a frame under way does: it holds the object, or a
+container or an object that one holds. Frames of the script's own files alone are looked at, and past any method of its
+classes: only exact dictionaries, lists and tuples are looked into.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import threading
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.environment.sources import file_of, is_users, relative
+from introspect_cli.script.ending import PACKAGE
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+
 _NAME = __name__.partition(".")[0]
 _passed: set[str] = set()
 
@@ -104,3 +113,131 @@ def _codes(values: list[object], module: str) -> Iterator[CodeType]:
             values.append(value.__code__)
         elif isinstance(value, type) and value.__module__ == module:
             values.extend(vars(value).values())
+
+
+_MOST_ITEMS = 1000
+_CONTAINERS = (list, tuple, dict)
+_HAND_OUT_LOCALS = frozenset({"locals", "vars"})
+
+
+def called(wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False) -> dict[int, str]:
+    """What the script calls objects, by identity; where several names hold one, the first of the first frame.
+
+    Args:
+        wanted: identities of the objects.
+        kind: the class they are of.
+        frames: where to look, the frame that is to be asked first before the others.
+        plain_first: of one frame's, rather a variable than a place in what a variable holds, whichever came first. Not
+            for what is asked for at every step: a loop's variable holds another object then.
+    """
+    names: dict[int, str] = {}
+    for frame in frames:
+        for variables in (_locals(frame), frame.f_globals):
+            matches = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
+            if plain_first:
+                matches.sort(key=lambda pair: not pair[0].isidentifier())
+            for name, value in matches:
+                names.setdefault(id(value), name)
+        if len(names) == len(wanted):
+            break
+    return names
+
+
+def held(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+    """All objects of a class that frames have in variables, with what the script calls them."""
+    for frame in frames:
+        for variables in (_locals(frame), frame.f_globals):
+            yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
+
+
+def script_frames() -> Iterator[FrameType]:
+    """The frames that run code of the script's, the innermost first."""
+    return (frame for frame in outward(sys._getframe(1)) if is_users(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
+
+
+def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
+    for name, value in list(variables.items()):
+        if name.startswith("__"):
+            continue
+        cls = type(value)
+        if cls in _CONTAINERS:
+            if len(value) <= _MOST_ITEMS:
+                items = value.items() if cls is dict else enumerate(value)
+                yield from ((f"{name}[{key!r}]", item) for key, item in items if type(key) in (int, str))
+        elif issubclass(cls, kind):
+            yield name, value
+        elif not issubclass(cls, type) and _of_script(str(cls.__module__)):
+            yield from ((f"{name}.{key}", item) for key, item in _attributes(value).items())
+
+
+@functools.cache
+def _of_script(module: str) -> bool:
+    return is_users(file_of(sys.modules.get(module)))
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """What an object holds, read past any method of its class."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """A frame's variables. Python below 3.13 keeps what it is asked for in the frame; we leave no object there.
+
+    The dictionary that it keeps is the one that `locals()` gives: where code asks for that, it is not ours to fill.
+    """
+    code = frame.f_code
+    below = sys.version_info < (3, 13) and bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if below and not _HAND_OUT_LOCALS.isdisjoint(code.co_names):
+        return {}
+    kept = frame.f_locals
+    variables = dict(kept)
+    if below:
+        kept.clear()
+    return variables
+
+
+_ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the end of a file name, no path
+_DEEPEST = 200
+
+
+class Places:
+    """Judges code objects, and remembers."""
+
+    def __init__(self) -> None:
+        """Start with nothing judged."""
+        self._files: dict[CodeType, str | None] = {}
+        self.ours: dict[int, tuple[CodeType, bool]] = {}
+
+    def is_ours(self, frame: FrameType) -> bool:
+        """Whether an operator is called by code of this package (its own reads are no part of the step)."""
+        code = frame.f_code
+        judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
+        if judged is None:
+            judged = self.ours[id(code)] = (code, is_ours(frame))
+        return judged[1]
+
+    def line(self, frame: FrameType | None, *, through: bool = False) -> str:
+        """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass.
+
+        Args:
+            frame: where to begin.
+            through: whether to go on to the line that started the backward pass.
+        """
+        for _ in range(_DEEPEST):
+            if frame is None:
+                return ""
+            code = frame.f_code
+            name = self._files.get(code)
+            if name is None:
+                path = code.co_filename
+                if path.endswith(_ENGINE) and not through:
+                    return ""
+                name = self._files[code] = relative(path) if is_users(path) else ""
+            if name:
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""

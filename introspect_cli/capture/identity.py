@@ -90,25 +90,23 @@ class FreeNames:
     """
 
     def __init__(self) -> None:
-        self._resting: set[str] = set()
         self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
-        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._names: ById[str] = ById()
 
     def find(self, thing: object) -> str | None:
         """The name given to this object, None if it has none."""
-        entry = self._names.get(id(thing))
-        return entry[1] if entry is not None and entry[0]() is thing else None
+        return self._names.get(thing)
 
     def release(self, thing: object) -> None:
         """Take the object's name back."""
         name = self.find(thing)
         if name is not None:
-            del self._names[id(thing)], self._taken[name]
+            self._names.discard(thing)
+            del self._taken[name]
 
     def wake(self) -> None:
         """A step is over: names that rested are free."""
-        self._resting.clear()
         self._fresh.clear()
 
     def name(self, thing: object, base: str, *, rests: bool = False) -> str:
@@ -123,20 +121,11 @@ class FreeNames:
         if existing is not None:
             return existing
         number, name = 1, base
-        while name in self._resting or ((taken := self._taken.get(name)) is not None and taken() is not None):
+        while (taken := self._taken.get(name)) is not None and (name in self._fresh or taken() is not None):
             number += 1
             name = f"{base}#{number}"
-        key, names, resting, fresh = id(thing), self._names, self._resting, self._fresh
         if rests:
-            fresh.add(name)
-
-        def forget(reference: weakref.ref[Any]) -> None:
-            entry = names.get(key)
-            if entry is not None and entry[0] is reference:
-                del names[key]
-                if name in fresh:
-                    resting.add(name)
-
-        self._taken[name] = reference = weakref.ref(thing, forget)
-        self._names[key] = (reference, name)
+            self._fresh.add(name)
+        self._names.set(thing, name)
+        self._taken[name] = weakref.ref(thing)
         return name

@@ -22,7 +22,7 @@ from introspect_cli.capture.frames import outward
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.labels import Label
 
 

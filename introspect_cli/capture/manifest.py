@@ -28,8 +28,8 @@ from introspect_cli.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.base import Guard
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
@@ -257,7 +257,7 @@ class Documents:
             files.changed = False
             for digest, text in files.texts():
                 self._store.save_source(digest, text)
-            self._put("files", files.found)
+            self._put("files", files.document)
 
     def _ask(self, name: str, ask: Callable[[], object]) -> None:
         """Ask for one document; one that cannot be had costs no other."""

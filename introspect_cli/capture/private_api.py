@@ -82,9 +82,9 @@ COMPILERS_GRAPH: Any = _there("torch.fx._lazy_graph_module", "_LazyGraphModule")
 """Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
 
 COMPILERS: tuple[Any, ...] = tuple(
-    found
-    for found in (getattr(torch, name, None) for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"))
-    if found is not None
+    kind
+    for kind in (getattr(torch, name, None) for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"))
+    if kind is not None
 )
 """What calls a backend with a graph, for `torch.compile` of each backend. Without it, taps do not see the gradients of
 inputs inside a region."""

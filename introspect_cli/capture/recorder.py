@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture.backlog import Backlog
+from introspect_cli.capture.black_box import SavedTensors
 from introspect_cli.capture.environment.redact import plain
 from introspect_cli.capture.samples import SampleKeeper
-from introspect_cli.capture.saved_tensors import SavedTensors
-from introspect_cli.capture.sites import Sites
 from introspect_cli.capture.step_block import EndedStep
-from introspect_cli.capture.step_rows import StepRows
+from introspect_cli.capture.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.places import Placed
 
@@ -82,7 +81,7 @@ class Recorder:
         self._store_lost = store_lost
         self._samples = SampleKeeper(summarizer, each=per_sample)
         self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
-        self.saved = SavedTensors(save_tensors, summarizer, keeping, self._sites, self._lock)
+        self.saved = SavedTensors(save_tensors, summarizer, keeping.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""

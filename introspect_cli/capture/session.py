@@ -15,15 +15,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
+from introspect_cli.capture.beside import UNPUBLISHED, Publishers
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.guard import Guard
+from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
-from introspect_cli.capture.probes.base import Guard
-from introspect_cli.capture.publishing import UNPUBLISHED, Publishers
-from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.capture.run_directory import run_directory
-from introspect_cli.capture.signals import Signals
+from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.terminal import Terminal, nothing, summary
-from introspect_cli.capture.tracebacks import TracebackFilter
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, Held, leave
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
+    from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.base import Guarded
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.store.launch import Launch
 
@@ -132,13 +130,12 @@ class Session:
 
     def _begin(self) -> None:
         _forget_in_forks(self)
-        self._install(TracebackFilter())
-        self._install(Signals(self._guard.sections))
+        self._install(Interpreter(self._guard.sections))
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)
 
-    def _install(self, thing: TracebackFilter | Signals | ReadFiles | Start) -> None:
+    def _install(self, thing: Interpreter | ReadFiles | Start) -> None:
         """Install something until the end: what was installed last is removed first."""
         self._installed.callback(thing.remove)
         thing.install()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.columns import EndedRows
     from introspect_cli.tensors.summarizer import Summarizer
 
+
 _NOT_SUMMARISED = ("site", "sequence", "layout")
 
 

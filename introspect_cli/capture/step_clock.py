@@ -8,12 +8,15 @@ of the model.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from introspect_cli.capture.contents import parameters_in
+from introspect_cli.capture.evaluation import Evaluation, Trained
+from introspect_cli.capture.labels import StepLabels
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
 
@@ -22,8 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.capture.evaluation import Evaluation, Trained
-    from introspect_cli.capture.labels import StepLabels
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recorder import Recorder
@@ -52,15 +54,44 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
         raise raised.pop(0)
 
 
-class StepClock:
-    """Says when steps begin and end.
+class Running(threading.local):
+    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[int] = []
+
+
+class Moments:
+    """What others hear of.
 
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
+        on_root: told of outermost modules that are about to run and will be recorded.
         on_begin: told when anything of a step that is recorded is about to happen.
+        on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
         on_tick: told when a step has ended.
         on_restart: told when steps are counted anew, and which one is the first, None where none is.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
+    """
+
+    def __init__(self) -> None:
+        self.on_forward: list[Callable[[nn.Module], None]] = []
+        self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_begin: list[Callable[[], None]] = []
+        self.on_after_optimizer: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[int | None], None]] = []
+        self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+
+
+class StepClock(Moments):
+    """What happens in the present step: when it begins and ends, and what it is for.
+
+    Attributes:
+        evaluation: tells evaluation from training.
+        trained: the optimizers, and what they train.
+        labels: what the script's framework calls the step.
+        running: optimizers that step now.
         ticks: steps that have ended.
         has_optimizer: whether the script has built one, so that their steps end steps.
         stepped: whether one has stepped.
@@ -69,40 +100,29 @@ class StepClock:
         passed_over: whether an evaluation ran that was not to be recorded.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        names: Names,
-        evaluation: Evaluation,
-        trained: Trained,
-        labels: StepLabels,
-        parts: FlatParts,
-    ) -> None:
+    def __init__(self, recorder: Recorder, names: Names, parts: FlatParts, guard: Guard, *, wants_eval: bool) -> None:
+        super().__init__()
         self._recorder = recorder
         self._names = names
-        self._evaluation = evaluation
-        self._trained = trained
-        self._labels = labels
         self._parts = parts
-        self.on_forward: list[Callable[[nn.Module], None]] = []
-        self.on_begin: list[Callable[[], None]] = []
-        self.on_tick: list[Callable[[], None]] = []
-        self.on_restart: list[Callable[[int | None], None]] = []
-        self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+        self.evaluation = Evaluation(recorder, wanted=wants_eval)
+        self.trained = Trained()
+        self.labels = StepLabels(guard)
+        recorder.labels = self.labels.take
+        self.running = Running()
         self.ticks = 0
-        self.has_optimizer = False
-        self.stepped = False
-        self.unseen_steps = False
-        self.left_out = False
-        self.passed_over = False
-        self._manual = False
+        self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = self.passed_over = False
+        self._manual = self._model_ran = False
         self._begun = -1
-        self._rows_at_begin = 0
-        self._forwards = 0
-        self._model_ran = False
-        self._backwards = 0
+        self._rows_at_begin = self._forwards = self._backwards = 0
         self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
         self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+
+    def root_called(self, module: nn.Module) -> None:
+        """An outermost module is about to run and will be recorded."""
+        self._names.any_module = True  # it may have its name from before
+        for listener in self.on_root:
+            listener(module)
 
     def begin(self) -> None:
         """Something of the step is about to happen; the first such moment records how the step starts."""
@@ -122,10 +142,10 @@ class StepClock:
 
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
-        evaluation = self._evaluation
-        phase = evaluation.phase(module, is_trained=self._trained.is_trained(module), first_step=not self.ticks)
+        evaluation = self.evaluation
+        phase = evaluation.phase(module, is_trained=self.trained.is_trained(module), first_step=not self.ticks)
         if phase is Phase.EVAL:
-            self.passed_over |= not self._evaluation.wanted
+            self.passed_over |= not self.evaluation.wanted
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1
@@ -143,13 +163,13 @@ class StepClock:
             tell(module)
         self.begin()
         if self._recorder.wanted:
-            self._labels.see()
+            self.labels.see()
         return phase
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
         """An outermost module of training is called where no optimizer is: it may begin a step."""
         is_model = next(parameters_in(module), None) is not None
-        ended = self._backwards if self._evaluation.has_training else self._forwards
+        ended = self._backwards if self.evaluation.has_training else self._forwards
         if ended and (is_model or not self._model_ran):
             self.auto_tick()
         self._forwards += 1
@@ -160,7 +180,7 @@ class StepClock:
     @property
     def awaits_training(self) -> bool:
         """Whether nothing has shown yet that anything is trained, so that a forward pass may be for nothing."""
-        return not (self.has_optimizer or self._evaluation.has_training)
+        return not (self.has_optimizer or self.evaluation.has_training)
 
     def forward_left(self, result: object) -> None:
         """Hear what an outermost forward gave while nothing is trained: its graph gets a mark that goes with it."""
@@ -177,7 +197,7 @@ class StepClock:
 
     def batch_asked(self) -> None:
         """A loader is asked for a batch: without an optimizer, it is that of the next step where this one is over."""
-        if not self.has_optimizer and (self._backwards if self._evaluation.has_training else self._forwards):
+        if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
             self.auto_tick()
 
     def look_for_unseen_step(self) -> None:
@@ -185,20 +205,20 @@ class StepClock:
 
         A compiled optimizer step runs no hooks; without this, the whole run would be one step.
         """
-        if not self.stepped and self._trained.written():
+        if not self.stepped and self.trained.written():
             self.unseen_steps = True
             self.auto_tick()
 
     def backward_begins(self) -> None:
         """Hear that the script starts a backward pass: something is trained, by an optimizer or by hand."""
-        if not self._evaluation.has_training:
+        if not self.evaluation.has_training:
             self._leave_out_evaluation(keep=True)
-        self._evaluation.trained()
+        self.evaluation.trained()
         if not self.has_optimizer:
             for reference in self._ran_with_gradients:
                 module = reference()
                 if module is not None:
-                    self._trained.by_hand(module)
+                    self.trained.by_hand(module)
             self._ran_with_gradients.clear()
             if self._backwards and not self._forwards:
                 self.auto_tick()  # no module runs: a step is from one backward pass to the next
@@ -206,15 +226,15 @@ class StepClock:
         self.look_for_unseen_step()
         self.begin()
         if self._recorder.wanted:
-            self._labels.see()
+            self.labels.see()
 
     def expect_optimizers(self) -> None:
         """Hear of an optimizer: from now on their steps end steps."""
         if not self.has_optimizer:
             self.has_optimizer = True
-            if not self._evaluation.has_training:
+            if not self.evaluation.has_training:
                 self._leave_out_evaluation(keep=False)
-            self._evaluation.has_training = True
+            self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
         """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
@@ -239,7 +259,7 @@ class StepClock:
             listener(kept)
         if not keep:
             self._forwards, self._model_ran = 0, False
-            self._evaluation.left_out()
+            self.evaluation.left_out()
             for tick in self.on_tick:
                 tick()
         self.left_out = True
@@ -247,17 +267,17 @@ class StepClock:
     def built(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of an optimizer that has been made."""
         self.expect_optimizers()
-        self._trained.add(optimizer)
+        self.trained.add(optimizer)
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
-        if not self._trained.has(optimizer):
+        if not self.trained.has(optimizer):
             self.built(optimizer)
-        self._trained.ask_again()
+        self.trained.ask_again()
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
-        self.has_optimizer = self._evaluation.has_training = True
+        self.has_optimizer = self.evaluation.has_training = True
 
     def finish(self) -> None:
         """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
@@ -283,7 +303,7 @@ class StepClock:
             self._forwards = self._backwards = 0
             self._model_ran = False
             self._ran_with_gradients.clear()
-            self._evaluation.ticked()
+            self.evaluation.ticked()
             self._parts.clear()
         finally:  # also where an interrupt comes for the second time: the next step begins
             step = self._recorder.step

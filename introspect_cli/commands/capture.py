@@ -284,7 +284,7 @@ def capture(
 
         return partial(run_followed, command, target, options, words)
     if last_look is not None:
-        from introspect_cli.capture.last_look import install, run_bare
+        from introspect_cli.capture.neutrality import install, run_bare
 
         mode, _, report = last_look.partition(":")
         install(Path(report))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
     """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
     from introspect_cli.capture import neutrality
-    from introspect_cli.capture.run_directory import new_run
+    from introspect_cli.capture.ranks.launchers import new_run
 
     output = options.output or new_run(target)
     _refuse_existing([output], options)
@@ -36,7 +36,7 @@ def repeat(
 ) -> int:
     """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
     from introspect_cli.capture.neutrality import run_child
-    from introspect_cli.capture.run_directory import fresh_run
+    from introspect_cli.capture.ranks.launchers import fresh_run
 
     base = options.output or fresh_run(target)
     outputs = [base.with_name(f"{base.name}-{number}") for number in range(1, times + 1)]

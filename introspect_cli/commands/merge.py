@@ -35,7 +35,7 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
     from introspect_cli.texts import count
 
     if whole:
-        from introspect_cli.store.reduce import reduce_run
+        from introspect_cli.store.merge import reduce_run
 
         if len(runs) > 1:
             raise UsageError("--whole takes one run: merge those of several machines first")

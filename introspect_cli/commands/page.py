@@ -133,7 +133,7 @@ def _facts(run: Run) -> tuple[tuple[str, str], ...]:
         "exception": manifest.get("exception", ""),
         "started": manifest.get("started", ""),
         "ended": manifest.get("ended", ""),
-        "steps": max((len(run.rank(rank)) for rank in run.ranks), default=0),
+        "steps": run.steps,
         "ranks": len(run.ranks),
         "not observed": "; ".join(map(str, manifest.get("not_observed") or ())),
     }

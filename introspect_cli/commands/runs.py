@@ -76,7 +76,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.render.show_text import unseen_sentences
-    from introspect_cli.store.set_aside import remove_run
+    from introspect_cli.store.launch import remove_run
     from introspect_cli.texts import count, human_size
 
     if not keep and older_than is None:

@@ -67,8 +67,8 @@ class Compared:
         evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
         steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
         return Counts(
-            steps_a=max((len(self.a.rank(rank)) for rank in self.a.ranks), default=0),
-            steps_b=max((len(self.b.rank(rank)) for rank in self.b.ranks), default=0),
+            steps_a=self.a.steps,
+            steps_b=self.b.steps,
             steps_compared=sum(map(len, steps)),
             equal=max(agree, 0),
             not_observed=max(total["not_observed"], total["blind_both"]),

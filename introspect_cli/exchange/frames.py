@@ -15,7 +15,7 @@ from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 from introspect_cli.store.batch import absent
-from introspect_cli.store.derived import derived_stats
+from introspect_cli.store.step_reader import derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

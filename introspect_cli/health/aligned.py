@@ -17,9 +17,9 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase
 from introspect_cli.store.batch import StepBatch, fitted
-from introspect_cli.store.derived import l2_norm
-from introspect_cli.store.launch import stages_in
+from introspect_cli.store.step_reader import l2_norm
 from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole_names import stages_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

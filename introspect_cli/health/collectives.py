@@ -18,7 +18,8 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind
-from introspect_cli.store.launch import IN_FLIGHT, group_size
+from introspect_cli.store.launch import IN_FLIGHT
+from introspect_cli.store.manifests import group_size
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:

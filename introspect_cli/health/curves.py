@@ -175,24 +175,15 @@ def look(run: Run) -> Look:
     drawn = curves(tables[run.ranks[0]]) if run.ranks else ()
     last = run.last_step
     labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
-    steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
     check = check_tables(str(run.path), list(tables.values()))
-    return Look(str(run.path), run.state, steps, last, labels, _rate(run), drawn, check)
+    return Look(str(run.path), run.state, run.steps, last, labels, _rate(run), drawn, check)
 
 
 def _rate(run: Run) -> float | None:
     """Steps in a second from the start of the script to now, or to its end."""
-    began, ended = _time(run.manifest.get("started")), _time(run.manifest.get("ended"))
+    began, ended = run.time("started"), run.time("ended")
     if run.state is RunState.RUNNING:
         ended = dt.datetime.now(dt.timezone.utc)
     if began is None or ended is None or run.last_step is None or ended <= began:
         return None
     return (run.last_step + 1) / (ended - began).total_seconds()
-
-
-def _time(value: object) -> dt.datetime | None:
-    try:
-        time = dt.datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return time if time.tzinfo else None

@@ -20,7 +20,7 @@ import numpy as np
 
 from introspect_cli.health.findings import Hit
 from introspect_cli.records import Status
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from introspect_cli.health.table import STATS, Columns, Moves, NonFinite, Table
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.derived import l2_norm
+from introspect_cli.store.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ from introspect_cli.health.given import Progress
 from introspect_cli.health.outputs import Outputs
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.batch import fitted
-from introspect_cli.store.launch import group_size, rank_list
+from introspect_cli.store.manifests import group_size, rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

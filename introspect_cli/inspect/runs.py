@@ -145,24 +145,14 @@ def _opened(path: Path, run: Run, size: int) -> RunRow:
         detail = "at its first divergence (--stop)"
     elif ended == "complete" and code not in (None, 0):
         ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
-    steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-    began = _time(manifest.get("started"))
     seed = perturbed_by(manifest)
-    return RunRow(path, _command(manifest), began, steps, size, ended, detail, run.label, seed)
+    return RunRow(path, _command(manifest), run.time("started"), run.steps, size, ended, detail, run.label, seed)
 
 
 def _command(manifest: dict[str, Any]) -> str:
     argv = manifest.get("argv")
     words = argv if isinstance(argv, list) else [manifest.get("script") or ""]
     return " ".join([Path(str(words[0])).name, *map(str, words[1:])]) if words else ""
-
-
-def _time(value: object) -> dt.datetime | None:
-    try:
-        time = value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
 
 
 def parse_age(text: str) -> dt.timedelta:

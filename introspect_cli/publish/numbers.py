@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.derived import l2_norm
+from introspect_cli.store.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from introspect_cli.publish.share import ANOTHER, Share
 from introspect_cli.store import documents
 from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, Folder, reason
-from introspect_cli.store.launch import ATTEMPT_NAME, launch_of
-from introspect_cli.store.manifests import read_manifest
+from introspect_cli.store.launch import ATTEMPT_NAME
+from introspect_cli.store.manifests import launch_of, read_manifest
 from introspect_cli.store.objects import NothingThereError, Storage
 from introspect_cli.store.reader import RANK_NAME
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
 from introspect_cli.store.closed import CLOSED, RankFolder
 from introspect_cli.store.files import INDEX, LIMIT_DOCUMENT, MANIFEST, RECORDS, STREAMS, DamageError, Folder, is_locked
 from introspect_cli.store.format import ENTRY, HEADER, LIMIT_INDEX
 from introspect_cli.store.index import Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS
-from introspect_cli.store.objects import NothingThereError
+from introspect_cli.store.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError, digest_of
 from introspect_cli.store.pack import files_of
 from introspect_cli.store.reader import RANK_NAME
 from introspect_cli.store.remote import catalogues

@@ -8,7 +8,6 @@ finds the smallest set. What does not run answers neither question.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +146,8 @@ def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, 
 
 
 def _began(run: Run) -> float | None:
-    try:
-        return dt.datetime.fromisoformat(str(run.manifest.get("started"))).timestamp()
-    except ValueError:
-        return None
+    started = run.time("started")
+    return None if started is None else started.timestamp()
 
 
 @dataclass

@@ -8,7 +8,6 @@ options, variables, packages, the files beside git's), so what was asked before 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
 import json
 import os
@@ -40,9 +39,9 @@ from introspect_cli.rerun.trees import (
 from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of, or_nothing
 from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
 from introspect_cli.store.files import RUNS
+from introspect_cli.store.launch import remove_run
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.set_aside import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 from introspect_cli.version import __version__
@@ -239,8 +238,8 @@ class _Captures:
         here, place = Path(os.path.realpath(Path.cwd())), self.base / PLACE
         links = [here / path for path in self.asked.links]
         with open_run(kept) as run:
-            files, started = run.settings.get("files"), run.manifest.get("started")
-        began = dt.datetime.fromisoformat(str(started)).timestamp()
+            files, started = run.settings.get("files"), run.time("started")
+        began = 0.0 if started is None else started.timestamp()
         for name, about in (files if isinstance(files, dict) else {}).items():
             path = self.user.root / Path(name).expanduser()
             if path.is_relative_to(place):

@@ -8,7 +8,6 @@ a question that was answered before is answered from disk.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import shutil
 import signal
@@ -160,18 +159,14 @@ def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
     Nothing where it cannot pay: to compare while a script runs takes a second or two to begin.
     """
     with open_run(reference) as run:
-        steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-        pays = took(run) * min((until_step + 1) / max(steps, 1), 1.0) >= LONG
+        pays = took(run) * min((until_step + 1) / max(run.steps, 1), 1.0) >= LONG
     return ("--against", from_anywhere(reference), "--stop") if pays else ()
 
 
 def took(run: Run) -> float:
     """Seconds that a run took; 0 where it does not say."""
-    try:
-        began, ended = (dt.datetime.fromisoformat(str(run.manifest.get(name))) for name in ("started", "ended"))
-        return (ended - began).total_seconds()
-    except (TypeError, ValueError):  # there is none, or one is of a zone and the other is not
-        return 0.0
+    began, ended = run.time("started"), run.time("ended")
+    return 0.0 if began is None or ended is None else (ended - began).total_seconds()
 
 
 def logged(
@@ -219,7 +214,7 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
     """What can be read of a run, and how it ended; as its script did, where nothing can."""
     try:
         with open_run(run) as opened:
-            steps = max((len(opened.rank(rank)) for rank in opened.ranks), default=0)
+            steps = opened.steps
             return opened.state, Rerun(run, end_of(opened).exit_code, steps)
     except StoreError:
         return None, Rerun(run, exit_code, 0)

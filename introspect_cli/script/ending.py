@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 if TYPE_CHECKING:
     from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
+"""The directory of this package, as the names of its code's files begin."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     entry = error.__traceback__
     while entry is not None and len(frames) < _MOST_FRAMES:
         code = entry.tb_frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(PACKAGE):
             frames.append((code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
@@ -107,7 +108,7 @@ def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    kept = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    kept = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(PACKAGE)]
     if len(kept) == len(entries):
         return head
     rest: TracebackType | None = None

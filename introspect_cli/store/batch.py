@@ -232,15 +232,15 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
         place[order] = np.arange(ends[-1])
 
     def column(values: Sequence[Array | None]) -> Any:
-        known = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
-        if len(known) < len(values):
+        kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
+        if len(kept) < len(values):
             return None
-        together = known[0] if len(known) == 1 else np.concatenate(known)
+        together = kept[0] if len(kept) == 1 else np.concatenate(kept)
         return together if order is None else together[order]
 
     def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        shared = [name for name in columns[0] if all(name in own for own in columns)]
-        return {name: column([own[name] for own in columns]) for name in shared}
+        shared = [name for name in columns[0] if all(name in each for each in columns)]
+        return {name: column([each[name] for each in columns]) for name in shared}
 
     texts, samples = dict[int, str](), dict[int, int]()
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import digest_of
 from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, SETTINGS, SHARED, DamageError, Folder
 from introspect_cli.store.handles import Handle, take_lock
+from introspect_cli.store.objects import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -291,12 +291,12 @@ def _kept_once(shared: Folder, path: str, data: bytes, *, alone: bool) -> str:
 def _write(rank: Folder, files: dict[str, bytes], named: dict[str, str]) -> None:
     """Write `closed.bin`, to the disk, since what it stands for may have been there for long."""
     table: dict[str, Any] = {}
-    own, at = [], 0
+    rest, at = [], 0
     for name, data in files.items():
         table[name] = named[name] or [at, len(data)]
         if not named[name]:
-            own.append(data)
+            rest.append(data)
             at += len(data)
     text = json.dumps(table, separators=(",", ":")).encode()
     header = _HEADER.pack(_MAGIC, FORMAT, zlib.crc32(text), len(text))
-    rank.replace(CLOSED, [header, text, *own], _MODE, durable=True)
+    rank.replace(CLOSED, [header, text, *rest], _MODE, durable=True)

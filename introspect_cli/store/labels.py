@@ -78,14 +78,12 @@ def write_label(path: str | Path, text: str) -> None:
     """Write what a person says of the run at `path`; no text removes it."""
     if is_remote(path):
         raise StoreError(f"cannot label {path}: label the run where it was recorded, and publish it again")
-    folder = open_store(path)
-    try:
-        if text:
-            folder.replace(LABEL, [text.encode()], 0o644)
-        else:
-            with suppress(FileNotFoundError):
-                os.unlink(LABEL, dir_fd=folder.fd)
-    except OSError as error:
-        raise StoreError(f"cannot label {path}: {reason(error)}") from None
-    finally:
-        folder.close()
+    with open_store(path) as folder:
+        try:
+            if text:
+                folder.replace(LABEL, [text.encode()], 0o644)
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(LABEL, dir_fd=folder.fd)
+        except OSError as error:
+            raise StoreError(f"cannot label {path}: {reason(error)}") from None

@@ -1,9 +1,15 @@
-"""What a run says of itself: its manifest, those of its ranks, its settings; and which of several directories it is."""
+"""What a run says of itself: its manifest, those of its ranks, its settings; and which of several directories it is.
+
+Of a run that several processes wrote, each rank says how it ended and what it saw, and the run is what all of them say.
+It is complete where every rank is, and a rank that was started and left nothing is told of, since silence would pass
+for agreement.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from introspect_cli.store import documents
@@ -19,7 +25,8 @@ from introspect_cli.store.files import (
     is_locked,
 )
 from introspect_cli.store.index import newer_format
-from introspect_cli.store.launch import ATTEMPT_NAME, launch_of
+from introspect_cli.store.launch import ATTEMPT_NAME
+from introspect_cli.texts import count
 
 SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
@@ -132,3 +139,146 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     documents.check(data, MANIFEST, manifest.get("id"), path)
     plain = documents.harmless(manifest)
     return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}
+
+
+# --- what the ranks say together
+
+_LISTS = ("not_observed", "notes", "failures", "children")
+_MAX_WORLD = 65536
+_SHOWN = 8
+
+
+def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a run's manifest says of its launch; None for a run that one process wrote."""
+    launch = manifest.get("launch")
+    return launch if isinstance(launch, Mapping) else None
+
+
+def world_size(manifest: Mapping[str, Any]) -> int:
+    """How many ranks were started; 0 where the manifest does not say."""
+    launch = launch_of(manifest)
+    size = launch.get("world_size") if launch is not None else None
+    return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
+
+
+def merged(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
+    if not ranks:
+        return {**launch_manifest, "status": "running"}
+    first = ranks[min(ranks)]
+    every = list(ranks.values())
+    out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
+    for name in ("rank", "local_rank", "host"):
+        out.pop(name, None)
+    complete = len(ranks) >= out["world_size"] and all(manifest.get("status") == "complete" for manifest in every)
+    out["status"] = "complete" if complete else next((s for s in _statuses(every) if s != "complete"), "interrupted")
+    for name in _LISTS:
+        if any(name in manifest for manifest in every):
+            out[name] = _together(name, ranks)
+    steps = [manifest["steps"] for manifest in every if type(manifest.get("steps")) is int]
+    if steps:
+        out["steps"] = min(steps)
+    failed = next((n for n, manifest in sorted(ranks.items()) if manifest.get("exit_code") not in (None, 0)), None)
+    if failed is not None:
+        out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
+    return out
+
+
+def _statuses(manifests: list[Mapping[str, Any]]) -> list[str]:
+    return [str(manifest.get("status")) for manifest in manifests]
+
+
+def _together(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """What the ranks list, each entry once; of what only some say, which."""
+    sayers: dict[str, list[int]] = {}
+    entries: dict[str, Any] = {}
+    for number, manifest in sorted(ranks.items()):
+        listed = manifest.get(name)
+        for entry in listed if isinstance(listed, list) else ():
+            sayers.setdefault(repr(entry), []).append(number)
+            entries[repr(entry)] = entry
+    return [
+        f"{entry} ({rank_list(sayers[key])})" if isinstance(entry, str) and len(sayers[key]) < len(ranks) else entry
+        for key, entry in entries.items()
+    ]
+
+
+def group_label(ranks: list[int]) -> str:
+    """What a group of ranks is called: `ranks 0-3`, `ranks 0,2,4`, `ranks 0-4094/2`."""
+    if not ranks:
+        return "no ranks"
+    steps = {two - one for one, two in itertools.pairwise(ranks)}
+    if len(ranks) > 2 and len(steps) == 1 and min(steps) > 0:
+        stride = min(steps)
+        return f"ranks {ranks[0]}-{ranks[-1]}{f'/{stride}' if stride > 1 else ''}"
+    shown = ",".join(map(str, ranks[:_SHOWN]))
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f",... ({len(ranks)})" if len(ranks) > _SHOWN else "")
+
+
+def group_size(label: str) -> int | None:
+    """How many ranks a group of that name has; None where the name does not tell."""
+    match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
+    if match is None:
+        return None
+    first, last, stride, more, all_ = match.groups()
+    if last is not None:
+        return (int(last) - int(first)) // int(stride or 1) + 1 if int(stride or 1) else None
+    return int(all_) if all_ else 1 + (more or "").count(",")
+
+
+def rank_list(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 1, 2`."""
+    shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def endings(
+    size: int,
+    last: Mapping[int, int | None],
+    ended: Mapping[int, bool],
+    left_out: Collection[int] = (),
+    unfinished: Collection[int] | None = None,
+) -> list[str]:
+    """Sentences on ranks that left nothing, or that ended before the others.
+
+    Args:
+        size: how many ranks there are.
+        last: the last step of each that is there.
+        ended: whether each ended by itself.
+        left_out: those that were to record nothing.
+        unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
+    """
+    out = []
+    left = "left" if unfinished is None else "sent"
+    absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
+    if absent:
+        out.append(f"{rank_list(absent)} of {size} {left} nothing".replace("rank", "Rank", 1))
+    silent = [rank for rank, step in last.items() if step is None]
+    if silent:
+        out.append(f"{rank_list(silent)} of {size} {left} no step".replace("rank", "Rank", 1))
+    ended_with = {rank: step for rank, step in last.items() if step is not None}
+    latest = max(ended_with.values(), default=-1)
+    by_step: dict[int, list[int]] = {}
+    for rank, step in ended_with.items():
+        if step < latest or not ended[rank]:
+            by_step.setdefault(step, []).append(rank)
+    for step, ranks in sorted(by_step.items()):
+        unsent = [rank for rank in ranks if rank in (unfinished or ())]
+        if unsent:
+            out.append(
+                f"What {rank_list(unsent)} of {size} sent ends with step {step}: its last pieces may be missing, and "
+                "more may lie where it was recorded"
+            )
+        cut = [rank for rank in ranks if not ended[rank] and rank not in unsent]
+        if cut:
+            was = "was" if len(cut) == 1 else "were"
+            out.append(f"{rank_list(cut)} of {size} {was} cut off after step {step}".replace("rank", "Rank", 1))
+        whole = [rank for rank in ranks if ended[rank]]
+        if whole:
+            others = count(latest - step, "step")
+            out.append(
+                f"{rank_list(whole)} of {size} ended with step {step}, {others} before the others".replace(
+                    "rank", "Rank", 1
+                )
+            )
+    return out

@@ -1,7 +1,11 @@
-"""The ranks of one launch, recorded on disks that the machines do not share, put together into one run.
+"""Runs made of runs: the ranks of one launch copied together, or put together, as they would be had one process run.
 
-Every machine has a run of its own with the ranks that ran there, all under one id. Their files are copied as they are
-into a new directory, which gets its name when it is whole.
+Every machine may have a run of its own with the ranks that ran there, all under one id. Their files are copied as they
+are into a new directory, which gets its name when it is whole.
+
+Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
+layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
+one another in nothing, so stretches of them are put together wherever there is a processor; see `spread`.
 """
 
 from __future__ import annotations
@@ -10,18 +14,30 @@ import re
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from introspect_cli.errors import StoreError
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import MANIFEST, reason
-from introspect_cli.store.launch import launch_of
-from introspect_cli.store.manifests import read_manifest
-from introspect_cli.store.pack import files_of, local, open_store
+from introspect_cli.store.manifests import launch_of, read_manifest
+from introspect_cli.store.pack import files_of, from_anywhere, local, open_store
 from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.spread import carried_out, stretches
+from introspect_cli.store.whole import WholeReader, as_one
+from introspect_cli.store.writer import StoreWriter
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from introspect_cli.store.reader import Run
+    from introspect_cli.store.spread import Work
+
 
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
 
@@ -118,3 +134,107 @@ def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source:
     first_id, first = ids.setdefault(attempt, (run_id, path))
     if first_id != run_id:
         raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")
+
+
+_OF_RANKS = (
+    "id",
+    "format",
+    "launch",
+    "world_size",
+    "rank",
+    "local_rank",
+    "host",
+    "pipeline",
+    "groups",
+    "meshes",
+    "left_out",
+)
+"""What a manifest says of ranks, which a run of wholes has none of."""
+
+
+def reduce_run(
+    source: str | Path,
+    out: Path,
+    work: Work,
+    *,
+    texts: bool = True,
+) -> int:
+    """Write a run of the wholes of a run of several ranks.
+
+    Args:
+        source: the run.
+        out: the directory of the run to make, which must not exist.
+        work: runs tasks, see above.
+        texts: whether the text of source files goes with it.
+
+    Returns:
+        how many steps it has.
+
+    Raises:
+        StoreError: the source is of one process, is still being written or is damaged; or `out` exists, or cannot be
+            written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    place = from_anywhere(source)
+    with open_run(source) as run:
+        if run.whole_of:
+            raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
+        if run.world_size < 2 or not run.ranks:
+            raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
+            steps = _write(run, place, store, work, texts=texts)
+    return steps
+
+
+def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+    reader = _all(run)
+    steps = reader.steps_of_all.tolist()
+    done = carried_out(stretches(reader, place, range(len(steps)), {}), work, reader.names.layout_number)
+    some = next(done, None)
+    on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
+    writer = store.rank(
+        0,
+        stats=some is not None and bool(some.counts),
+        sketch=some is not None and some.sketch is not None,
+        sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
+        samples=any(rank.has_samples for rank in reader.readers),
+        whole=True,
+    )
+    for number in range(len(reader.sites)):
+        writer.site(*reader.sites[number])
+    writer.modules(reader.module_rows)
+    for step, batch in zip(steps, chain([] if some is None else [some], done), strict=True):
+        numbers = np.array([writer.layout(layout) for layout in reader.layouts] or [0], np.uint32)
+        writer.append(step, replace(batch, layout=numbers[batch.layout]), reader.labels.get(step))
+    for name, value in run.settings.items():
+        store.write_settings(name, value)
+    for digest in run.kept_sources if texts else ():
+        data = run.source(digest)
+        if data is not None:
+            store.save_source(digest, data)
+    store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
+    return len(steps)
+
+
+def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
+    """What the run of wholes says of itself."""
+    said = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
+    size = count(run.world_size, "rank")
+    lost = f"what differs between its {size}, which are one here"
+    return {
+        **said,
+        "status": "complete",
+        "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
+        "not_observed": [*said.get("not_observed", ()), lost],
+        "notes": [*said.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
+    }
+
+
+def _all(run: Run) -> WholeReader:
+    """All ranks of a run as one."""
+    reader = as_one(run)
+    assert isinstance(reader, WholeReader)  # of several ranks
+    return reader

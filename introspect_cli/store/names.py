@@ -1,7 +1,7 @@
 """What is written once and named by number after: sites, layouts and modules.
 
-Each is a stream of rows. The writer hands out numbers and encodes the rows not yet written; the reader takes a whole
-stream as columns, and what it gives of them is harmless: a name comes from somebody's script, or from somebody.
+Each is a stream of rows. The writer hands out numbers and encodes the rows not yet written; see `name_tables` for the
+reader.
 """
 
 from __future__ import annotations
@@ -10,29 +10,20 @@ import threading
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Layout, ModuleInfo, Part, Site, SiteInfo
-from introspect_cli.store.arrow import Malformed, Schema, encode_batch, schema_message
-from introspect_cli.store.columns import ColumnData, Lists, Texts, integer_lists, joined, storable, text_lists, texts
-from introspect_cli.store.files import DamageError
-from introspect_cli.store.format import LIMIT_NAME, LIMIT_NAMES
+from introspect_cli.store.arrow import Schema, encode_batch, schema_message
+from introspect_cli.store.columns import ColumnData, integer_lists, storable, text_lists, texts
+from introspect_cli.store.format import LIMIT_NAMES
 
 if TYPE_CHECKING:
-    from introspect_cli.store.arrow_decoder import Batch, Decoder
+    from introspect_cli.records import Layout, ModuleInfo, Part, Site, SiteInfo
 
 Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]
-
-_MAX_DIMS = 1024
-_MAX_ELEMENTS = (1 << 63) - 1
-
-
-# --- writing
 
 
 class Stream(NamedTuple):
@@ -152,21 +143,6 @@ def _flat(part: Part | None) -> list[int]:
     return out
 
 
-def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) -> Part | None:
-    """The part that a row of layouts names."""
-    if not source:
-        return None
-    dims, at = [], 0
-    while at < len(flat):
-        length = flat[at]
-        numbers = flat[at + 1 : at + 1 + 2 * length]
-        if min(flat) < 0 or len(numbers) < 2 * length:
-            raise DamageError(path, "a part of a tensor has ranges that cannot be")
-        dims.append(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
-        at += 1 + 2 * length
-    return Part(tuple(dims), owed, owing, source)
-
-
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
     """The columns of modules."""
     return {
@@ -181,93 +157,3 @@ def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
         "step": np.array([row.step for row in rows], np.int64),
         "variable": texts([row.variable for row in rows]),
     }
-
-
-# --- reading
-
-
-def decode_names(data: bytes, decoder: Decoder, count: int, path: str) -> dict[str, ColumnData]:
-    """The columns of a whole stream of `count` rows."""
-    schema = decoder.schema
-    first = schema_message(schema)
-    if data[: len(first)] != first:
-        raise DamageError(path, "its columns are not those that its index names")
-    batches: list[Batch] = []
-    rest = memoryview(data)[len(first) :]
-    try:
-        while rest:
-            batches.append(decoder.decode(rest))
-            rest = rest[batches[-1].length :]
-    except Malformed as error:
-        raise DamageError(path, str(error)) from None
-    if sum(batch.rows for batch in batches) != count:
-        raise DamageError(path, "it holds another number of names than the index counts")
-    if not batches:
-        return no_rows(schema)
-    return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
-
-
-def no_rows(schema: Schema) -> dict[str, ColumnData]:
-    """The columns of a stream that holds nothing."""
-    none = np.zeros(1, np.int32)
-
-    def empty(kind: str) -> ColumnData:
-        if kind == "utf8":
-            return Texts(none, b"")
-        if kind.startswith("list<"):
-            inside = empty(kind[5:-1])
-            assert not isinstance(inside, Lists)
-            return Lists(none, inside)
-        return np.zeros(0, kind)
-
-    return {c.name: np.zeros((0, c.width)) if c.type == "vector" else empty(c.type) for c in schema}
-
-
-def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
-    """All layouts, by number."""
-    shapes = columns["shape"]
-    assert isinstance(shapes, Lists)
-    if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
-        raise DamageError(path, "a shape has more dimensions than a tensor can have")
-    if len(shapes.values) and np.asarray(shapes.values).min() < 0:
-        raise DamageError(path, "a shape has a negative size")
-    names = [plain_values(columns[name]) for name in ("dtype", "device", "strides")]
-    columns_of_parts = [plain_values(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
-    parts = [
-        _part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*columns_of_parts, strict=True)
-    ]
-    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
-    if any(_too_many(layout.shape) for layout in layouts):
-        raise DamageError(path, "a shape has more elements than a tensor can have")
-    return layouts
-
-
-def _too_many(shape: tuple[int, ...]) -> bool:
-    elements = 1
-    for size in shape if 0 not in shape else ():
-        elements *= size
-        if elements > _MAX_ELEMENTS:
-            return True
-    return False
-
-
-def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found."""
-    plain = {name: plain_values(column) for name, column in columns.items()}
-    names, values = plain["attribute_names"], plain["attribute_values"]
-    if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
-        raise DamageError(path, "a module has another number of attributes than of values")
-    attributes = [tuple(zip(keys, other, strict=True)) for keys, other in zip(names, values, strict=True)]
-    every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
-    rows = zip(*(plain[name] for name in every), attributes, plain["step"], plain["variable"], strict=True)
-    return [ModuleInfo(*row) for row in rows]
-
-
-def plain_values(column: ColumnData) -> list[Any]:
-    """The values of a column, texts made harmless."""
-    if isinstance(column, Texts):
-        return column.harmless(LIMIT_NAME).tolist()
-    if isinstance(column, Lists) and isinstance(column.values, Texts):
-        values, offsets = column.values.harmless(LIMIT_NAME).tolist(), column.offsets.tolist()
-        return [tuple(values[start:end]) for start, end in pairwise(offsets)]
-    return list(column.tolist())

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.catalogue import CATALOGUE, INLINE, Catalogue, Extent, digest_of
 from introspect_cli.store.files import DamageError
 from introspect_cli.store.handles import Handle
-from introspect_cli.store.objects import NothingThereError, Storage
+from introspect_cli.store.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError, Storage, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

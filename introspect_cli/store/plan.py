@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Kind, Status
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -24,11 +24,9 @@ from introspect_cli.store.format import LIMIT_INDEX, SAMPLES
 from introspect_cli.store.index import EMPTY, Entries, Index, parse_index, records_name
 from introspect_cli.store.labels import LABELS, LIMIT_LABELS
 from introspect_cli.store.labels import decode as decode_labels
-from introspect_cli.store.name_tables import NameTables
-from introspect_cli.store.names import layouts_of, modules_of
+from introspect_cli.store.name_tables import NameTables, SiteTable, layouts_of, modules_of
 from introspect_cli.store.pieces import RemoteFile, fetch
 from introspect_cli.store.remote import RemoteFolder
-from introspect_cli.store.site_table import SiteTable
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.totals import decode as decode_totals

@@ -28,12 +28,21 @@ from introspect_cli.store.files import (
     reason,
     unreadable,
 )
-from introspect_cli.store.launch import endings, launch_of, merged, world_size
-from introspect_cli.store.manifests import Settings, last_attempt, only_launch, read_manifest, read_rank_manifests
+from introspect_cli.store.manifests import (
+    Settings,
+    endings,
+    last_attempt,
+    launch_of,
+    merged,
+    only_launch,
+    read_manifest,
+    read_rank_manifests,
+    world_size,
+)
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader, Shared
-from introspect_cli.store.source_files import kept_in, read_from
+from introspect_cli.store.sources import kept_in, read_from
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
@@ -118,6 +127,19 @@ class Run:
     def last_step(self) -> int | None:
         """Number of the last step that every rank has whole; None where there is none."""
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many steps the rank with the most of them has."""
+        return max(map(len, self._ranks.values()), default=0)
+
+    def time(self, name: str) -> dt.datetime | None:
+        """When the run `started` or `ended`, as its manifest says; None where it does not."""
+        try:
+            time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
 
     @cached_property
     def left_out(self) -> frozenset[int]:

@@ -11,10 +11,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.catalogue import CATALOGUE, INLINE, LIMIT, Catalogue, Extent, decode
 from introspect_cli.store.files import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder
 from introspect_cli.store.handles import Handle
-from introspect_cli.store.objects import NothingThereError, Storage, below
+from introspect_cli.store.objects import (
+    CATALOGUE,
+    INLINE,
+    LIMIT,
+    Catalogue,
+    Extent,
+    NothingThereError,
+    Storage,
+    below,
+    decode_catalogue,
+)
 from introspect_cli.store.pieces import RemoteFile, Sent
 
 if TYPE_CHECKING:
@@ -59,8 +68,8 @@ class RemoteFolder(Folder):
     @property
     def size_elsewhere(self) -> int:
         """Bytes of the files whose catalogue was read."""
-        own = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
-        return own + sum(rank.size_elsewhere for rank in self._ranks.values())
+        here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
+        return here + sum(rank.size_elsewhere for rank in self._ranks.values())
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
@@ -76,9 +85,9 @@ class RemoteFolder(Folder):
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
             self._waiting.discard(name)
             self._ranks[name] = _folder(self._storage, place, catalogue)
-        known = [rank.sent for _, rank in sorted(self._ranks.items()) if rank.sent is not None]
-        for sent in known:
-            sent.others = known
+        ranks = [rank.sent for _, rank in sorted(self._ranks.items()) if rank.sent is not None]
+        for sent in ranks:
+            sent.others = ranks
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one."""
@@ -186,9 +195,9 @@ def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
 
     One that fails its check may be about to be replaced, where storage does not replace an object at once.
     """
-    found: dict[str, Catalogue | None] = {}
+    read: dict[str, Catalogue | None] = {}
     for again in range(_TORN):
-        left = [place for place in places if place not in found]
+        left = [place for place in places if place not in read]
         if not left:
             break
         if again:
@@ -196,16 +205,16 @@ def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
         names = [below(place, CATALOGUE) for place in left]
         for place, name, data in zip(left, names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
             if isinstance(data, NothingThereError):
-                found[place] = None
+                read[place] = None
             elif isinstance(data, StoreError):
                 raise data
             else:
                 try:
-                    found[place] = decode(data, f"{storage.url}/{name}", NAMES)
+                    read[place] = decode_catalogue(data, f"{storage.url}/{name}", NAMES)
                 except DamageError:
                     if again == _TORN - 1:
                         raise
-    return [found[place] for place in places]
+    return [read[place] for place in places]
 
 
 def copy_of(folder: RemoteFolder, target: Path) -> None:

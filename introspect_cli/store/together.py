@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
 from introspect_cli.store.combined import NONFINITE, Adding, CombinedStep
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.store.plan import UNPLACED, Plan, any_of, planned, starts_of
 from introspect_cli.store.ranked import batched_layout, whole_layout
 from introspect_cli.sums import MASK

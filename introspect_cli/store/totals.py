@@ -214,7 +214,7 @@ def decode(data: bytes, entries: Entries, path: str) -> Totals:
     row_of = {step: row for row, step in enumerate(entries["step"].tolist())}
     digests = entries["digest"].tobytes()
     numbers: dict[bytes, int] = {}
-    found: list[tuple[int, bytes]] = [(-1, b"")] * len(entries)
+    frames: list[tuple[int, bytes]] = [(-1, b"")] * len(entries)
     number, shares, at = -1, 0, 0
     while at + _FRAME.size <= len(data):
         what, count, crc, _ = _FRAME.unpack_from(data, at)
@@ -233,13 +233,13 @@ def decode(data: bytes, entries: Entries, path: str) -> Totals:
         step, digest = _OF_STEP.unpack_from(body)
         row = row_of.get(step)
         if row is not None and count == shares and number >= 0 and digests[16 * row : 16 * row + 16] == digest:
-            found[row] = number, body[_OF_STEP.size :]
-    form = np.array([of for of, _ in found], np.int64)
+            frames[row] = number, body[_OF_STEP.size :]
+    form = np.array([of for of, _ in frames], np.int64)
     place, totals = np.zeros(len(entries), np.int64), []
     forms = [np.frombuffer(body, SHARE) for body in numbers]
     for of, table in enumerate(forms):
         rows = np.flatnonzero(form == of)
         place[rows] = np.arange(len(rows))
-        joined = b"".join(found[row][1] for row in rows.tolist())
+        joined = b"".join(frames[row][1] for row in rows.tolist())
         totals.append(np.frombuffer(joined, "<u8").reshape(len(rows), len(table), 2))
     return Totals(forms, form, place, totals)

@@ -7,6 +7,7 @@ wrong becomes a finding instead of an error.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,12 +34,12 @@ from introspect_cli.store.files import (
     reason,
 )
 from introspect_cli.store.index import step_digest
-from introspect_cli.store.launch import ATTEMPT_NAME, launch_of, merged
-from introspect_cli.store.manifests import SETTINGS_NAME, read_manifest, read_rank_manifests
+from introspect_cli.store.launch import ATTEMPT_NAME
+from introspect_cli.store.manifests import SETTINGS_NAME, launch_of, merged, read_manifest, read_rank_manifests
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.rank_reader import RankReader
 from introspect_cli.store.reader import RANK_NAME, RunState, last_common_step, run_state
-from introspect_cli.store.source_files import SOURCE_NAME, decode
+from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,10 +128,11 @@ class _Check:
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
         for place in places:
-            self._settings(place, manifest.get("id"))
-            self._stored_tensors(place)
-            self._sources(place)
-        self._shared()
+            check = functools.partial(_checked_document, manifest.get("id"))
+            self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
+            self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _checked_tensor)
+            self._each(place, SOURCES, SOURCE_NAME, decode)
+        self._each(self._folder, SHARED, SHARED_NAME, _checked_shared)
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -213,35 +215,15 @@ class _Check:
         reader.close()
         return reader
 
-    def _settings(self, place: Folder, run_id: object) -> None:
-        for folder, name in self._inside(place, SETTINGS):
-            if not SETTINGS_NAME.fullmatch(name):
-                if not _TEMPORARY.fullmatch(name):
-                    self._note(f"{folder.path}: {name!a} is not part of a run")
-                continue
-            self._documents += self._try(_checked_document, folder, name, run_id) or 0
-
-    def _stored_tensors(self, place: Folder) -> None:
-        for folder, name in self._inside(place, TENSORS):
-            if not _TENSOR_NAME.fullmatch(name):
-                if not _TEMPORARY.fullmatch(name):
-                    self._note(f"{folder.path}: {name!a} is not part of a run")
-                continue
-            self._tensors += self._try(_checked_tensor, folder, name) or 0
-
-    def _sources(self, place: Folder) -> None:
-        for folder, name in self._inside(place, SOURCES):
-            if SOURCE_NAME.fullmatch(name):
-                self._try(lambda f=folder, n=name: decode(f, n))
-            elif not _TEMPORARY.fullmatch(name):
-                self._note(f"{folder.path}: {name!a} is not part of a run")
-
-    def _shared(self) -> None:
-        for folder, name in self._inside(self._folder, SHARED):
-            if SHARED_NAME.fullmatch(name):
-                self._try(_checked_shared, folder, name)
-            elif not _TEMPORARY.fullmatch(name):
-                self._note(f"{folder.path}: {name!a} is not part of a run")
+    def _each(self, place: Folder, name: str, pattern: re.Pattern[str], check: Callable[[Folder, str], object]) -> int:
+        """How many files of a directory are sound; what is not one of its files is found."""
+        sound = 0
+        for folder, file in self._inside(place, name):
+            if pattern.fullmatch(file):
+                sound += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+            elif not _TEMPORARY.fullmatch(file):
+                self._note(f"{folder.path}: {file!a} is not part of a run")
+        return sound
 
     def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
         folder = self._try(place.folder, name)
@@ -271,11 +253,10 @@ def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | Non
     return len(batch)
 
 
-def _checked_document(folder: Folder, name: str, run_id: object) -> int:
+def _checked_document(run_id: object, folder: Folder, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
-    return 1
 
 
 def _checked_shared(folder: Folder, name: str) -> None:
@@ -283,7 +264,6 @@ def _checked_shared(folder: Folder, name: str) -> None:
         raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
 
 
-def _checked_tensor(folder: Folder, name: str) -> int:
+def _checked_tensor(folder: Folder, name: str) -> None:
     with folder.file(name) as handle:
         tensorfile.check(handle, int(name[:16], 16))
-    return 1

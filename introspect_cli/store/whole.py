@@ -20,13 +20,12 @@ from introspect_cli.records import Kind, Layout, ModuleInfo, Status
 from introspect_cli.store.batch import rows_of
 from introspect_cli.store.combined import joined
 from introspect_cli.store.format import ENTRY
-from introspect_cli.store.launch import stages_in
 from introspect_cli.store.rank_reader import RankReader, read_rows
 from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
 from introspect_cli.store.whole_digest import Sample, digests
-from introspect_cli.store.whole_names import StoredNames, WholeNames
+from introspect_cli.store.whole_names import StoredNames, WholeNames, stages_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
-    from introspect_cli.store.launch import Stages
+    from introspect_cli.store.name_tables import SiteTable
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.site_table import SiteTable
+    from introspect_cli.store.whole_names import Stages
 
     Array = NDArray[Any]
 

@@ -62,7 +62,7 @@ def digests(
     """
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
-    form = np.stack([each.form[own] for each, own in zip(totals, rows, strict=True)])
+    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
     there = np.flatnonzero((form >= 0).all(axis=0))
     if not len(there):
         return out, groups
@@ -78,8 +78,8 @@ def digests(
         blind = np.sort(np.concatenate([each.blind for each in slices if each is not None]))
         heads = sum(each.lanes for each in slices if each is not None)
         values = [
-            each.totals[of][each.place[own[steps]]]
-            for each, own, of in zip(totals, rows, every[:, which].tolist(), strict=True)
+            each.totals[of][each.place[of_rank[steps]]]
+            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
         ]
         added, whole = _added(shares, values)
         for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
@@ -98,9 +98,9 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
     steps = len(values[0])
     lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
     first: dict[bytes, Array] = {}
-    for own, totals in zip(shares, values, strict=True):
+    for of_rank, totals in zip(shares, values, strict=True):
         for number, (share, kind, place) in enumerate(
-            zip(own, own["kind"].tolist(), own["place"].tolist(), strict=True)
+            zip(of_rank, of_rank["kind"].tolist(), of_rank["place"].tolist(), strict=True)
         ):
             total = totals[:, number]
             if kind == MIXED:
@@ -163,16 +163,16 @@ def _share_of(sample: Sample, rows: Array, shares: Sequence[Array]) -> Array:
     by_rank = [
         {
             (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
-            for share, kind, place in zip(own, own["kind"], own["place"], strict=True)
+            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["place"], strict=True)
         }
-        for own in shares
+        for of_rank in shares
     ]
     out = np.full(len(rows), -1, np.int64)
-    known = np.flatnonzero(adds_up)
-    every = np.stack([rank[known].astype(np.uint64), kind[known].astype(np.uint64), place[known]])
+    placed = np.flatnonzero(adds_up)
+    every = np.stack([rank[placed].astype(np.uint64), kind[placed].astype(np.uint64), place[placed]])
     different, which = np.unique(every, axis=1, return_inverse=True)
     named = [by_rank[r].get((k, p), -2) for r, k, p in different.T.tolist()]
-    out[known] = np.array(named, np.int64)[which.reshape(-1)]
+    out[placed] = np.array(named, np.int64)[which.reshape(-1)]
     return out
 
 

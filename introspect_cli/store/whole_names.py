@@ -6,16 +6,16 @@ another layout.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, ModuleInfo, Phase
+from introspect_cli.store.name_tables import SiteTable
 from introspect_cli.store.names import encode_sites
 from introspect_cli.store.ranked import whole_layout
-from introspect_cli.store.site_table import SiteTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Part, Site, SiteInfo
-    from introspect_cli.store.launch import Stages
     from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.ranked import RankedStep
 
@@ -37,6 +36,64 @@ _FLOWING = frozenset(
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
 _VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a pipeline that a rank ran, and what their modules are called in the whole model.
+
+    The stages of one process are modules of one class, so all but the first have a number in their names: `GPT#2`. They
+    are pieces of one model, whose layers have the names that they have in it.
+
+    Attributes:
+        last: number of one of them, which counts where a root is not known.
+        of: how many the pipeline has.
+        roots: numbers by the names of the stages' modules.
+    """
+
+    last: int
+    of: int
+    roots: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def _by_root(self) -> dict[str, int]:
+        return dict(self.roots)
+
+    def stage(self, root: str) -> int:
+        """The stage of a root module."""
+        return self._by_root.get(root, self.last)
+
+    def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
+        """What a module, parameter or buffer of the rank is called in the whole model.
+
+        Args:
+            fqn: its name in the rank.
+            distinct: roots whose stages have different things under equal names, which then tell the stage.
+        """
+        root, dot, rest = fqn.partition(".")
+        base, roots = root.partition("#")[0], self._by_root
+        if root not in roots or (base != root and base not in roots):
+            return fqn
+        stage = f"[stage {roots[root]}]" if base in distinct and roots[root] else ""
+        return f"{base}{stage}{dot}{rest}"
+
+
+def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
+    """The stages of each rank that names some, given the ranks' manifests."""
+    return {rank: stages for rank, manifest in manifests.items() if (stages := stages_of(manifest)) is not None}
+
+
+def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
+    """The stages that a rank's manifest names; None where it names none."""
+    pipeline = manifest.get("pipeline")
+    if not isinstance(pipeline, dict):
+        return None
+    stage, of, roots = pipeline.get("stage"), pipeline.get("stages"), pipeline.get("roots", {})
+    if type(stage) is not int or type(of) is not int or not 0 <= stage < of or not isinstance(roots, dict):
+        return None
+    if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
+        return None
+    return Stages(stage, of, tuple(sorted(roots.items())))
 
 
 class WholeNames:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,12 @@ from introspect_cli.store.files import (
     reason,
 )
 from introspect_cli.store.handles import Handle, take_lock
-from introspect_cli.store.launch import joined
-from introspect_cli.store.set_aside import lock_file, refuse_unless, set_aside
-from introspect_cli.store.source_files import encode
+from introspect_cli.store.launch import joined, lock_file, refuse_unless, set_aside
+from introspect_cli.store.sources import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from introspect_cli.store.launch import Launch
@@ -93,7 +92,7 @@ class StoreWriter:
                 ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
-            place = joined(path, launch, lambda other: set_aside(other, force=force))
+            place = joined(path, launch, force=force)
             return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
@@ -140,10 +139,8 @@ class StoreWriter:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a settings document")
-        try:
+        with self._writing("to {}"):
             self._here().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
-        except OSError as error:
-            raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
     def save_source(self, digest: str, data: bytes) -> None:
@@ -153,15 +150,17 @@ class StoreWriter:
             StoreError: it cannot be written.
         """
         name = f"{digest}.gz"
+        with self._writing("the sources of {}"), self._here().make_folder(SOURCES, _PRIVATE_DIRECTORY) as folder:
+            if name not in folder:
+                folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Say of an error of the system what cannot be written; the run's path stands in braces."""
         try:
-            folder = self._here().make_folder(SOURCES, _PRIVATE_DIRECTORY)
-            try:
-                if name not in folder:
-                    folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
-            finally:
-                folder.close()
+            yield
         except OSError as error:
-            raise StoreError(f"cannot write the sources of {self.path}: {reason(error)}") from None
+            raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
     def _here(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
@@ -180,16 +179,10 @@ class StoreWriter:
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
         parent, _, file_name = name.rpartition("/")
-        try:
+        with self._writing(f"{{}}/{name}"), ExitStack() as stack:
             here = self._here()
-            folder = here.folder(parent) if parent else here
-            try:
-                folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
-            finally:
-                if folder is not here:
-                    folder.close()
-        except OSError as error:
-            raise StoreError(f"cannot write {self.path}/{name}: {reason(error)}") from None
+            folder = stack.enter_context(here.folder(parent)) if parent else here
+            folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Keep a tensor's data under its checksum, once; bytes written."""
@@ -197,7 +190,7 @@ class StoreWriter:
             return 0
         self._stored.add(checksum)
         name = f"{checksum:016x}.safetensors"
-        try:
+        with self._writing("a tensor to {}"):
             if self._tensors is None:
                 self._tensors = self._here().make_folder(TENSORS)
             if name in self._tensors.secure():
@@ -207,8 +200,6 @@ class StoreWriter:
 
             head = tensorfile.encode(data, checksum, dtype, shape)
             written = self._tensors.replace(name, [head, data], 0o666, durable=self._durable)
-        except OSError as error:
-            raise StoreError(f"cannot write a tensor to {self.path}: {reason(error)}") from None
         self.tensor_bytes += written
         return written
 
@@ -223,29 +214,15 @@ class StoreWriter:
                     self._stored.remove(checksum)
                     self.tensor_bytes -= size
 
-    def rank(
-        self,
-        rank: int,
-        *,
-        stats: bool = True,
-        sketch: bool = True,
-        sorted_stats: tuple[str, ...] = (),
-        operators: bool = False,
-        samples: bool = False,
-        whole: bool = False,
-    ) -> RankWriter:
-        """The writer of what `rank` records, with the columns that are asked for; see `format.record_columns`."""
+    def rank(self, rank: int, **kept: Any) -> RankWriter:
+        """The writer of what `rank` records; what is `kept` says which columns, see `format.record_columns`."""
         from introspect_cli.store.format import record_columns
         from introspect_cli.store.rank_writer import RankWriter
 
-        schema = record_columns(
-            stats=stats, sketch=sketch, sorted_stats=sorted_stats, operators=operators, samples=samples, whole=whole
-        )
-        try:
+        schema = record_columns(**kept)
+        with self._writing("to {}"):
             here = self._here()
             folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
-        except OSError as error:
-            raise StoreError(f"cannot write to {self.path}: {reason(error)}") from None
         several = self._rank is not None
         writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, totals=several)
         self._ranks.append(writer)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment.start import ImportWatch
-from introspect_cli.capture.probes.base import Patches, uncounted
+from introspect_cli.capture.guard import Patches, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
     from typing import Protocol
 
-    from introspect_cli.capture.probes.base import Guarded
+    from introspect_cli.capture.guard import Guarded
 
     class ReadFiles(Protocol):
         """What is told of files that are read."""

@@ -10,7 +10,6 @@ that were there before the script began; of a data set of thousands of files one
 from __future__ import annotations
 
 import builtins
-import functools
 import hashlib
 import io
 import os
@@ -18,21 +17,20 @@ import stat
 import sys
 import threading
 import time
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from introspect_cli.capture.environment import redact, redact_config, sources
+from introspect_cli.capture.environment import redact, redact_files, sources
 from introspect_cli.capture.environment.read_by import Readers
-from introspect_cli.capture.frames import outward
-from introspect_cli.capture.probes.base import Patches, uncounted
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
 
 CONFIG: Final = frozenset(
     {
@@ -57,7 +55,6 @@ _WHOLE = 16 << 20
 _BLOCK, _BLOCKS = 1 << 16, 64
 _MOST_BYTES = 1 << 30
 """Bytes that are read of all files."""
-_DEEPEST = 40
 
 _SYSTEM = (
     "/proc/",
@@ -89,7 +86,7 @@ class ReadFiles:
     """Watches what is opened.
 
     Attributes:
-        changed: whether `found` is another than when it was last written.
+        changed: whether `document` is another than when it was last written.
     """
 
     def __init__(self, guard: Guard, directory: Path, patterns: tuple[str, ...], *, texts: bool) -> None:
@@ -109,7 +106,7 @@ class ReadFiles:
         self._patterns, self._texts = patterns, texts
         self._began = time.time()
         self._lock = threading.Lock()
-        self._patches = Patches()
+        self._patches, self._places = Patches(), Places()
         self._open: Callable[..., Any] = builtins.open
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
@@ -162,7 +159,7 @@ class ReadFiles:
         if not stat.S_ISREG(status.st_mode) or not path or key in self._seen:
             return
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - text is what is at hand
-        line = _line(frame)
+        line = self._places.line(frame, through=True)
         if (line, ending) in self._many:
             return
         self._opened += 1
@@ -210,7 +207,7 @@ class ReadFiles:
             text = _decoded(data)
             if text is not None and self._text + len(data) <= _MOST_TEXT:
                 self._text += len(data)
-                clean = redact_config.config(text, self._patterns)
+                clean = redact_files.config(text, self._patterns)
                 digest = source_digest(data)
                 self._kept.add(digest)
                 self._waiting[name] = digest, data if clean == text else clean.encode("utf-8", "backslashreplace")
@@ -248,7 +245,7 @@ class ReadFiles:
         return self._guarded.on and not self._guard.sections.depth
 
     @property
-    def found(self) -> dict[str, dict[str, Any]]:
+    def document(self) -> dict[str, dict[str, Any]]:
         """What was read, by name: the document `settings/files`."""
         with self._lock:
             files = dict(sorted(self._files.items()))
@@ -264,20 +261,6 @@ class ReadFiles:
             texts = list(self._waiting.values())
             self._waiting.clear()
         return texts
-
-
-def _line(frame: FrameType | None) -> str:
-    """`file:line` of the innermost frame of the user's."""
-    for below in islice(outward(frame), _DEEPEST):
-        if name := _users(below.f_code.co_filename):
-            return f"{name}:{below.f_lineno}"
-    return ""
-
-
-@functools.lru_cache(maxsize=1024)
-def _users(path: str) -> str:
-    """The name of a file of the user's; "" of any other."""
-    return sources.relative(path) if sources.is_users(path) else ""
 
 
 def _decoded(data: bytes) -> str | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.follow.processes import described
-from introspect_cli.store.source_files import LIMIT_FILE, LIMIT_RUN
+from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 
@@ -100,7 +100,7 @@ class SourceFiles:
 
     def _text(self, name: str, digest: str, data: bytes) -> None:
         """Keep the text of a file, without its secrets; what is no text (a compiled extension) is passed over."""
-        from introspect_cli.capture.environment import redact_source
+        from introspect_cli.capture.environment import redact_files
 
         assert self._keep is not None
         text, encoding = _decoded(data)
@@ -109,7 +109,7 @@ class SourceFiles:
         if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
             self._left_out.append(name)
             return
-        clean = redact_source.source(text, self._patterns)
+        clean = redact_files.source(text, self._patterns)
         self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
         self._kept.add(digest)
         self._bytes += len(data)

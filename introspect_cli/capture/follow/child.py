@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.follow.messages import VARIABLE, Note
-from introspect_cli.capture.follow.processes import Process, Role, described
+from introspect_cli.capture.follow.processes import VARIABLE, Note, Process, Role, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +104,7 @@ class Follower:
 
     def _claimed(self) -> Session:
         """A session in the run's directory, or in one of its children where another process was first."""
-        from introspect_cli.capture.follow.messages import Order
+        from introspect_cli.capture.follow.processes import Order
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script.target import Target
@@ -177,8 +176,8 @@ def _watch_worker(text: str, folder: str, process: Process) -> None:
 
             work = work_of(self)
             if work:
-                own = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(text, folder, own, everyone=True)
+                worker = replace(process, role=Role.SCRIPT, script=work)
+                follower = Follower(text, folder, worker, everyone=True)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.follow.messages import VARIABLE, Note, Order, notes_in
-from introspect_cli.capture.follow.processes import instead
-from introspect_cli.capture.run_directory import new_run
+from introspect_cli.capture.follow.processes import VARIABLE, Note, Order, instead, notes_in
+from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
-from introspect_cli.store.set_aside import refuse_or_remove
+from introspect_cli.store.launch import refuse_or_remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,13 +57,13 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
         code = _ran(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
-        found = notes_in(Path(notes))
-    _tell(found, path, options, words, module=target.module is not None)
+        left = notes_in(Path(notes))
+    _tell(left, path, options, words, module=target.module is not None)
     with contextlib.suppress(OSError):
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
         _end_by(-code)
-    asked = [note.code for note in found if note.code is not None]
+    asked = [note.code for note in left if note.code is not None]
     return code or max(asked, default=0)  # where the ranks of a run are compared, one of them says
 
 
@@ -119,18 +118,18 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _tell(found: Sequence[Note], path: Path, options: CaptureOptions, words: Sequence[str], *, module: bool) -> None:
+def _tell(left: Sequence[Note], path: Path, options: CaptureOptions, words: Sequence[str], *, module: bool) -> None:
     """Say what was recorded, and what to do where nothing was."""
-    said = [sentence for note in found if note.state == "finished" for sentence in note.said]
-    for note in found:
+    said = [sentence for note in left if note.state == "finished" for sentence in note.said]
+    for note in left:
         if note.state == "recording":
             said.append(f"{note.name} ended without closing its run; {note.run} holds it up to its last step")
         elif note.state == "failed":
             said += [f"{note.name} was not recorded: {why}" for why in note.said]
-    if not any(note.state in {"recording", "finished", "failed"} for note in found):
+    if not any(note.state in {"recording", "finished", "failed"} for note in left):
         other = instead(words, module=module, output=str(options.output or path))
-        if found:
-            names = ", ".join(dict.fromkeys(note.name for note in found))
+        if left:
+            names = ", ".join(dict.fromkeys(note.name for note in left))
             said.append(
                 f"nothing was recorded: {names} ended without importing torch; if training runs elsewhere, {other}"
             )

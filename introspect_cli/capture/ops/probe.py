@@ -19,10 +19,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops.arguments import OperatorArguments
-from introspect_cli.capture.ops.calls import Calls, OpCall, Places
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.mode import OpMode
-from introspect_cli.capture.ops.schema import Operators
+from introspect_cli.capture.ops.schema import OperatorArguments, Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
 from introspect_cli.capture.probes.base import drop
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
@@ -91,7 +91,7 @@ class OpProbe:
         """Listen for the steps that are captured."""
         self._guarded.on = True
         self._context.clock.on_begin.append(self._begin)
-        self._context.on_root.append(self._root)
+        self._context.clock.on_root.append(self._root)
         self._context.clock.on_tick.append(self._ticked)
         self._handles = [
             register_optimizer_step_pre_hook(self._stepping),
@@ -104,7 +104,7 @@ class OpProbe:
         for handle in self._handles:
             handle.remove()
         drop(self._context.clock.on_begin, self._begin)
-        drop(self._context.on_root, self._root)
+        drop(self._context.clock.on_root, self._root)
         drop(self._context.clock.on_tick, self._ticked)
         self._mode.leave_stack()
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class AttributeProbe(GuardedProbe):
 
     def install(self) -> None:
         """Listen for roots."""
-        self.hear(self._context.on_root, self._root_called)
+        self.hear(self._context.clock.on_root, self._root_called)
         self._context.names.made_on_the_fly = self._made_on_the_fly
         super().install()
 

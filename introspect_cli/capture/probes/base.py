@@ -1,35 +1,17 @@
-"""What every probe is and shares: install and remove, replaced functions, and the guard around all of its code.
-
-A capture's code runs inside the script's: in its forward passes, its backward passes, its optimizer steps. A mistake
-of ours must never become the script's, and what is the script's must never be taken for a mistake of ours: an
-interrupt, or the timeout that a signal handler of the script raises wherever the interpreter happens to be. So
-everything that a probe does runs inside one context manager. It switches the probe off after a mistake, says once what
-is no longer seen, keeps the sentence for the manifest, and lets pass what did not come from us.
-"""
+"""What every probe is and shares: install and remove, a guard around its code, what it replaces and hears of."""
 
 from __future__ import annotations
 
-import functools
-import sys
-import threading
-import traceback
-from threading import get_ident
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from introspect_cli.capture.frames import PACKAGE, PAUSE
-from introspect_cli.errors import belongs_to_script
+from introspect_cli.capture.guard import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
 
-    Entering = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
+    from introspect_cli.capture.context import Context
 
-_UNCOUNTED = " (as importlib's _bootstrap)"
-_MISSING = object()
 Listener = TypeVar("Listener")
-Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class Probe(Protocol):
@@ -55,192 +37,37 @@ def drop(listeners: list[Listener], listener: Listener) -> None:
         listeners.remove(listener)
 
 
-class Patches:
-    """Attributes of torch's that are replaced for as long as a capture lasts.
+class GuardedProbe:
+    """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
 
-    Where torch offers a hook, probes use the hook. Where it does not, or where the hook changes what runs (global
-    module hooks switch torch.compile to another path and print a warning), a function is replaced on its class or
-    module.
+    Attributes:
+        name: as the manifest and messages call it.
+        lost: what is no longer seen once it has failed, as in "batches are".
     """
 
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, object, object]] = []
+    name: str
+    lost: str
 
-    def replace(self, owner: Any, name: str, replacement: object) -> None:
-        """Put a replacement in place of an attribute; warnings do not count its frames."""
-        if isinstance(replacement, FunctionType):
-            uncounted(replacement)
-        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, replacement)
+    def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
+        """Watch nothing yet; `then` is called once the probe has failed."""
+        self._context = context
+        self._recorder = context.recorder
+        self._guarded = context.guard.around(self.name, self.lost, then)
+        self._patches = Patches()
+        self._heard: list[tuple[list[Any], Any]] = []
 
-    def watch(self, owner: Any, name: str, guarded: Guarded, entering: Entering) -> None:
-        """Watch calls of a function: the original does its work, with what it was given, between two guarded sections.
+    def hear(self, listeners: list[Listener], listener: Listener, *, first: bool = False) -> None:
+        """Have a listener told of a moment, before all others or after them, until the probe is removed."""
+        listeners.insert(0 if first else len(listeners), listener)
+        self._heard.append((listeners, listener))
 
-        Args:
-            owner: the class or module that has it.
-            name: the attribute.
-            guarded: of the probe; where it is off, the original is called and that is all.
-            entering: is given the arguments, `sys._getframe(2)` being the caller; what it returns, if anything, is
-                given the result.
-        """
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            leaving: Callable[[Any], None] | None = None
-            if guarded.on:
-                with guarded:
-                    leaving = entering(args, kwargs)
-            result = original(*args, **kwargs)
-            if leaving is not None and guarded.on:
-                with guarded:
-                    leaving(result)
-            return result
-
-        self.replace(owner, name, watched)
+    def install(self) -> None:
+        """Begin to watch: called last by what replaces or hears of something first."""
+        self._guarded.on = True
 
     def remove(self) -> None:
-        """Put the originals back, the last replaced first.
-
-        If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
-        everything through once its probe is off.
-        """
-        while self._replaced:
-            owner, name, replacement, original = self._replaced.pop()
-            if vars(owner).get(name) is not replacement:
-                continue
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-
-def uncounted(function: Function) -> Function:
-    """Have a function of ours that calls the script's or torch's be no place of a warning, and not counted on the way.
-
-    `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
-    by two words in the names of their files: so the file of such a function is named with these words.
-    """
-    marked: Any = function
-    code = marked.__code__
-    if code.co_filename.startswith(PACKAGE) and not code.co_filename.endswith(_UNCOUNTED):
-        marked.__code__ = code.replace(co_filename=code.co_filename + _UNCOUNTED)
-        if "torch" in sys.modules:  # else it is for the script to import, and no compiler comes by
-            from introspect_cli.capture import private_api
-
-            private_api.pass_by(marked.__code__)
-    return function
-
-
-def stands_in(frame: FrameType) -> bool:
-    """Whether a frame is of a function of ours that stands in for another, which may be written in C."""
-    return frame.f_code.co_filename.endswith(_UNCOUNTED)
-
-
-class Guard:
-    """Remembers which probes have failed and what is no longer observed because of it."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self.sentences: list[str] = []
-        self.failed: set[str] = set()
-        self.details: list[str] = []
-        self.sections = Sections()
-        self.script_is_over = False
-        """From then on, nothing that is raised in our code can be meant for the script."""
-
-    def around(self, probe: str, lost: str, then: Callable[[], None] | None = None) -> Guarded:
-        """A context manager for the code of one probe.
-
-        Args:
-            probe: its name.
-            lost: what is no longer seen if it fails, as in "batches are".
-            then: called after a failure.
-        """
-        return Guarded(self, probe, lost, then)
-
-    def failure(self, probe: str, lost: str, error: BaseException) -> None:
-        """Note that `probe` failed; `lost` says what is no longer seen.
-
-        Raises:
-            BaseException: the error itself, where it did not come from our code.
-        """
-        if self.passes(error):
-            raise error
-        if probe in self.failed:
-            return
-        self.failed.add(probe)
-        where = traceback.extract_tb(error.__traceback__)
-        line = f" at {where[-1].filename.rpartition('/')[2]}:{where[-1].lineno}" if where else ""
-        self.details.append("".join(traceback.format_exception(error))[-4000:])
-        self.note(f"{lost} not observed from here on: {type(error).__name__}: {error}{line}")
-
-    def passes(self, error: BaseException) -> bool:
-        """Whether an error has to reach the script."""
-        return not self.script_is_over and belongs_to_script(error)
-
-    def note(self, sentence: str) -> None:
-        """Keep and show a sentence about something that is not seen."""
-        if sentence not in self.sentences:
-            self.sentences.append(sentence)
-            self._warn(sentence)
-
-
-class Sections:
-    """Which sections of ours the main thread is in, and what waits for their end: signal handlers of the script."""
-
-    __slots__ = ("depth", "main", "waiting")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.waiting: list[Callable[[], None]] = []
-        self.main = threading.main_thread().ident
-
-
-class Guarded:
-    """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
-
-    # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
-    # little of ours.
-    __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
-
-    def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
-        self._guard = guard
-        self._sections = guard.sections
-        self._probe = probe
-        self._lost = lost
-        self._then = then
-        self.on = False
-
-    def __enter__(self) -> None:
-        sections = self._sections
-        if get_ident() == sections.main:
-            sections.depth += 1
-        if PAUSE.taken or PAUSE.asked() is not None:
-            PAUSE.begin()
-
-    def __exit__(
-        self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> bool:
-        if PAUSE.taken:
-            PAUSE.end()
-        if error is None:
-            self._leave()
-            return False
-        swallowed = not self._guard.passes(error)
-        try:
-            if swallowed:
-                self.on = False
-                if self._then is not None:
-                    self._then()
-                self._guard.failure(self._probe, self._lost, error)
-        finally:
-            self._leave()
-        return swallowed
-
-    def _leave(self) -> None:
-        sections = self._sections
-        if get_ident() == sections.main:
-            sections.depth -= 1
-            while sections.waiting and not sections.depth:  # here: a call of ours would let another signal come between
-                sections.waiting.pop(0)()
+        """Put back what was replaced, and hear of nothing any more."""
+        self._guarded.on = False
+        self._patches.remove()
+        while self._heard:
+            drop(*self._heard.pop())

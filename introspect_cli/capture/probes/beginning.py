@@ -25,9 +25,11 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.draws import script_generators, state_of
 from introspect_cli.capture.environment.sources import is_users
-from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.base import Patches, drop, uncounted
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.guard import Outermost, Patches, uncounted
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.beginning_events import (
     Event,
     Events,
@@ -36,7 +38,6 @@ from introspect_cli.capture.probes.beginning_events import (
     seed_word,
     tensor_mark,
 )
-from introspect_cli.capture.script_generators import script_generators, state_of
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.texts import clean
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.guard import Entering
     from introspect_cli.capture.probes.modules import Called, ModuleProbe
 
 _MOST_READ = 100
@@ -61,44 +61,43 @@ _BY_HAND = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cau
 """Methods of tensors that draw."""
 
 
-class BeginningProbe:
+class BeginningProbe(GuardedProbe):
     """Notes what happens to random generators before the first step.
 
     Attributes:
-        changed: whether `found` is complete and has not been written yet.
+        changed: whether `document` is complete and has not been written yet.
     """
 
     name = "beginning"
+    lost = "draws before the first step are"
 
     def __init__(self, context: Context, modules: ModuleProbe) -> None:
         """Watch nothing yet; `modules` makes the calls of modules."""
-        self._context = context
+        super().__init__(context, then=self.remove)
         self._modules = modules
         self._calls = _EarlyCalls()
-        self._guarded = context.guard.around(self.name, "draws before the first step are", self.remove)
-        self._patches, self._methods = Patches(), Patches()
+        self._methods = Patches()
         self._places = Places()
-        self._handle: RemovableHandle | None = None
         self._generators: Generators | None = None
         self._looks = self._goes_on = False
         self._events = Events()
         self._read: dict[str, None] = {}
         self._held: list[str] = []
-        self._inside = False
+        self._outermost = Outermost()
         self.changed = False
 
     def install(self) -> None:
         """Note what is read; look at the generators, where states of generators are recorded."""
-        self._patches.replace(torch, "load", self._reading(torch.load))
+        self._patches.watch(torch, "load", self._guarded, self._reading)
         clock = self._context.clock
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
             self._generators.look(())
             self._look_at_draws()
-            clock.on_restart.append(self._restarted)
-        clock.on_begin.append(self._begins)
-        clock.on_tick.append(self._over)
-        self._guarded.on = True
+            self.hear(clock.on_restart, self._restarted)
+        self.hear(clock.on_begin, self._begins)
+        self.hear(clock.on_tick, self._over)
+        super().install()
 
     def _look_at_draws(self) -> None:
         numpy_random = sys.modules.get("numpy.random")
@@ -109,42 +108,40 @@ class BeginningProbe:
             (numpy_random, "seed", "numpy.random.seed"),
         ):
             if owner is not None:
-                self._patches.replace(owner, name, self._seeding(getattr(owner, name), label))
+                self._watch(self._patches, owner, name, functools.partial(self._seeding, label))
         for name in _INITIALISERS:
-            original = getattr(nn.init, name, None)
-            if original is not None:
-                self._patches.replace(nn.init, name, self._filling(original, name))
+            if hasattr(nn.init, name):
+                self._watch(self._patches, nn.init, name, functools.partial(self._filling, name))
         if numpy_random is not None:
-            self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
-        self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
+            making = functools.partial(self._making, "numpy.random.default_rng", 0)
+            self._patches.watch(numpy_random, "default_rng", self._guarded, making)
+        making = functools.partial(self._making, "random.Random", 1)
+        self._patches.watch(random.Random, "seed", self._guarded, making)
         for name in _BY_HAND:
-            self._methods.replace(torch.Tensor, name, self._filling(getattr(torch.Tensor, name), name))
-        self._handle = nn.modules.module.register_module_parameter_registration_hook(self._registered)
+            self._watch(self._methods, torch.Tensor, name, functools.partial(self._filling, name))
+        self._patches.hold(nn.modules.module.register_module_parameter_registration_hook(self._registered))
         self._looks = True
         self._modules.around = self._around
         self._modules.surround()
 
+    def _watch(self, patches: Patches, owner: Any, name: str, entering: Entering) -> None:
+        """Watch what draws or seeds, but for what it calls of that itself."""
+        patches.watch(owner, name, self._guarded, self._outermost(entering), raised=True)
+
     def remove(self) -> None:
         """Put back what was replaced."""
-        self._guarded.on = False
+        super().remove()
         self._put_back()
-        clock = self._context.clock
-        drop(clock.on_begin, self._begins)
-        drop(clock.on_tick, self._over)
-        drop(clock.on_restart, self._restarted)
 
     def _put_back(self) -> None:
         self._methods.remove()
         self._patches.remove()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
         if self._looks:
             self._looks, self._modules.around = False, None
             self._modules.surround()
 
     @property
-    def found(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """The events in their order, a line of words each; names are known once the model has been called."""
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._read)}
@@ -203,83 +200,52 @@ class BeginningProbe:
 
     def _registered(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         generators = self._generators
-        if self._guarded.on and generators is not None and not self._inside and generators.moved():
+        if self._guarded.on and generators is not None and not self._outermost.inside and generators.moved():
             with self._guarded:
                 self._look(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
-    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load(*args: Any, **kwargs: Any) -> Any:
-            if self._guarded.on and len(self._read) < _MOST_READ:
-                with self._guarded:
-                    self._read[_file_name(next(iter((*args, *kwargs.values())), None))] = None
-            return original(*args, **kwargs)
+    def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if len(self._read) < _MOST_READ:
+            self._read[_file_name(_first(args, kwargs))] = None
 
-        return load
+    def _seeding(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
+        self._look(frame)
 
-    def _seeding(self, original: Callable[..., Any], label: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on or self._inside:
-                return original(*args, **kwargs)
-            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
-            with self._guarded:
-                self._look(frame)
-            self._inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
-                with self._guarded:
-                    self._take()
-                    value = next(iter((*args, *kwargs.values())), None)
-                    self._events.note(Event("seed", label, seed_word(value), 0, None, self._places.line(frame)))
+        def seeded(_: object) -> None:
+            self._take()
+            self._note_seed(label, _first(args, kwargs), frame)
 
-        return seed
+        return seeded
 
-    def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def _making(
+        self, label: str, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None] | None:
         """What seeds a generator of the script's, with the place of the seed among its arguments."""
+        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - as python documents it
+        if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
+            frame = frame.f_back
+        if self._outermost.inside or frame is None or not is_users(frame.f_code.co_filename):
+            return None
+        return lambda _: self._note_seed(label, _first(args[place:], kwargs), frame)
 
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            if self._guarded.on and not self._inside:
-                frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as python documents it
-                with self._guarded:
-                    if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
-                        frame = frame.f_back
-                    if frame is not None and is_users(frame.f_code.co_filename):
-                        label = "random.Random" if place else "numpy.random.default_rng"
-                        seed = next(iter((*args[place:], *kwargs.values())), None)
-                        self._events.note(Event("seed", label, seed_word(seed), 0, None, self._places.line(frame)))
-            return made
+    def _note_seed(self, label: str, seed: object, frame: FrameType | None) -> None:
+        self._events.note(Event("seed", label, seed_word(seed), 0, None, self._places.line(frame)))
 
-        return make
+    def _filling(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
+        self._look(frame)
+        before = state_of(kwargs.get("generator"))
 
-    def _filling(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def fill(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on or self._inside:
-                return original(*args, **kwargs)
-            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
-            before = 0
-            with self._guarded:
-                self._look(frame)
-                before = state_of(kwargs.get("generator"))
-            self._inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
-                with self._guarded:
-                    drawn = self._take() + ([("own", before)] if before else [])
-                    if drawn:
-                        tensor = tensor_mark(next(iter((*args, *kwargs.values())), None))
-                        line, by = self._places.line(frame), name + arguments_word(args, kwargs)
-                        for generator, state in drawn:
-                            self._events.note(Event("draw", by, generator, state, tensor, line))
+        def filled(_: object) -> None:
+            drawn = self._take() + ([("own", before)] if before else [])
+            if drawn:
+                tensor = tensor_mark(_first(args, kwargs))
+                line, by = self._places.line(frame), name + arguments_word(args, kwargs)
+                for generator, state in drawn:
+                    self._events.note(Event("draw", by, generator, state, tensor, line))
 
-        return fill
+        return filled
 
     def _look(self, frame: FrameType | None, *, whole: bool = False) -> None:
         """Note what has been drawn since the last look: by the module that runs, or by something that was not seen."""
@@ -308,6 +274,11 @@ class _EarlyCalls(threading.local):
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.line = ""
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """What a function was given first; None where it was given nothing."""
+    return next(iter((*args, *kwargs.values())), None)
 
 
 def _file_name(source: object) -> str:

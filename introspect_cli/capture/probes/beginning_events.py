@@ -131,12 +131,12 @@ class _Held:
             module = state.reference()
             parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
             for name, parameter in parameters.items():
-                found = tensor_mark(parameter)
-                if found is not None:
+                mark = tensor_mark(parameter)
+                if mark is not None:
                     fqn = f"{state.fqn}.{name}"
-                    self._by_id.setdefault((found.key, found.shape), fqn)
-                    if found.address:
-                        self._by_address.setdefault((found.address, found.shape), fqn)
+                    self._by_id.setdefault((mark.key, mark.shape), fqn)
+                    if mark.address:
+                        self._by_address.setdefault((mark.address, mark.shape), fqn)
 
     def of(self, subject: TensorMark | ModuleMark | None) -> str:
         """The name of a tensor, "" where no module holds it; the name of a module, or its class."""
@@ -146,5 +146,5 @@ class _Held:
             module = subject.reference()
             state = None if module is None else self._named.find(module)
             return subject.class_name if state is None else state.fqn
-        known = self._by_id.get((subject.key, subject.shape))
-        return known or self._by_address.get((subject.address, subject.shape), "")
+        name = self._by_id.get((subject.key, subject.shape))
+        return name or self._by_address.get((subject.address, subject.shape), "")

@@ -18,7 +18,7 @@ import uuid
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class ChildrenProbe(GuardedProbe):
         self._patches.watch(BaseProcess, "start", self._guarded, self._starting)
         if self._followed:
             home = importlib.import_module(_SPAWN)
-            together = self._together(home.start_processes)
-            for owner in (home, importlib.import_module(_SPAWN.rpartition(".")[0])):
-                self._patches.replace(owner, "start_processes", together)
+            entering = functools.partial(self._together, inspect.signature(home.start_processes))
+            together = self._patches.watch(home, "start_processes", self._guarded, entering, raised=True)
+            self._patches.replace(importlib.import_module(_SPAWN.rpartition(".")[0]), "start_processes", together)
         super().install()
 
     def _starting(self, args: tuple[BaseProcess, ...], _: object) -> Callable[[None], None]:
@@ -67,27 +67,21 @@ class ChildrenProbe(GuardedProbe):
 
         return started
 
-    def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`start_processes`, of which is known how many it starts."""
-        signature = inspect.signature(original)
+    def _together(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None]:
+        """Processes are started, of which is known how many."""
+        before, given = self._spawning, signature.bind(*args, **kwargs).arguments
+        number = given.get("nprocs", 1)
+        if given.get("start_method", "spawn") == "spawn" and type(number) is int:
+            self._spawning = number, uuid.uuid4().hex
 
-        @functools.wraps(original)
-        def start_processes(*args: Any, **kwargs: Any) -> Any:
-            before = self._spawning
-            if self._guarded.on:
-                with self._guarded:
-                    given = signature.bind(*args, **kwargs).arguments
-                    number = given.get("nprocs", 1)
-                    if given.get("start_method", "spawn") == "spawn" and type(number) is int:
-                        self._spawning = number, uuid.uuid4().hex
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if self._spawning is not None:
-                    forget_spawned()  # also of one that could not be started
-                self._spawning = before
+        def started(_: object) -> None:
+            if self._spawning is not None:
+                forget_spawned()  # also of one that could not be started
+            self._spawning = before
 
-        return start_processes
+        return started
 
     def _number(self, process: BaseProcess) -> None:
         """Tell a process that is spawned with others which of them it is."""

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.ops.calls import Places
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.guard import RAISED, Outermost
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.store.launch import IN_FLIGHT, group_label
+from introspect_cli.store.launch import IN_FLIGHT
+from introspect_cli.store.manifests import group_label
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class CollectiveProbe(GuardedProbe):
         self._asked = _Asked()
         self._pending: dict[int, tuple[weakref.ref[Any], list[_Result]]] = {}
         self._notes = -1
-        self._inside = 0
+        self._outermost = Outermost()
 
     def install(self) -> None:
         """Put the kernels in, where torch was built with ranks."""
@@ -100,18 +102,20 @@ class CollectiveProbe(GuardedProbe):
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
                 self._library.impl(name, self._watching(operator, facts), "Autograd", with_keyset=True)
-        work = sys.modules[_HOME].Work
-        self._patches.replace(work, "wait", self._waiting(work.wait))
+        self._patches.watch(sys.modules[_HOME].Work, "wait", self._guarded, self._waiting)
         group = torch.distributed.ProcessGroup
         for name in METHODS & vars(group).keys():
-            self._patches.replace(group, name, self._asking(getattr(group, name)))
+            self._patches.watch(group, name, self._guarded, self._asking, raised=True)
         functions = importlib.import_module(_FUNCTIONS)
         for name, original in list(vars(functions).items()):
             word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
             if word is None or name.endswith("_inplace") or not inspect.isfunction(original):
                 continue
-            if "group" in inspect.signature(original).parameters:
-                self._patches.replace(functions, name, self._functional(original, word))
+            signature = inspect.signature(original)
+            if "group" in signature.parameters:
+                entering = self._outermost(functools.partial(self._functional, signature, word))
+                compiling = torch.compiler.is_compiling
+                self._patches.watch(functions, name, self._guarded, entering, compiling=compiling, raised=True)
         self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
@@ -139,7 +143,7 @@ class CollectiveProbe(GuardedProbe):
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
-            if self._guarded.on and self._recorder.wanted and not self._inside:
+            if self._guarded.on and self._recorder.wanted and not self._outermost.inside:
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 with self._guarded, unobserved():
                     sites, outputs = self._begins(facts, args, frame)
@@ -153,23 +157,17 @@ class CollectiveProbe(GuardedProbe):
 
         return run
 
-    def _asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            if not self._guarded.on:
-                return original(*args, **kwargs)
-            mine = self._asked
-            outer, mine.results = mine.results, []
-            mine.reduction = torch_distributed.reduction_asked((*args, *kwargs.values()))
-            try:
-                work = original(*args, **kwargs)
-                results = mine.results
-            finally:
-                mine.results, mine.reduction = outer, ""
-            if results and work is not None:
-                with self._guarded:
-                    self._expect(work, results)
-            return work
+    def _asking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """A group is asked for a collective."""
+        mine = self._asked
+        outer, mine.results = mine.results, []
+        mine.reduction = torch_distributed.reduction_asked((*args, *kwargs.values()))
+
+        def asked(work: Any) -> None:
+            results = mine.results
+            mine.results, mine.reduction = outer, ""
+            if results and work is not None and work is not RAISED:
+                self._expect(work, results)
 
         return asked
 
@@ -182,30 +180,22 @@ class CollectiveProbe(GuardedProbe):
 
         pending[key] = weakref.ref(work, forget), results
 
-    def _functional(self, original: Callable[..., Any], word: str) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-        first = next(iter(signature.parameters))
-
-        @functools.wraps(original)
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._guarded.on or not self._recorder.wanted or self._inside:
-                return original(*args, **kwargs)
-            frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
-            with self._guarded, unobserved():
-                given = signature.bind(*args, **kwargs).arguments
-                group = torch_distributed.group_named(given["group"])
-                reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
-                peer = f" from rank {given['src']}" if "src" in given else ""
-                tensors = list(_tensors((given[first],), 0))
-                if group is not None:
-                    self._write(word, f" {reduction}" * bool(reduction), peer, group, (tensors, tensors, []), frame)
-            self._inside += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside -= 1
-
-        return collective
+    def _functional(
+        self, signature: inspect.Signature, word: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None] | None:
+        """A functional collective, which is itself made of those that are watched."""
+        if not self._recorder.wanted:
+            return None
+        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
+        with unobserved():
+            given = signature.bind(*args, **kwargs).arguments
+            group = torch_distributed.group_named(given["group"])
+            reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
+            peer = f" from rank {given['src']}" if "src" in given else ""
+            tensors = list(_tensors((given[next(iter(signature.parameters))],), 0))
+            if group is not None:
+                self._write(word, f" {reduction}" * bool(reduction), peer, group, (tensors, tensors, []), frame)
+        return lambda _: None
 
     def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
         """Record that one begins and what goes in; the sites and tensors of what will come out."""
@@ -247,7 +237,7 @@ class CollectiveProbe(GuardedProbe):
         source = self._places.line(frame, through=True)
         path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
-        phase = Phase.OPTIMIZER if self._context.running.optimizers else phase
+        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else phase
         # Another line at the same place is another site, numbered: lines themselves move from commit to commit.
         lines = self._lines.setdefault((phase, fqn, call, path), {})
         number = lines.setdefault(source, len(lines))
@@ -280,27 +270,27 @@ class CollectiveProbe(GuardedProbe):
             existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return existing
 
-    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            results: list[_Result] = []
-            if self._guarded.on and id(work) in self._pending:
-                # a call that waits itself lets no code of the script come between
-                is_torchs = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
-                with self._guarded, unobserved():
-                    for result in self._pending.pop(id(work))[1]:
-                        # asked before the wait, as some backends write then; others write from a thread of theirs
-                        if is_torchs or private_api.writes_to(result.alias) == result.version:
-                            results.append(result)
-                        else:
-                            self._recorder.missing(result.site, "it was written to before the script waited for it")
-            answer = original(work, *args, **kwargs)
-            if results and self._guarded.on:
-                with self._guarded, unobserved():
-                    for site, alias, _ in results:
-                        self._recorder.tensor(site, alias)
-            return answer
+    def _waiting(self, args: tuple[Any, ...], _: object) -> Callable[[object], None] | None:
+        """Somebody waits for what a handle will give."""
+        if id(args[0]) not in self._pending:
+            return None
+        # a call that waits itself lets no code of the script come between
+        is_torchs = str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")  # noqa: SLF001 - as python documents it
+        results: list[_Result] = []
+        with unobserved():
+            for result in self._pending.pop(id(args[0]))[1]:
+                # asked before the wait, as some backends write then; others write from a thread of theirs
+                if is_torchs or private_api.writes_to(result.alias) == result.version:
+                    results.append(result)
+                else:
+                    self._recorder.missing(result.site, "it was written to before the script waited for it")
 
-        return wait
+        def waited(_: object) -> None:
+            with unobserved():
+                for site, alias, _ in results:
+                    self._recorder.tensor(site, alias)
+
+        return waited
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:

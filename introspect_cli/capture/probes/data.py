@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.built import BuiltProbe
 
 
 class _Source:
@@ -39,8 +40,9 @@ class DataProbe(GuardedProbe):
     name = "data"
     lost = "batches are"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, built: BuiltProbe) -> None:
         super().__init__(context)
+        self._built = built
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
@@ -89,7 +91,7 @@ class DataProbe(GuardedProbe):
     def _begun(self, loader: DataLoader[Any], iterator: object) -> None:
         source = self._sources.get(loader)
         if source is None:
-            source = _Source(self._count, type(loader).__name__, self._context.built.describe(loader))
+            source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
             self._sources.set(loader, source)
             self._count += 1
         # Persistent workers hand out one iterator again and again.
@@ -99,14 +101,14 @@ class DataProbe(GuardedProbe):
 
     def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         source = self._source_of.get(iterator)
-        evaluation = self._context.evaluation
+        evaluation = self._context.clock.evaluation
         evaluation.drew(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
         if self._last is not None and self._last not in self._drawn:
             self._drawn.append(self._last)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
-        if self._recorder.wanted and (phase is Phase.DATA or self._context.evaluation.wanted):
+        if self._recorder.wanted and (phase is Phase.DATA or self._context.clock.evaluation.wanted):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
@@ -114,7 +116,7 @@ class DataProbe(GuardedProbe):
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None and (source.number, phase) not in self._noted:
             self._noted.add((source.number, phase))
-            self._context.built.loader(phase, name, source.settings)
+            self._built.loader(phase, name, source.settings)
         call = self._counts.get((name, phase), 0)
         self._counts[name, phase] = call + 1
         return name, phase, call
@@ -134,7 +136,7 @@ class DataProbe(GuardedProbe):
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
                 self._counts[renamed[old], Phase.DATA] = counts.get((old, Phase.DATA), 0)
         self._recorder.step_rows.rename(Kind.BATCH, renamed)
-        self._context.built.renamed(renamed)
+        self._built.renamed(renamed)
         self._noted.clear()
 
     def _evaluated(self, taken: list[tuple[int, int]]) -> None:
@@ -143,12 +145,12 @@ class DataProbe(GuardedProbe):
         if source is None:
             return
         name = self._names[Phase.DATA].find(source)
-        if name is not None and not self._context.evaluation.feeds_training(source.number):
+        if name is not None and not self._context.clock.evaluation.feeds_training(source.number):
             self._counts.pop((name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
-            self._context.built.moved(name)
+            self._built.moved(name)
             self._noted.discard((source.number, Phase.DATA))
-        if self._context.evaluation.wanted:
+        if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             self._recorder.step_rows.put_elsewhere(taken, phase, Kind.BATCH, name, call)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from introspect_cli.capture.probes.base import Guard
+    from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.recorder import Recorder
     from introspect_cli.records import Part
 

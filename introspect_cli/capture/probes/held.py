@@ -266,12 +266,12 @@ class OptimizerSettings:
     """What the optimizers' groups hold, with the names of their parameters: the document `settings/optimizers`.
 
     Attributes:
-        found: one entry for each optimizer.
+        document: one entry for each optimizer.
         changed: whether that is another than when it was last written.
     """
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.document: list[dict[str, Any]] = []
         self.changed = False
 
     def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
@@ -292,12 +292,12 @@ class OptimizerSettings:
             }
             for group in optimizer.param_groups
         ]
-        before = [group for entry in self.found if entry["name"] == name for group in entry["groups"]]
+        before = [group for entry in self.document if entry["name"] == name for group in entry["groups"]]
         groups = [*before[:first], *groups]
         if in_turn:  # those that are not stepped now may have no parameters
             groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
-        self.found = [entry for entry in self.found if entry["name"] != name]
-        self.found.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
+        self.document = [entry for entry in self.document if entry["name"] != name]
+        self.document.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
         self.changed = True
 
 

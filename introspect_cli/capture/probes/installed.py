@@ -23,9 +23,8 @@ from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
-from introspect_cli.capture.probes.products import ProductProbe
 from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script_calls import ScriptCallsProbe
+from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
@@ -41,9 +40,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.black_box import BlackBox
-    from introspect_cli.capture.ops.arguments import OperatorArguments
+    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.ops.schema import OperatorArguments
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.base import Guard, Probe
+    from introspect_cli.capture.probes.base import Probe
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.launch import Launch
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 STANDALONE: tuple[Callable[[Context], Probe], ...] = (
-    BuiltProbe,
-    DataProbe,
     LossProbe,
     ProductProbe,
     ScriptCallsProbe,
@@ -107,7 +105,7 @@ class Probes:
             per_sample=options.per_sample,
         )  # fmt: skip
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.keeping.epoch = self.context.labels.epoch
+        self.keeping.epoch = self.context.clock.labels.epoch
         self.keeping.copies = self.context.copies
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
@@ -116,6 +114,7 @@ class Probes:
         self.context.clock.on_tick.append(self._modules_named)
         self.context.clock.on_tick.append(self.names.step_over)
         self._modules = modules = ModuleProbe(self.context, gradients)
+        self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
@@ -125,6 +124,8 @@ class Probes:
             RngProbe(self.context, began),
             state,
             gradients,
+            self._built,
+            DataProbe(self.context, self._built),
             *(probe(self.context) for probe in STANDALONE),
             self.optimizers,
             modules,
@@ -180,16 +181,16 @@ class Probes:
 
     def new_settings(self) -> Iterator[tuple[str, object]]:
         """Documents of settings that have changed since this was last asked, by name."""
-        for name, document in (
+        for name, settings in (
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
-            ("built", self.context.built),
+            ("built", self._built),
             *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):
-            if document.changed:
-                document.changed = False
-                yield name, document.found
+            if settings.changed:
+                settings.changed = False
+                yield name, settings.document
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self.notes:

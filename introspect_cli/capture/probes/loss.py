@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed
-from introspect_cli.capture.variables import called, script_frames
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import unobserved
 
@@ -41,28 +41,13 @@ class LossProbe(GuardedProbe):
     def install(self) -> None:
         """Replace the two functions; also where no loss is recorded, since a backward pass tells training."""
         for name in ("backward", "grad"):
-            self._patches.replace(torch.autograd, name, self._watched(name, getattr(torch.autograd, name)))
+            entering = functools.partial(self._starting, name)
+            self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
         self.hear(self._context.clock.on_tick, self._ticked)
         super().install()
 
     def _ticked(self) -> None:
         self._calls = 0
-
-    def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def entry(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._guarded.on:
-                return original(*args, **kwargs)
-            after: Callable[[Any], None] | None = None
-            with self._guarded:
-                after = self._starting(name, args, kwargs)
-            result = original(*args, **kwargs)
-            if after is not None and self._guarded.on:
-                with self._guarded, unobserved():
-                    after(result)
-            return result
-
-        return entry
 
     def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Record what a backward pass starts from; what is to be done with its result."""
@@ -88,10 +73,16 @@ class LossProbe(GuardedProbe):
             self._record(roots, call)
             if not leaves:
                 return None
-            if name == "backward":
-                return lambda _: self._leaves.after([(leaf, tensor.grad) for leaf, tensor in leaves], call)
             inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
-            return lambda result: self._given(inputs, result, call)
+
+            def after(result: object) -> None:
+                with unobserved():
+                    if name == "backward":
+                        self._leaves.after([(leaf, tensor.grad) for leaf, tensor in leaves], call)
+                    else:
+                        self._given(inputs, result, call)
+
+            return after
 
     def _given(self, inputs: Any, result: Any, call: int) -> None:
         """Record the gradients that `torch.autograd.grad` has returned, of those inputs that have a name."""

@@ -25,17 +25,17 @@ from introspect_cli.capture.contents import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.base import uncounted
+from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.ranks import tags
+from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.named import ModuleState
-    from introspect_cli.capture.probes.base import Guarded
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 
@@ -91,7 +91,7 @@ class ModuleCalls:
     def left(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record what has come out of a module."""
         with self._guarded:
-            if self._context.parts.is_grouped and tags.from_call(result) is not None:
+            if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
                 state.tagged, state.plain = True, None
             with private_api.no_torch_function():
                 self._leave(module, state, call, result)
@@ -147,20 +147,20 @@ class ModuleCalls:
             return None, -1
         if caller is None:
             phase = self._phase()
-            if phase is Phase.EVAL and not self._context.evaluation.wanted:
-                if self._context.trained.is_trained(module):
+            if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
+                if self._context.clock.trained.is_trained(module):
                     self._names.state(module, None)
                 return None, -1
             # A copy that is only evaluated takes no name from what is trained.
             is_copy = (
                 phase is Phase.EVAL
-                and not self._context.trained.is_trained(module)
+                and not self._context.clock.trained.is_trained(module)
                 and next(parameters_in(module), None) is not None
             )
             state = self._names.state(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
-                self._context.root_called(module)
+                self._context.clock.root_called(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, -1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.ranks import launchers, tags, torch_distributed
+from introspect_cli.capture.ranks import launchers, torch_distributed
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
-    from introspect_cli.capture.ranks.tags import Style
+    from introspect_cli.capture.ranks.torch_distributed import Style
     from introspect_cli.tensors.places import Placed
 
 
@@ -126,7 +126,7 @@ class ModuleValues:
                 self._follow(state, phase, kind, call, prefix + path, leaf)
 
     def _tensor(self, state: ModuleState, phase: Phase, kind: Kind, call: int, path: str, value: torch.Tensor) -> None:
-        placed = tags.share(value, path, self._styles(state, kind, value)) if state.tagged else None
+        placed = torch_distributed.share(value, path, self._styles(state, kind, value)) if state.tagged else None
         if kind in self.kinds:
             site = self._context.site(state, phase, kind, path, call)
             self._recorder.tensor(site, value if placed is None else placed)
@@ -169,7 +169,7 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
         if launchers.grouped():  # else there can be no DTensor
             state.styles, state.gives = torch_distributed.styles_of(module), torch_distributed.styles_of_outputs(module)
             styled = bool(state.styles or state.gives)
-            state.tagged |= styled or any(tags.from_call(value) is not None for value in args)
+            state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)
     return state.tagged
 
 
@@ -186,7 +186,7 @@ class NestedClasses:
 
     def __init__(self) -> None:
         """Start with nothing noted."""
-        self.found: dict[str, dict[str, dict[str, str]]] = {}
+        self.document: dict[str, dict[str, dict[str, str]]] = {}
         self.changed = False
         self._seen: set[tuple[str, Kind, str]] = set()
         self._count = 0
@@ -199,5 +199,5 @@ class NestedClasses:
         self._seen.add(key)
         classes = {prefix + path: name for path, name in containers(value)}
         self._count += len(classes)
-        self.found.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self.document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
         self.changed = True

@@ -21,7 +21,7 @@ from introspect_cli.capture.contents import (
     is_unfinished,
     sequence_code,
 )
-from introspect_cli.capture.probes.base import Patches, uncounted
+from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Phase
@@ -30,8 +30,6 @@ from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
@@ -57,7 +55,6 @@ class ModuleProbe:
         self._names = context.names
         self._gradients = gradients
         self._patches = Patches()
-        self._registrations: list[RemovableHandle] = []
         self.entry: Callable[..., Any] | None = None
         """What stands in for `nn.Module.__call__`."""
         self.around: Callable[[Called], Called] | None = None
@@ -83,17 +80,14 @@ class ModuleProbe:
 
         self.entry, self.surround = __call__, surround
         self._patches.replace(nn.Module, "__call__", __call__)
-        self._registrations = [
-            nn.modules.module.register_module_module_registration_hook(self._registered),
-            nn.modules.module.register_module_parameter_registration_hook(self._holds),
-        ]
+        registry = nn.modules.module
+        self._patches.hold(registry.register_module_module_registration_hook(self._registered))
+        self._patches.hold(registry.register_module_parameter_registration_hook(self._holds))
         self._guarded.on = True
 
     def remove(self) -> None:
         """Put `nn.Module.__call__` back."""
         self._guarded.on = False
-        for registration in self._registrations:
-            registration.remove()
         self._patches.remove()
 
     def _calls_of(self, original: Callable[..., Any]) -> Called:
@@ -169,7 +163,7 @@ class ModuleProbe:
     ) -> Any:
         """Run an outermost call of a step that is not recorded; name it, so that a schedule changes no names."""
         calls = self.stack.calls
-        evaluates = self.stack.outer is Phase.EVAL and not self._context.trained.is_trained(module)
+        evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
                 self._names.state(module, None)

@@ -22,7 +22,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.identity import ById, FreeNames
 from introspect_cli.capture.named import Holder
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.held import (
     Held,
     Hyperparameters,
@@ -39,8 +39,6 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
-
-    from torch.utils.hooks import RemovableHandle
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.named import ParameterName
@@ -62,7 +60,6 @@ class OptimizerProbe(GuardedProbe):
         self._records = OptimizerRecords(context)
         self._hyperparameters = Hyperparameters(context.recorder)
         self.settings = OptimizerSettings()
-        self._handles: list[RemovableHandle] = []
         self._stepped = 0
         self._closures = 0
         self._groups: frozenset[int] = frozenset()
@@ -70,19 +67,11 @@ class OptimizerProbe(GuardedProbe):
 
     def install(self) -> None:
         """Register the step hooks; hear of optimizers as they are built, and of steps that a scaler skips."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        before, after = register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)
+        self._patches.hold(before, after)
         self._patches.watch(Optimizer, "__init__", self._guarded, self._building)
         self._patches.watch(torch.amp.GradScaler, "step", self._guarded, self._scaling)
         super().install()
-
-    def remove(self) -> None:
-        """Take the hooks out."""
-        super().remove()
-        for handle in self._handles:
-            handle.remove()
 
     def _building(self, args: tuple[Any, ...], _: object) -> Callable[[None], None]:
         return lambda _: self._context.clock.built(args[0])
@@ -104,7 +93,7 @@ class OptimizerProbe(GuardedProbe):
     @property
     def stepping(self) -> bool:
         """Whether this thread is inside an optimizer's step."""
-        return bool(self._context.running.optimizers)
+        return bool(self._context.clock.running.optimizers)
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,8 +104,8 @@ class OptimizerProbe(GuardedProbe):
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
-        context.evaluation.trained()
-        running = context.running.optimizers
+        context.clock.evaluation.trained()
+        running = context.clock.running.optimizers
         if running and not _inside_step(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
@@ -167,7 +156,7 @@ class OptimizerProbe(GuardedProbe):
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._guarded.on:
             return
-        running = self._context.running.optimizers
+        running = self._context.clock.running.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
         if running:
@@ -279,7 +268,7 @@ class OptimizerProbe(GuardedProbe):
         if Kind.OPTIMIZER_STATE in self._context.kinds:
             self._records.state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
-            for listener in self._context.on_after_optimizer:
+            for listener in self._context.clock.on_after_optimizer:
                 listener()
 
 

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import parameters_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PerturbProbe(GuardedProbe):
     def install(self) -> None:
         """Listen for forward passes, recorded or not, and for the roots of compiled functions."""
         self.hear(self._context.clock.on_forward, self._called)
-        self.hear(self._context.on_root, self._called, first=True)  # before their values are recorded
+        self.hear(self._context.clock.on_root, self._called, first=True)  # before their values are recorded
         super().install()
 
     @property

@@ -13,7 +13,7 @@ import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
 from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -91,20 +91,18 @@ class RngProbe(GuardedProbe):
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
     """What finds default generators of accelerators that this torch is built for; asking must not begin their use."""
     xpu: Any = getattr(torch, "xpu", None)
-    built = [(_cuda, torch.backends.cuda.is_built()), (_xpu, xpu is not None), (_mps, torch.backends.mps.is_built())]
-    return [default for default, is_built in built if is_built]
+    finders: list[tuple[Callable[[], list[tuple[str, torch.Generator]]], bool]] = [
+        (functools.partial(_of, "cuda"), torch.backends.cuda.is_built()),
+        (functools.partial(_of, "xpu"), xpu is not None),
+        (_mps, torch.backends.mps.is_built()),
+    ]
+    return [default for default, is_built in finders if is_built]
 
 
-def _cuda() -> list[tuple[str, torch.Generator]]:
-    if not torch.cuda.is_initialized():
-        return []
-    return [(f"cuda:{number}", generator) for number, generator in enumerate(torch.cuda.default_generators)]
-
-
-def _xpu() -> list[tuple[str, torch.Generator]]:
-    if not torch.xpu.is_initialized():
-        return []
-    return [(f"xpu:{number}", generator) for number, generator in enumerate(torch.xpu.default_generators)]
+def _of(name: str) -> list[tuple[str, torch.Generator]]:
+    backend: Any = getattr(torch, name)
+    generators = backend.default_generators if backend.is_initialized() else ()
+    return [(f"{name}:{number}", generator) for number, generator in enumerate(generators)]
 
 
 def _mps() -> list[tuple[str, torch.Generator]]:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.identity import ById
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
 
@@ -56,8 +56,8 @@ class StateProbe(GuardedProbe):
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
-        self.hear(self._context.on_root, self._root_called)
-        self.hear(self._context.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.clock.on_root, self._root_called)
+        self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
         self.hear(self._context.clock.on_restart, self._restarted)
         super().install()
 
@@ -117,7 +117,7 @@ class StateProbe(GuardedProbe):
         }
         if not changed:
             return
-        phase = Phase.OPTIMIZER if self._context.running.optimizers else Phase.START
+        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
         self._record(_those(contents, lambda tensor: id(tensor) in changed), phase, again=True)
 
     def buffers_after(self) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.graph import number_calls
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
@@ -124,7 +124,6 @@ class CompileProbe(GuardedProbe):
         )
         self._mode = mode
         self._note = note
-        self._handles: list[Any] = []
         self._tapped: set[int] = set()
         self._stance: Any = None
 
@@ -157,9 +156,6 @@ class CompileProbe(GuardedProbe):
     def remove(self) -> None:
         """Put `torch.compile` back and take the hooks off; what has been compiled keeps its taps, which do nothing."""
         super().remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
         if self._stance is not None:
             torch.compiler.set_stance("default")
             self._stance = None
@@ -260,10 +256,8 @@ class CompileProbe(GuardedProbe):
             self._tapped.add(id(module))
             number = self._taps.number(module)
             writes = bool(getattr(module, "inplace", False))
-            self._handles += [
-                module.register_forward_pre_hook(InputTap(number), with_kwargs=True),
-                module.register_forward_hook(OutputTap(number, writes=writes), with_kwargs=True),
-            ]
+            self._patches.hold(module.register_forward_pre_hook(InputTap(number), with_kwargs=True))
+            self._patches.hold(module.register_forward_hook(OutputTap(number, writes=writes), with_kwargs=True))
 
 
 def _below(model: nn.Module) -> list[nn.Module]:

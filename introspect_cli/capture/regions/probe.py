@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from introspect_cli.capture import private_api
 from introspect_cli.capture.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
-from introspect_cli.capture.probes.guarded import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
     GRADIENT,
     NUMBER,
@@ -271,7 +271,7 @@ class TapProbe(GuardedProbe):
         self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():
-                self._context.root_called(root)
+                self._context.clock.root_called(root)
 
     def _gradient(self, value: torch.Tensor, text: str) -> None:
         _, several, lines = text.partition("\n")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.records import Joined, Layout, Status, Summary
-from introspect_cli.store.derived import l2_norm
+from introspect_cli.store.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ import numpy as np
 from introspect_cli.compare.join.sites import columns as columns_of
 from introspect_cli.compare.join.sites import evaluating, phase_code
 from introspect_cli.records import KIND_CODES, Kind, Phase, Site
-from introspect_cli.store.launch import stages_in
 from introspect_cli.store.whole import Reader, readers_of
+from introspect_cli.store.whole_names import stages_in
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import Divergence
+    from introspect_cli.store.name_tables import SiteTable
     from introspect_cli.store.reader import Run
-    from introspect_cli.store.site_table import SiteTable
     from introspect_cli.store.spread import Task, Work
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from introspect_cli.compare.reasons.gradient import no_multiples
 from introspect_cli.records import Joined, Kind, Site, Status
 from introspect_cli.store.batch import fitted
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from introspect_cli.compare.reasons.files import READ, file_changes
 from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes, unequal
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.store.documents import gpu_names
-from introspect_cli.store.launch import rank_list
+from introspect_cli.store.manifests import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.store.reader import Run

@@ -1,11 +1,7 @@
-"""What loaders, schedulers and gradient scalers were built with, and where: the document `settings/built`.
+"""What an object of the script's was given, as plain data, read without running anything of the script's.
 
-A batch differs because `drop_last` does, a learning rate because a warm-up is longer: no tensor says so. A loader is
-kept under the name that its batches have, the others under that of their class.
-
-What an object was given is in its attributes. Nothing of the script's runs to read them: only an object's `__dict__` is
-looked into, only exact types are taken apart, and a length is asked of what the interpreter, torch or numpy implements
-alone. What is large is told by its kind and size.
+It is in the object's attributes. Only an object's `__dict__` is looked into, only exact types are taken apart, and a
+length is asked of what the interpreter, torch or numpy implements alone. What is large is told by its kind and size.
 """
 
 from __future__ import annotations
@@ -20,34 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.environment.sources import is_users
-from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.records import Phase
-from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.capture.probes.base import Guard
-
-_MOST = 64
-"""How many things of a kind are described: some scripts build a loader in every step."""
-
-_LOADER = (
-    "batch_size", "drop_last", "num_workers", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn",
-    "prefetch_factor", "persistent_workers", "in_order", "dataset",
-)  # fmt: skip
-_PROGRESS = frozenset(
-    {
-        "optimizer", "base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step",
-        "verbose", "_schedulers", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "mode_worse",
-        "data_source", "epoch", "_IterableDataset_len_called", "_iterator",
-        "_scale", "_growth_tracker", "_init_growth_tracker", "_per_optimizer_states",
-    }
-)  # fmt: skip
-"""Attributes that say how far something has come, or hold what is described elsewhere."""
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
@@ -66,94 +40,6 @@ _HOLDERS = (functools.partial, SimpleNamespace, Namespace)
 
 _LENGTHS = ("torchvision.", "datasets.")
 """Libraries beside torch whose data sets say how long they are without running anything of the script's."""
-
-
-class Built:
-    """The document in the making.
-
-    Attributes:
-        changed: whether `found` is another than when it was last written.
-    """
-
-    def __init__(self, guard: Guard) -> None:
-        self._guarded = guard.around("built", "what loaders and schedulers are built with is")
-        self.changed = False
-        self.lines: ById[str] = ById()
-        """Where each was built."""
-        self._loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
-        self._names = FreeNames()
-        self._waiting: list[tuple[str, str, Any]] = []
-        self._described: dict[str, dict[str, dict[str, Any]]] = {}
-        self._count = 0
-
-    @property
-    def found(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Kind of thing, to its name, to what it was built with."""
-        waiting, self._waiting = self._waiting, []
-        with self._guarded, unobserved():
-            for kind, name, reference in waiting:
-                thing = reference()
-                if thing is not None:
-                    of_kind = self._described.setdefault(kind, {})
-                    of_kind[name] = _with_line(self.lines.get(thing), Description(_PROGRESS).attributes(thing))
-        loaders: dict[str, dict[str, Any]] = {}
-        for (phase, name), settings in self._loaders.items():
-            shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
-            loaders |= {
-                f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
-            }
-        return {**({"loaders": loaders} if loaders else {}), **self._described}
-
-    def note(self, kind: str, thing: object, line: str) -> None:
-        """Something was built, or is being built: it is described when the document is written."""
-        if len(self._waiting) + sum(map(len, self._described.values())) >= _MOST or self._names.find(thing) is not None:
-            return
-        name = self._names.name(thing, type(thing).__name__)
-        self.lines.set(thing, line)
-        self._waiting.append((kind, name, self.lines.entries[id(thing)][0]))
-        self.changed = True
-
-    def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """What a loader was built with; nothing where very many have been described."""
-        self._count += 1
-        settings: dict[str, Any] = {}
-        if self._count > _MOST:
-            return settings
-        with self._guarded, unobserved():
-            held = object.__getattribute__(loader, "__dict__")
-            for name in _LOADER:
-                value = held.get(name)
-                if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
-                    continue  # made by the loader itself
-                if value is not None:
-                    settings[name] = Description(_PROGRESS).of(value)
-            settings = _with_line(self.lines.get(loader), settings)
-        return settings  # noqa: RET504 - nothing where describing it failed
-
-    def loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """A loader, or one that was made anew under its name, has given its first batch in a phase."""
-        variants = self._loaders.setdefault((phase, name), [])
-        if settings and settings not in variants:
-            variants.append(settings)
-            self.changed = True
-
-    def renamed(self, names: dict[str, str]) -> None:
-        """Training begins anew: loaders that fed it have other names, the others fed something else."""
-        before = {key: settings for key, settings in self._loaders.items() if key[0] is Phase.DATA}
-        self._loaders = {key: settings for key, settings in self._loaders.items() if key[0] is not Phase.DATA}
-        for (_, name), settings in before.items():
-            if name in names:
-                self._loaders[Phase.DATA, names[name]] = settings
-        self.changed = True
-
-    def moved(self, name: str) -> None:
-        """What seemed to feed training feeds evaluation."""
-        self._loaders.pop((Phase.DATA, name), None)
-        self.changed = True
-
-
-def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    return {**({"line": line} if line else {}), **dict(flat("", settings))}
 
 
 class Description:

@@ -1,31 +1,38 @@
-"""Signal handlers of the script, kept out of our code.
+"""What of python itself is replaced while a capture lasts: how signal handlers are set, and how tracebacks are walked.
 
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
 Raised inside our code, a timeout would be taken for a mistake of ours, or for a failing disk, and a step would be half
 written. So while a section of ours runs, a handler waits; it runs when the section ends, a moment later, and what it
 raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt waits, too, but
-not twice: who presses Ctrl-C again means it.
+not twice: who presses Ctrl-C again means it. Some code of ours python calls for its own reasons, as when an object of
+the script's has gone, and what is raised in there it drops. A handler that comes there is called again a moment later.
 
-Some code of ours python calls for its own reasons, as when an object of the script's has gone, and what is raised in
-there it drops. A handler that comes there is called again a moment later.
+A script that catches an exception and prints or logs it would show the functions that stand between its modules and
+torch's, and bare python would not. So what `traceback` (and with it `logging`) walks leaves them out. An exception of
+our own, whose last frame is ours, is shown whole, unless that frame stands in for a function written in C, which raised
+it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 import sys
 import threading
 import time
+import traceback
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.frames import is_ours, outward
-from introspect_cli.capture.probes.base import Patches, Sections
-from introspect_cli.script.ending import Later
+from introspect_cli.capture.guard import Patches, Sections, stands_in
+from introspect_cli.script.ending import PACKAGE, Later
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import FrameType
+
 
 _UNHEARD = frozenset({"forget", "__del__"})
 """Functions of ours out of which python passes nothing on: callbacks of weak references, and ends of objects."""
@@ -75,8 +82,8 @@ def _again(number: int) -> None:
         signal.pthread_kill(main, number)
 
 
-class Signals:
-    """Has the script's handlers wait for our sections."""
+class Interpreter:
+    """Has the script's handlers wait for our sections, and leaves our frames out of tracebacks and stacks."""
 
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
@@ -85,6 +92,11 @@ class Signals:
 
     def install(self) -> None:
         """Begin with the handlers that there are; and hear of new ones."""
+        for name in _WALKS:
+            walk = getattr(traceback, name, None)
+            if walk is not None:
+                self._patches.replace(traceback, name, _walks_traceback(walk))
+        self._patches.replace(traceback, "walk_stack", _walks_stack(traceback.walk_stack))
         self._set, asked, sections = signal.signal, signal.getsignal, self._sections
 
         @functools.wraps(self._set)
@@ -100,7 +112,7 @@ class Signals:
         self._patches.replace(signal, "getsignal", get_handler)
 
     def remove(self) -> None:
-        """Give the handlers back as they are."""
+        """Put the functions back, and give the handlers back as they are."""
         self._patches.remove()
         self._each(_given_back)
 
@@ -126,3 +138,29 @@ def _given_back(handler: Any) -> Any:
 
 def _handler_of(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _Waiting) else handler
+
+
+_RUNNER = PACKAGE + "script/run.py"
+"""Where the script's first frame is called from; python alone has nothing below it."""
+_WALKS = ("walk_tb", "_walk_tb_with_full_positions")
+"""Functions that walk a traceback; the second is new in Python 3.11, and what the module itself uses from then on."""
+
+
+def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
+    def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
+        entries = list(walk(tb))
+        if entries and is_ours(entries[-1][0]) and not stands_in(entries[-1][0]):
+            return iter(entries)
+        return iter([entry for entry in entries if not is_ours(entry[0])])
+
+    return walked
+
+
+def _walks_stack(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
+    def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+        if f is None:
+            return walk(None)  # it counts frames to find its caller
+        entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
+        return iter([entry for entry in entries if not is_ours(entry[0])])
+
+    return walked

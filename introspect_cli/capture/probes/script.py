@@ -1,0 +1,182 @@
+"""What a script hands on itself: values that it names, its phases, and the tensors of a checkpoint that it saves.
+
+An averaged copy of the weights is what a run is for, and nothing sees it but `torch.save`. So tensors are recorded when
+they are saved, by the file's name and their place in what is saved; what is written is not touched. States of random
+generators are in checkpoints, too: they are recorded as such elsewhere, and are no product.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from introspect_cli.capture.environment.start import ImportWatch
+from introspect_cli.capture.guard import RAISED, Outermost
+from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.script import calls
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.context import Context
+
+
+_RANDOM = re.compile(r"rng|random[_ ]?state|generator", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_MERSENNE = (5056,)
+"""The shape of the state of torch's generator on the CPU."""
+_MOST = 100_000
+_MOST_NAMES = 20
+_UNNAMED = "(memory)"
+_SAFETENSORS = "safetensors.torch"
+
+
+class ProductProbe(GuardedProbe):
+    """Watches what is saved."""
+
+    name = "products"
+    lost = "what the script saves is"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._counts: dict[str, int] = {}
+        self._outermost = Outermost()
+        self._imports = ImportWatch({_SAFETENSORS: self._safetensors_imported})
+
+    def install(self) -> None:
+        """Replace the functions that save."""
+        if Kind.PRODUCT not in self._context.kinds:
+            return
+        saving = self._watch(torch, "save", "obj", "f")
+        self._patches.replace(torch.serialization, "save", saving)
+        self.hear(self._context.clock.on_tick, self._counts.clear)
+        super().install()
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Put the functions back."""
+        self._imports.remove()
+        super().remove()
+
+    def _safetensors_imported(self) -> None:
+        with self._guarded:
+            self._watch(sys.modules[_SAFETENSORS], "save_file", "tensors", "filename")
+
+    def _watch(self, home: Any, name: str, held: str, place: str) -> Callable[..., Any]:
+        """Watch a function that saves, given the names of what it saves and where to."""
+
+        def saving(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+            given = dict(zip((held, place), args, strict=False)) | kwargs
+            return lambda result: None if result is RAISED else self._saved(given.get(held), _named(given.get(place)))
+
+        return self._patches.watch(home, name, self._guarded, self._outermost(saving), raised=True)
+
+    def _saved(self, held: object, name: str) -> None:
+        if not self._recorder.wanted:
+            if len(self._context.saved_unseen) < _MOST_NAMES:
+                self._context.saved_unseen[name] = None
+            return
+        with unobserved():
+            call = self._counts[name] = self._counts.get(name, -1) + 1
+            leaves = [pair for pair in _leaves(held) if issubclass(type(pair[1]), torch.Tensor)]
+            saved = [pair for pair in leaves if not _is_random(*pair)][:_MOST]
+            info = SiteInfo()
+            sites = [
+                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
+            ]
+            self._recorder.tensors(sites, [tensor for _, tensor in saved])
+
+
+def _leaves(held: object) -> list[tuple[str, Any]]:
+    """The tensors in what is saved with their places, those in modules too."""
+    if issubclass(type(held), nn.Module):
+        return [(f"[{name!r}]", tensor) for name, tensor in _in_module(held)]
+    leaves: list[tuple[str, Any]] = []
+    for path, leaf in flatten(held):
+        if issubclass(type(leaf), nn.Module):
+            leaves += [(f"{path}[{name!r}]", tensor) for name, tensor in _in_module(leaf)]
+        else:
+            leaves.append((path, leaf))
+    return leaves
+
+
+def _in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of what a module and those inside it hold, read past its methods."""
+    tensors, waiting, seen = [], [("", root)], {id(root)}
+    while waiting:
+        prefix, module = waiting.pop()
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views may be the script's
+            tensors += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
+        for name, child in module._modules.items():  # noqa: SLF001 - as above
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((f"{prefix}{name}.", child))
+    return tensors
+
+
+def _is_random(path: str, tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
+
+
+def _named(place: object) -> str:
+    """The last part of the path that something is saved at, numbers left out: steps, losses and times are no names."""
+    path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
+    if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
+        return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
+    return _UNNAMED
+
+
+class ScriptCallsProbe(GuardedProbe):
+    """Hears of `introspect_cli.step`, `record` and `phase`."""
+
+    name = "script calls"
+    lost = "values that the script records itself are"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._counts: dict[str, int] = {}
+        self._wants_eval = context.clock.evaluation.wanted
+        self._phase = ""
+
+    def install(self) -> None:
+        """Begin to hear."""
+        self.hear(self._context.clock.on_tick, self._counts.clear)
+        super().install()
+        calls.listen(self)
+
+    def remove(self) -> None:
+        """Hear nothing any more."""
+        calls.unlisten(self)
+        super().remove()
+
+    def stepped(self) -> None:
+        """End the step."""
+        with self._context.guard.around("clock", "steps that the script ends itself are"):
+            self._context.clock.manual_tick()
+
+    def entered(self, name: str) -> None:
+        """Name what comes by a phase, and see forward passes without gradients in it."""
+        if self._guarded.on:
+            with self._guarded:
+                self._phase = str(name)
+                self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
+
+    def recorded(self, name: str, value: object) -> None:
+        """Record a value where it stands among the step's other records."""
+        if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
+            return
+        with self._guarded, unobserved():
+            self._context.clock.begin()
+            fqn = f"{self._phase}/{name}" if self._phase else str(name)
+            call = self._counts[fqn] = self._counts.get(fqn, -1) + 1
+            leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
+            sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
+            self._recorder.nested(sites, [leaf for _, leaf in leaves])
