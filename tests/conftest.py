@@ -38,6 +38,10 @@ PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)
 
 
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "longest" not in item.keywords)
+
+
 def pytest_collection_finish():
     """What was imported stays: nobody need look through it for garbage, nor a capture for optimizers."""
     gc.collect()
