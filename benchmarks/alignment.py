@@ -62,5 +62,5 @@ if __name__ == "__main__":
             "one in a thousand": {"every": 100},
             "none": {"other": "body"},
         }.items():
-            found, seconds = timed(asked, **options)
-            print(f"{asked:,} sites, {share}: {len(found.renamed):,} names found in {seconds:.2f} s")
+            matched, seconds = timed(asked, **options)
+            print(f"{asked:,} sites, {share}: {len(matched.renamed):,} names matched in {seconds:.2f} s")

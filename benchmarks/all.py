@@ -10,14 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-FULL = {"overhead.py": (), "kernels.py": (), "memory.py": (), "store.py": (), "diff.py": (), "report.py": ()}
+FULL = {"overhead.py": (), "kernels.py": (), "memory.py": (), "store.py": (), "diff.py": ()}
 QUICK = {
     "overhead.py": ("--quick", "--workload", "gpt d=256"),
     "kernels.py": (),
     "memory.py": (),
     "store.py": ("--records", "1000000"),
     "diff.py": ("--steps", "100"),
-    "report.py": ("--steps", "100"),
 }
 
 

@@ -49,23 +49,23 @@ def main() -> int:
     asked = parser.parse_args()
     names = asked.only or spread(_NAMES[asked.library](), asked.count)
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    told: dict[str, list[str]] = {"equal": [], "DIFFERS": [], "not built": []}
+    by_outcome: dict[str, list[str]] = {"equal": [], "DIFFERS": [], "not built": []}
     begin = time.monotonic()
-    known = _seen(asked.resume, asked.library)
+    outcomes = _seen(asked.resume, asked.library)
     for name in names:
-        if name not in known:
+        if name not in outcomes:
             if time.monotonic() - begin > 60 * asked.minutes:
-                print(f"{len(set(names) - known.keys())} of {len(names)} are left")
+                print(f"{len(set(names) - outcomes.keys())} of {len(names)} are left")
                 break
-            known[name], why = apart(asked.library, name, asked.seconds)
+            outcomes[name], why = in_a_process(asked.library, name, asked.seconds)
             if asked.resume:
                 with asked.resume.open("a", encoding="utf-8") as file:
-                    file.write(f"{asked.library}\t{name}\t{known[name]}\t{why}\n")
-            print(f"{known[name]:9s} {name} {why}", flush=True)
-        told[known[name]].append(name)
-    counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in told.items())
+                    file.write(f"{asked.library}\t{name}\t{outcomes[name]}\t{why}\n")
+            print(f"{outcomes[name]:9s} {name} {why}", flush=True)
+        by_outcome[outcomes[name]].append(name)
+    counts = ", ".join(f"{len(listed)} {outcome}" for outcome, listed in by_outcome.items())
     print(f"{asked.library}: {counts}, in {time.monotonic() - begin:.0f} s")
-    return int(bool(told["DIFFERS"]))
+    return int(bool(by_outcome["DIFFERS"]))
 
 
 def _seen(path: Path | None, library: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ def spread(names: list[str], count: int) -> list[str]:
     return [names[at * len(names) // count] for at in range(count)]
 
 
-def apart(library: str, name: str, seconds: float) -> tuple[str, str]:
+def in_a_process(library: str, name: str, seconds: float) -> tuple[str, str]:
     """Compare one architecture in a process of its own, which finds the library and all of ours imported."""
     _imported(library)
     context = multiprocessing.get_context("fork")
@@ -156,7 +156,7 @@ def trained(model_of: Callable[[str], Any], name: str, output: Path | None) -> l
     model, inputs = model_of(name)
     model.train()
     watching = introspect_cli.recording(model, output) if output is not None else contextlib.nullcontext()
-    found: list[str] = []
+    digests: list[str] = []
     with watching:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for _ in range(2):
@@ -164,11 +164,11 @@ def trained(model_of: Callable[[str], Any], name: str, output: Path | None) -> l
             loss = _loss(model(**inputs()))
             loss.backward()
             optimizer.step()
-            found.append(loss.detach().double().item().hex())
+            digests.append(loss.detach().double().item().hex())
         state = [*model.parameters(), *model.buffers()]
         state += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         state.append(torch.get_rng_state())
-    return found + [hashlib.md5(_bytes(value)).hexdigest() for value in state]
+    return digests + [hashlib.md5(_bytes(value)).hexdigest() for value in state]
 
 
 def _bytes(value: torch.Tensor) -> bytes:
@@ -201,7 +201,7 @@ def _timm_names() -> list[str]:
     families: dict[str, list[str]] = {}
     for name in _timm_imported().list_models():
         families.setdefault(name.split("_")[0], []).append(name)
-    return sorted(min(own, key=lambda name: (not SMALL.search(name), len(name))) for own in families.values())
+    return sorted(min(members, key=lambda name: (not SMALL.search(name), len(name))) for members in families.values())
 
 
 def _timm_imported() -> Any:

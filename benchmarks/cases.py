@@ -104,11 +104,11 @@ class Command(Protocol):
         """Run `introspect ARGUMENTS...` with `env` added to the environment."""
 
 
-def introspect(*arguments: str, env: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Run the command line in a process of its own, on one thread, so that many fit side by side."""
+def introspect(*arguments: str, env: Sequence[tuple[str, str]] = (), cwd: str | Path = ".") -> Answer:
+    """Run the command line in a process, on one thread, so that many fit side by side."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(env)}
     command = [sys.executable, "-m", "introspect_cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, check=False, timeout=300)
 
 
 class Captures:
@@ -168,17 +168,17 @@ def wrong(case: Case, answer: dict[str, Any]) -> list[str]:
     if answer["verdict"] != "diverged" or answer["status"] != 1 or first is None:
         return [f"{answer['verdict']} (exit {answer['status']}): {answer['sentence']}"]
     expect = case.expect
-    found = [
+    problems = [
         f"{key} is {first[key]}, not {expect[key]}" for key in MATCHED if key in expect and first[key] != expect[key]
     ]
     if expect.get("word", "").lower() not in answer["sentence"].lower():
-        found.append(f"no {expect['word']!r} in {answer['sentence']!r}")
-    told = " ".join([answer["sentence"], *answer["evidence"]]).lower()
-    found += [f"no {word!r} in {told!r}" for word in expect.get("words", ()) if word.lower() not in told]
-    found += [f"{word!r} in {told!r}" for word in expect.get("never", ()) if word.lower() in told]
+        problems.append(f"no {expect['word']!r} in {answer['sentence']!r}")
+    text = " ".join([answer["sentence"], *answer["evidence"]]).lower()
+    problems += [f"no {word!r} in {text!r}" for word in expect.get("words", ()) if word.lower() not in text]
+    problems += [f"{word!r} in {text!r}" for word in expect.get("never", ()) if word.lower() in text]
     if "line" in expect and (line := _line(case.a.script, first.get("source", ""))) != expect["line"]:
-        found.append(f"the line is {line!r}, not {expect['line']!r}")
-    return found
+        problems.append(f"the line is {line!r}, not {expect['line']!r}")
+    return problems
 
 
 def _line(script: str, source: str) -> str:

@@ -143,15 +143,15 @@ def false_claims(answer: dict[str, Any], books: Books, *, tolerant: bool = False
         books: the runs it speaks of.
         tolerant: whether differences were let pass, so that a difference need not be a divergence.
     """
-    found = [*_verdict(answer, books, tolerant=tolerant), *_settings(answer, books)]
+    problems = [*_verdict(answer, books, tolerant=tolerant), *_settings(answer, books)]
     if answer["first"]:
-        found += _first(answer, books, tolerant=tolerant)
+        problems += _first(answer, books, tolerant=tolerant)
     for text in (answer["sentence"], *answer["evidence"]):
-        found += _steps(text, books)
-        found += _seen(text, books)
+        problems += _steps(text, books)
+        problems += _seen(text, books)
         if answer["first"]:
-            found += _equalities(text, answer["first"], books)
-    return list(dict.fromkeys(found))
+            problems += _equalities(text, answer["first"], books)
+    return list(dict.fromkeys(problems))
 
 
 # --- the verdict and its place
@@ -178,27 +178,27 @@ def _first(answer: dict[str, Any], books: Books, *, tolerant: bool) -> list[str]
     if first["step"] not in books.recorded:
         return [f"step {first['step']} was not recorded"]
     pairs = books.pairs(first["step"])
-    found = next((pair for pair in pairs if pair.site == site), None)
-    if found is None:
+    here = next((pair for pair in pairs if pair.site == site), None)
+    if here is None:
         return [] if first["rank"] else [f"neither run has {site} at step {first['step']}"]
-    wrong = [f"{_named(found)} is equal"] if found.equal else []
+    wrong = [f"{_named(here)} is equal"] if here.equal else []
     if not books.wanted(first["step"], site):
-        wrong.append(f"{_named(found)} was not selected")
-    if first["rel_l2"] == 0 and found.seen and not found.equal and first["a"]["dtype"] == first["b"]["dtype"]:
-        wrong.append(f"distance 0 at {_named(found)}, whose checksums differ")
-    if (found.a is None or found.b is None) and (side := _blind(found, books)):
-        wrong.append(f"{_named(found)} is only in one run, but run {side} was not told to look")
+        wrong.append(f"{_named(here)} was not selected")
+    if first["rel_l2"] == 0 and here.seen and not here.equal and first["a"]["dtype"] == first["b"]["dtype"]:
+        wrong.append(f"distance 0 at {_named(here)}, whose checksums differ")
+    if (here.a is None or here.b is None) and (side := _blind(here, books)):
+        wrong.append(f"{_named(here)} is only in one run, but run {side} was not told to look")
     if (
         tolerant
         or books.offset
-        or (None in (found.a, found.b) and "which differs too, follows from it" in answer["sentence"])
+        or (None in (here.a, here.b) and "which differs too, follows from it" in answer["sentence"])
     ):
         return wrong  # what one run alone draws as it is built comes before all that is drawn after it
     earlier = next(books.differing(), None)
     if earlier is None:
         return wrong
-    if earlier.step < found.step or (earlier.step == found.step and _before(earlier, found)):
-        wrong.append(f"{_named(earlier)} differs before {_named(found)}")
+    if earlier.step < here.step or (earlier.step == here.step and _before(earlier, here)):
+        wrong.append(f"{_named(earlier)} differs before {_named(here)}")
     return wrong
 
 
@@ -247,8 +247,8 @@ def _seen(text: str, books: Books) -> Iterator[str]:
     if re.search(r"no optimizer (?:steps?|is|was)\b", lowered) and updates:
         yield "no optimizer steps, where one does"
     for clause in _clauses(text):
-        told = clause.replace("what was not recorded", "the unknown")  # names nothing, so it claims nothing
-        said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", told.strip(), re.IGNORECASE)
+        words = clause.replace("what was not recorded", "the unknown")  # names nothing, so it claims nothing
+        said = re.search(r"^(.*?)(?:was|were|is|are) not recorded", words.strip(), re.IGNORECASE)
         if said is None or _STEP.search(clause):
             continue
         for word, kind in _KIND_WORDS:
@@ -314,8 +314,8 @@ def _results(names: str, clause: str, books: Books) -> Iterator[str]:
 
 def _equalities(text: str, first: dict[str, Any], books: Books) -> Iterator[str]:
     for clause in _clauses(text):
-        if told := _RESULTS_AGREE.match(clause.strip()):
-            yield from _results(told[1], clause.strip(), books)
+        if agreeing := _RESULTS_AGREE.match(clause.strip()):
+            yield from _results(agreeing[1], clause.strip(), books)
             continue
         if not _EQUAL.search(clause) or _UNSEEN.search(clause):
             continue
@@ -349,8 +349,8 @@ def _state(kind: Kind) -> Look:
             pairs = books.pairs(step) if step in books.steps else []
             at_once = [pair for pair in pairs if step == first["step"] and pair.site == site_of(first)]
             for pair in pairs:
-                own = pair.site.kind is kind and pair.site.fqn.startswith(f"{module}.")
-                if own and all(_before(pair, here) for here in at_once):
+                inside = pair.site.kind is kind and pair.site.fqn.startswith(f"{module}.")
+                if inside and all(_before(pair, here) for here in at_once):
                     latest[pair.site.fqn] = pair
         return list(latest.values())
 
@@ -362,9 +362,9 @@ def _value_before(claim: Claim) -> list[Pair]:
     first, books = claim.first, claim.books
     for step in reversed([step for step in books.steps if step <= first["step"]]):
         same = [p for p in books.pairs(step) if p.site.kind.value == first["kind"] and p.site.fqn == first["fqn"]]
-        found = [p for p in same if step < first["step"] or p.site.phase is Phase.START]
-        if found:
-            return found[-1:]
+        draws = [p for p in same if step < first["step"] or p.site.phase is Phase.START]
+        if draws:
+            return draws[-1:]
     return []
 
 
@@ -372,8 +372,8 @@ def _gradients(claim: Claim) -> list[Pair]:
     first = claim.first
     if first["kind"] in {"param", "optimizer_state"}:
         pairs = claim.books.pairs(first["step"])
-        own = [p for p in pairs if p.site.kind is Kind.GRAD and p.site.fqn == first["fqn"]]
-        return [p for p in own if p in claim.earlier(Kind.GRAD)] if first["call"] else own
+        gradients = [p for p in pairs if p.site.kind is Kind.GRAD and p.site.fqn == first["fqn"]]
+        return [p for p in gradients if p in claim.earlier(Kind.GRAD)] if first["call"] else gradients
     return claim.earlier(Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD)
 
 
@@ -396,16 +396,16 @@ def _drew(site: Site, module: str) -> bool:
 
 def _module_said(claim: Claim) -> str:
     """The module that a clause names, of those around the divergence; the divergence's own where it names none."""
-    own = claim.first["fqn"]
-    around = [own[: match.start()] for match in re.finditer(r"\.", own)]
+    fqn = claim.first["fqn"]
+    around = [fqn[: match.start()] for match in re.finditer(r"\.", fqn)]
     said = re.findall(r"[\w.#]+\w", claim.clause)
-    return next((name for name in (own, *reversed(around)) if name in said), own)
+    return next((name for name in (fqn, *reversed(around)) if name in said), fqn)
 
 
 def _steps_before(claim: Claim) -> list[Pair]:
     books = claim.books
-    found = [p for step in books.steps if step < claim.first["step"] for p in books.pairs(step)]
-    return [p for p in found if p.site.kind not in SETTING_KINDS and books.wanted(p.step, p.site)]
+    before = [p for step in books.steps if step < claim.first["step"] for p in books.pairs(step)]
+    return [p for p in before if p.site.kind not in SETTING_KINDS and books.wanted(p.step, p.site)]
 
 
 def _records_before(claim: Claim) -> list[Pair]:
@@ -469,5 +469,5 @@ def _settings(answer: dict[str, Any], books: Books) -> Iterator[str]:
             words = [str(word) for word in run.manifest.get("argv") or []]
             said = change[side]
             if change["name"].startswith("--") and (change["name"] in words) != (said is not None):
-                told = "is" if change["name"] in words else "is not"
-                yield f"{change['name']} {told} on the command line of {side}"
+                verb = "is" if change["name"] in words else "is not"
+                yield f"{change['name']} {verb} on the command line of {side}"

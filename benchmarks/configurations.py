@@ -40,9 +40,9 @@ class Reduction:
     @property
     def options(self) -> tuple[str, ...]:
         """The options of a capture that records the same."""
-        found: tuple[str, ...] = ()
-        found += ("--record", ",".join(self.record)) if self.record else ()
-        return found + (() if self.measured else ("--stats", "none", "--no-sketch"))
+        words: tuple[str, ...] = ()
+        words += ("--record", ",".join(self.record)) if self.record else ()
+        return words + (() if self.measured else ("--stats", "none", "--no-sketch"))
 
 
 @dataclass(frozen=True)

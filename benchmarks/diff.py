@@ -1,4 +1,4 @@
-"""How long a comparison of two large runs takes, and how much memory.
+"""How long a comparison of two large runs takes, and how much memory; how large the page about them is.
 
 Two runs of 10 million records (1,000 steps of 10,000 sites), equal, with one record of the last step changed, and with
 every record changed by a rounding and compared under a tolerance. Stores are built with the store's own writer, in a
@@ -10,20 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from made_runs import write_large
+from measuring import Row, bounded, seconds, show
 
-from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
-from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.writer import StoreWriter
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
+TOOL = [sys.executable, "-m", "introspect_cli"]
 RUN = """
 import json, resource, sys, time
 began = time.perf_counter()
@@ -45,46 +48,7 @@ print(json.dumps({
 """
 
 
-def build(path: Path, steps: int, sites: int, *, change: str = "") -> None:
-    """Write a run; `change` is "last" for one other record in the last step, "all" for a rounding everywhere."""
-    random = np.random.default_rng(0)
-    store = StoreWriter.create(path)
-    store.write_manifest({"status": "running"})
-    writer = store.rank(0, stats=True, sketch=True, sorted_stats=())
-    ids = [
-        writer.site(Site(Phase.FORWARD, Kind.OUTPUT, f"Model.blocks.{n // 10}.layer{n % 10}"), SiteInfo("Linear"))
-        for n in range(sites)
-    ]
-    layout = writer.layout(Layout((64, 512), "float32", "cpu", "contiguous"))
-    base = random.integers(1, 1 << 62, sites, dtype=np.uint64)
-    sketch = random.normal(size=(sites, 16)).astype(np.float32) * 45
-    floats = {name: random.normal(size=sites) for name, own in STATISTICS.items() if own.type != "<i8"} | {
-        "var": np.ones(sites)
-    }
-    batch = StepBatch(
-        site=np.array(ids, np.uint32),
-        sequence=np.arange(sites, dtype=np.uint32),
-        layout=np.full(sites, layout, np.uint32),
-        status=np.zeros(sites, np.uint8),
-        checksum=base,
-        counts={name: np.zeros(sites, np.int64) for name, own in STATISTICS.items() if own.type == "<i8"},
-        floats=floats,
-        sketch=sketch * np.float32(1 + 2e-7) if change == "all" else sketch,
-        text=[""] * sites,
-    )
-    for step in range(steps):
-        checksum = base + np.uint64(step)
-        if change == "all":
-            checksum = checksum ^ np.uint64(1 << 63)
-        if change == "last" and step == steps - 1:
-            checksum = checksum.copy()
-            checksum[sites // 2] ^= np.uint64(1)
-        writer.append(step, replace(batch, checksum=checksum))
-    store.write_manifest({"status": "complete"})
-    store.close()
-
-
-def measure(a: Path, b: Path, rtol: float = 0.0) -> dict[str, float]:
+def measure(a: Path, b: Path, rtol: float = 0.0) -> dict[str, Any]:
     """Compare in a fresh process, the second time counting, so that files are in memory as they are after a capture."""
     for _ in range(2):
         done = subprocess.run(
@@ -102,10 +66,61 @@ def startup(*commands: list[str]) -> list[float]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     for _ in range(9):
         for number, command in enumerate(commands):
-            began = time.perf_counter()
-            subprocess.run(command, check=False, capture_output=True, env=environment)
-            best[number] = min(best[number], time.perf_counter() - began)
+            run = partial(subprocess.run, command, check=False, capture_output=True, env=environment)
+            best[number] = min(best[number], seconds(run))
     return best
+
+
+def page(root: Path) -> Iterator[Row]:
+    """What the page of two runs costs in which every record differs, and how long a browser takes to show it.
+
+    The browser is a Chromium without a window, if there is one; an empty page is opened beside it.
+    """
+    target, empty = root / "page.html", root / "empty.html"
+    command = [*TOOL, "report", str(root / "a"), str(root / "b"), "-o", str(target)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    yield bounded("the page of these: making it, CPU", took, "s")
+    yield bounded("the page of these", target.stat().st_size / 1e6, "MB", most=5)
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        yield Row("the page of these: opening it", None, note="no Chromium here")
+        return
+    empty.write_text("<!doctype html><title>empty</title>")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={root / 'page.png'}"]
+    shown, nothing = startup([*command, target.as_uri()], [*command, empty.as_uri()])
+    yield bounded("the page of these: longer to open than an empty one", shown - nothing, "s", most=2)
+
+
+def measured(root: Path, steps: int, sites: int) -> Iterator[Row]:
+    """The rows of the table."""
+    write_large(root / "a", steps, sites)
+    for change, rtol, most, what in (
+        ("", 0.0, 0.2, "equal"),
+        ("last", 0.0, 0.5, "one record of the last step differs"),
+        ("all", 1e-5, 6.0, "all differ by a rounding, --rtol 1e-5"),
+        ("all", 0.0, None, "all differ, nothing tolerated"),
+    ):
+        shutil.rmtree(root / "b", ignore_errors=True)
+        write_large(root / "b", steps, sites, change=change)
+        got = measure(root / "a", root / "b", rtol)
+        yield replace(
+            bounded(what, got["compare"], "s", most=most), note=f"{got['memory'] / 1e6:.0f} MB, {got['verdict']}"
+        )
+    yield from page(root)
+    for name, change in (("small", ""), ("small2", "last")):
+        write_large(root / name, 3, 50, change=change)
+    python = [sys.executable, "-c"]
+    click, helped, imports, diff = startup(
+        [*python, "import click"],
+        [*TOOL, "--help"],
+        [*python, "import click, rich, yaml, pyarrow"],
+        [*TOOL, "diff", str(root / "small"), str(root / "small2")],
+    )
+    yield bounded("introspect --help; 1.5 x importing click", helped, "s", most=1.5 * click)
+    yield bounded("a diff of two small runs; 2 x its imports", diff, "s", most=2 * imports)
 
 
 def main() -> None:
@@ -116,36 +131,7 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{asked.steps * asked.sites:,} records a run: {asked.steps:,} steps of {asked.sites:,} sites")
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        build(root / "a", asked.steps, asked.sites)
-        print(f"{'':46} {'target':>8} {'took':>8} {'memory':>8}")
-        for change, rtol, target, title in (
-            ("", 0.0, 0.2, "equal"),
-            ("last", 0.0, 0.5, "one record of the last step differs"),
-            ("all", 1e-5, 6.0, "all differ by a rounding, --rtol 1e-5"),
-        ):
-            build(root / "b", asked.steps, asked.sites, change=change)
-            found = measure(root / "a", root / "b", rtol)
-            took, memory = found["compare"], found["memory"] / 1e6
-            print(f"{title:46} {target:7.1f}s {took:7.3f}s {memory:6.0f}MB  {found['verdict']}")
-            if change == "all":
-                found = measure(root / "a", root / "b")
-                print(f"{'all differ, nothing tolerated':46} {'':8} {found['compare']:7.3f}s")
-            subprocess.run(["rm", "-rf", str(root / "b")], check=True)
-        build(root / "small", 3, 50)
-        build(root / "small2", 3, 50, change="last")
-        python, tool = [sys.executable, "-c"], [sys.executable, "-m", "introspect_cli"]
-        click, helped, imports, diff = startup(
-            [*python, "import click"],
-            [*tool, "--help"],
-            [*python, "import click, rich, yaml, pyarrow"],
-            [*tool, "diff", str(root / "small"), str(root / "small2")],
-        )
-        for title, limit, took in (
-            ("introspect --help; 1.5 x importing click", 1.5 * click, helped),
-            ("a diff of two small runs; 2 x its imports", 2 * imports, diff),
-        ):
-            print(f"{title:46} {limit:7.3f}s {took:7.3f}s  {'met' if took <= limit else 'MISSED'}")
+        show(measured(Path(folder), asked.steps, asked.sites))
 
 
 if __name__ == "__main__":

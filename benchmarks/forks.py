@@ -33,7 +33,7 @@ del sys.path[0], sys.modules["forks"]  # else it passes for a source of the scri
 serve(socket.socket(fileno=int(sys.argv[1])))
 """
 _PACKAGE = """
-import importlib, keyword, pkgutil, introspect_cli.cli
+import importlib, pkgutil, introspect_cli.cli
 def imported(*packages):
     for package in packages:
         place = importlib.import_module(f"introspect_cli.{package}")
@@ -55,8 +55,7 @@ for module in list(sys.modules.values()): sources.is_users(sources.file_of(modul
 _PLAIN = f"""
 import sys, numpy.ma, pyarrow, rich.console, rich.table
 {_PACKAGE}
-for verb in introspect_cli.cli.VERBS:
-    importlib.import_module("introspect_cli.commands." + verb + "_" * keyword.iskeyword(verb))
+for verb in introspect_cli.cli.VERBS: introspect_cli.cli.command_of(verb)
 imported("store", "compare", "inspect", "health", "exchange", "rerun", "publish", "render")
 assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """
@@ -89,16 +88,16 @@ def serve(listening: socket.socket) -> None:
         if woken in ready:
             os.read(woken, 64)
             _end(running)
-        for child, own in running.items():
-            if own in ready:
-                sent = own.recv(1)
+        for child, connection in running.items():
+            if connection in ready:
+                sent = connection.recv(1)
                 os.kill(child, sent[0] if sent else signal.SIGKILL)
         if listening in ready:
-            own, _ = listening.accept()
+            connection, _ = listening.accept()
             try:
-                asked, streams = _received(own)
+                asked, streams = _received(connection)
             except (OSError, ValueError):  # who asks has ended meanwhile
-                own.close()
+                connection.close()
                 continue
             child = os.fork()
             if not child:
@@ -106,10 +105,10 @@ def serve(listening: socket.socket) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for number in (woken, wakes):
                     os.close(number)
-                for opened in (listening, own, *running.values()):
+                for opened in (listening, connection, *running.values()):
                     opened.close()
                 _run(streams=streams, **asked)
-            running[child] = own
+            running[child] = connection
             for number in streams:
                 os.close(number)
     for child in running:
@@ -122,8 +121,8 @@ def _end(running: dict[int, socket.socket]) -> None:
     for child in list(running):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            with running.pop(child) as own, contextlib.suppress(OSError):  # who asked may have ended
-                own.send(str(os.waitstatus_to_exitcode(status)).encode())
+            with running.pop(child) as connection, contextlib.suppress(OSError):  # who asked may have ended
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _run(**asked: Any) -> NoReturn:
@@ -137,10 +136,10 @@ def _run(**asked: Any) -> NoReturn:
     except SystemExit as ending:
         code = ending.code
     except BaseException as error:
-        told = error.__traceback__
-        while told is not None and told.tb_frame.f_code.co_filename == __file__:
-            told = told.tb_next
-        sys.excepthook(type(error), error.with_traceback(told), told)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -156,9 +155,9 @@ def _run(**asked: Any) -> NoReturn:
 
 def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, streams: list[int]) -> None:
     """In a fork: run `python -m introspect_cli ...`, `-c CODE ...` or `SCRIPT ...` as a process started so would."""
-    for number, own in enumerate(streams):
-        os.dup2(own, number)
-        os.close(own)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     added = [place for place in env.get("PYTHONPATH", "").split(":") if place not in sys.path]
     os.environ.clear()
     os.environ.update(env)
@@ -193,11 +192,11 @@ def _run_script(argv: list[str]) -> None:
     exec(code, vars(main))
 
 
-def _received(own: socket.socket) -> tuple[dict[str, object], list[int]]:
-    size, streams, _, _ = socket.recv_fds(own, 8, 3)
+def _received(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     data = b""
     while len(data) < int(size):
-        part = own.recv(1 << 16)
+        part = connection.recv(1 << 16)
         if not part:
             raise ConnectionError
         data += part
@@ -220,24 +219,24 @@ class Run:
             python: what it is to start other processes with.
             streams: descriptors of standard input, output and error.
         """
-        self._own = socket.socket(socket.AF_UNIX)
-        self._own.connect(address)
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(address)
         data = json.dumps({"argv": argv, "env": env, "cwd": cwd, "python": python}).encode()
-        socket.send_fds(self._own, [f"{len(data):8}".encode()], list(streams))
-        self._own.sendall(data)
+        socket.send_fds(self._connection, [f"{len(data):8}".encode()], list(streams))
+        self._connection.sendall(data)
 
     def send(self, number: int) -> None:
         """Send it a signal."""
-        self._own.send(bytes([number]))
+        self._connection.send(bytes([number]))
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        self._own.close()
+        self._connection.close()
 
     def wait(self) -> int:
         """Its exit code when it has ended, negative where a signal ended it."""
-        with self._own:
-            return int(self._own.recv(8))
+        with self._connection:
+            return int(self._connection.recv(8))
 
 
 _ALONGSIDE = "introspect_cli.commands.alongside"
@@ -297,8 +296,8 @@ class Forks:
 
         program = self._folder / "python3"
         addresses = {name: self._server(name) for name in self._imported}
-        told = json.dumps([sys.executable, addresses, _settings()])
-        words = (sys.executable, "-SsE", os.path.abspath(__file__), str(program), told)  # noqa: PTH100
+        about = json.dumps([sys.executable, addresses, _settings()])
+        words = (sys.executable, "-SsE", os.path.abspath(__file__), str(program), about)  # noqa: PTH100
         program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         program.chmod(0o755)
         return program
@@ -351,9 +350,9 @@ def _settings() -> dict[str, str]:
     return limits | read
 
 
-def _stand_in(name: str, told: str, *argv: str) -> int:
+def _stand_in(name: str, about: str, *argv: str) -> int:
     """Be a python for one run, in the place of the program `name`."""
-    python, addresses, settings = json.loads(told)
+    python, addresses, settings = json.loads(about)
     argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
     is_run = is_run or (argv[:1] == ("-c",) and _ALONGSIDE in argv[1])

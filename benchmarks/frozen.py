@@ -111,11 +111,11 @@ def ask(question: Question, directory: Path) -> str:
     from introspect_cli import cli
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
-    told: set[str] = set()
+    warned: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, _process(question, directory, out, err, Path(folder)) as written:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, kind, *_: told.add(f"{kind.__name__}: {message}")
+            warnings.showwarning = lambda message, kind, *_: warned.add(f"{kind.__name__}: {message}")
             code: object = 0
             try:
                 cli.main()
@@ -125,7 +125,7 @@ def ask(question: Question, directory: Path) -> str:
             f"--- file\n{_page(path.read_text('utf-8', 'replace'))}\n" for path in [written] if path.exists()
         )
     texts = [stream.buffer.getvalue().decode("utf-8", "replace") for stream in (out, err) if stream.flush() is None]
-    texts[1] += "".join(f"{line}\n" for line in sorted(told))
+    texts[1] += "".join(f"{line}\n" for line in sorted(warned))
     for place in (str(written), str(directory.resolve()), str(directory)):
         texts = [text.replace(place, "OUTPUT" if place == str(written) else "DIRECTORY") for text in texts]
     return f"exit {code}\n{texts[0]}--- error\n{_masked(texts[1])}{files}"
@@ -157,7 +157,7 @@ _ASSET = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 def _page(text: str) -> str:
     """A file that was written, its style and its program as checksums."""
-    return _ASSET.sub(lambda found: f"<{found[1]} {hashlib.sha256(found[2].encode()).hexdigest()[:16]}>", text)
+    return _ASSET.sub(lambda match: f"<{match[1]} {hashlib.sha256(match[2].encode()).hexdigest()[:16]}>", text)
 
 
 def _masked(text: str) -> str:
@@ -258,7 +258,11 @@ def _reduced(cell: tuple[Case, Configuration]) -> tuple[Path, Path] | None:
 
 def asked_of(case: Case, one: Configuration, a: str, b: str, seen: set[tuple[str, ...]]) -> Iterator[Question]:
     """What is asked of the runs of a case under a configuration; of a run that several share, once."""
-    narrowed = tuple(word for name, value in one.diff.items() for word in as_words(name, value))
+    from harvest import words_of
+
+    from introspect_cli.compare.options import DiffOptions
+
+    narrowed = tuple(words_of(DiffOptions(**one.diff)) or ())
     group = f"matrix/{one.name}"
     full = one.name == "everything"
 
@@ -284,15 +288,6 @@ def asked_of(case: Case, one: Configuration, a: str, b: str, seen: set[tuple[str
 def _share(*words: str) -> float:
     """A number from 0 to 1 that depends on the words alone."""
     return zlib.crc32(" ".join(words).encode()) / 2**32
-
-
-def as_words(name: str, value: Any) -> list[str]:
-    """A field of the comparison's options as it is said on the command line."""
-    if name == "modules":
-        return [word for glob in value for word in ("--modules", glob)]
-    if name == "kinds":
-        return ["--kinds", ",".join(sorted(kind.value for kind in value))]
-    return [f"--{name}", str(value)]
 
 
 # --------------------------------------------------------------------------------------------------- the tests
@@ -336,41 +331,43 @@ def ask_tests(directory: Path) -> None:
     """Write down what the tests asked, as far as it can be asked again."""
     from harvest import commands
 
-    found = [
+    questions = [
         Question(f"tests/{file}", test, words, tuple(sorted(env.items())), cwd)
         for file, test, words, env, cwd in commands(directory / "asked.log", directory, OUTPUT)
     ]
     kept: dict[tuple[Any, ...], Question] = {}
-    for own in [*found, *_around(found, directory)]:
-        kept.setdefault((own.words, own.env, own.cwd), own)
+    for question in [*questions, *_around(questions, directory)]:
+        kept.setdefault((question.words, question.env, question.cwd), question)
     write_questions(directory / "tests.jsonl", kept.values())
 
 
-def _around(found: Sequence[Question], directory: Path) -> Iterator[Question]:
+def _around(questions: Sequence[Question], directory: Path) -> Iterator[Question]:
     """The same comparisons told in other ways, and what is to be said of each of the runs."""
     from harvest import is_run
 
-    for own in found:
-        if own.words[0] == "diff" and not {"--values", "--level", "--settings", "--bisect"}.intersection(own.words):
-            bare = _without_form(own.words)
+    for question in questions:
+        if question.words[0] == "diff" and not {"--values", "--level", "--settings", "--bisect"}.intersection(
+            question.words
+        ):
+            bare = _without_form(question.words)
             for form in DIFF_FORMS:
                 words = (*bare[:1], *form, *bare[1:])
-                yield dataclasses.replace(own, words=words, extra=form[:1] not in {(), ("--format",)})
+                yield dataclasses.replace(question, words=words, extra=form[:1] not in {(), ("--format",)})
     runs: dict[Path, Question] = {}
-    for own in found:
-        for word in own.words[1:]:
-            path = directory / own.cwd / word
+    for question in questions:
+        for word in question.words[1:]:
+            path = directory / question.cwd / word
             if not word.startswith("-") and is_run(path):
-                runs.setdefault(path.resolve(), own)
-    for path, own in runs.items():
+                runs.setdefault(path.resolve(), question)
+    for path, question in runs.items():
         where = str(path.relative_to(directory))
         for form in CHECK_FORMS:
-            yield Question(own.group, own.name, ("check", *form, where), extra=not form)
+            yield Question(question.group, question.name, ("check", *form, where), extra=not form)
         for form in SHOW_FORMS:
             if _share(where, *form) < 0.3:
-                yield Question(own.group, own.name, ("show", *form, where), extra=_share(where) > 0.3)
+                yield Question(question.group, question.name, ("show", *form, where), extra=_share(where) > 0.3)
         if _share(where, "report") < 0.1:
-            yield Question(own.group, own.name, ("report", "-o", f"{OUTPUT}.html", where), extra=True)
+            yield Question(question.group, question.name, ("report", "-o", f"{OUTPUT}.html", where), extra=True)
 
 
 def _without_form(words: Sequence[str]) -> tuple[str, ...]:
@@ -387,19 +384,19 @@ def _without_form(words: Sequence[str]) -> tuple[str, ...]:
 
 def write_questions(path: Path, questions: Iterable[Question]) -> None:
     """Write them, one a line."""
-    lines = dict.fromkeys(json.dumps(dataclasses.astuple(own), ensure_ascii=False) for own in questions)
+    lines = dict.fromkeys(json.dumps(dataclasses.astuple(question), ensure_ascii=False) for question in questions)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"{len(lines)} questions in {path.name}", flush=True)
 
 
 def read_questions(directory: Path) -> list[Question]:
     """All that were written down."""
-    found = []
+    questions = []
     for path in sorted(directory.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             group, name, words, env, cwd, extra = json.loads(line)
-            found.append(Question(group, name, tuple(words), tuple((one, two) for one, two in env), cwd, extra))
-    return found
+            questions.append(Question(group, name, tuple(words), tuple((one, two) for one, two in env), cwd, extra))
+    return questions
 
 
 def answered(
@@ -441,9 +438,13 @@ def _answer(number: int) -> tuple[int, str, float]:
 
 def freeze(directory: Path, only: str, jobs: int, *, extra: bool) -> None:
     """Ask the questions and keep the answers: those that `check` asks always, or the extra ones."""
-    asked = [own for own in read_questions(directory) if own.extra == extra and (not only or _named(own, only))]
-    for store in sorted({own.store for own in asked}):
-        _freeze(directory, store, [own for own in asked if own.store == store], jobs)
+    asked = [
+        question
+        for question in read_questions(directory)
+        if question.extra == extra and (not only or _named(question, only))
+    ]
+    for store in sorted({question.store for question in asked}):
+        _freeze(directory, store, [question for question in asked if question.store == store], jobs)
 
 
 def _freeze(directory: Path, store: str, questions: Sequence[Question], jobs: int) -> None:
@@ -469,30 +470,32 @@ def _freeze(directory: Path, store: str, questions: Sequence[Question], jobs: in
 
 def frozen_answers(directory: Path, questions: Sequence[Question]) -> dict[str, str]:
     """The answers that were kept, by the questions' keys."""
-    found = {}
-    for store in {own.store for own in questions}:
-        own = [question.key for question in questions if question.store == store]
+    answers = {}
+    for store in {question.store for question in questions}:
+        keys = [question.key for question in questions if question.store == store]
         path = directory / store
         if path.exists():
             with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as kept:
-                for key in own:
+                for key in keys:
                     for (answer,) in kept.execute("select answer from answers where key = ?", (key,)):
-                        found[key] = zlib.decompress(answer).decode()
-    return found
+                        answers[key] = zlib.decompress(answer).decode()
+    return answers
 
 
 def check(
     directory: Path, only: str, every: int, jobs: int, shown: int, *, everything: bool, placeholders: bool
 ) -> int:
     """Ask again, print what differs; 0 where nothing does."""
-    questions = [own for own in read_questions(directory) if everything or not own.extra]
-    questions = [own for own in questions if not only or _named(own, only)]
-    questions = [own for own in questions if every < 2 or zlib.crc32(own.key.encode()) % every == 0]
+    questions = [question for question in read_questions(directory) if everything or not question.extra]
+    questions = [question for question in questions if not only or _named(question, only)]
+    questions = [question for question in questions if every < 2 or zlib.crc32(question.key.encode()) % every == 0]
     started = time.perf_counter()
     if placeholders:
-        questions = [own for own in questions if own.words[0] in {"diff", "check"} and "json" in own.words]
+        questions = [
+            question for question in questions if question.words[0] in {"diff", "check"} and "json" in question.words
+        ]
     frozen = frozen_answers(directory, questions)
-    asked = [own for own in questions if own.key in frozen]
+    asked = [question for question in questions if question.key in frozen]
     different: dict[int, str] = {}
     decided: set[int] = set()
     for number, answer, _ in answered(asked, directory, jobs, placeholders=placeholders):
@@ -532,9 +535,9 @@ def _decided(answer: str) -> Any:
 
 
 _COUNTED: dict[str, Callable[[Question], str]] = {
-    "verb": lambda own: own.verb,
-    "configuration or file of tests": lambda own: own.group,
-    "case or test": lambda own: own.name,
+    "verb": lambda question: question.verb,
+    "configuration or file of tests": lambda question: question.group,
+    "case or test": lambda question: question.name,
 }
 
 

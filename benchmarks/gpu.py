@@ -22,23 +22,23 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
-import gpu_models
 import gpu_ways
+import measuring
 import numpy as np
 import torch
+import workloads
+from measuring import Row, bounded
 
 from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
@@ -63,35 +63,6 @@ TARGETS = {
     ("GPT 124M", "off schedule"): 1.001,
     ("GPT 1.3B", "everything"): 1.02,
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table.
-
-    Attributes:
-        section: it belongs to.
-        what: was measured.
-        figure: the number; None where it failed.
-        unit: of the number.
-        target: "" where there is none.
-        verdict: "met", "MISSED", "ok", "FAILED" or "".
-        note: why, or what else is to be said.
-    """
-
-    section: str
-    what: str
-    figure: float | None
-    unit: str = ""
-    target: str = ""
-    verdict: str = ""
-    note: str = ""
-
-    def line(self) -> str:
-        """As text."""
-        figure = "-" if self.figure is None else f"{self.figure:,.4g}"
-        words = f"{self.section:<12} {self.what:<58} {figure:>10} {self.unit:<5} {self.target:<10}"
-        return f"{words} {self.verdict} {self.note}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -219,19 +190,18 @@ def correctness(place: Place) -> Iterator[Row]:
         assert prepared is not None, name
         for slot in range(2):
             engine.one(slot, prepared, moved.data_ptr())
-        found = rows.hand_over().rows()
+        got = rows.hand_over().rows()
         expected = reference.row(moved).cpu().numpy().view(np.uint64)
         total += 1
-        problem = far(found[0], expected) or ("" if found[0].tobytes() == found[1].tobytes() else "twice, it differs")
+        problem = far(got[0], expected) or ("" if got[0].tobytes() == got[1].tobytes() else "twice, it differs")
         if problem:
             wrong.append(f"{name}: {problem}")
         there.append(Item(prepared, moved.data_ptr()))
-        wanted.append((moved, found[0].copy()))
+        wanted.append((moved, got[0].copy()))
     engine.many([(slot, [item]) for slot, item in enumerate(there)])
-    found = rows.hand_over().rows()
-    apart = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(found, wanted, strict=True))
+    got = rows.hand_over().rows()
+    others = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(got, wanted, strict=True))
     yield Row(
-        "correctness",
         "tensors whose row is right",
         total - len(wrong),
         f"/{total}",
@@ -239,7 +209,7 @@ def correctness(place: Place) -> Iterator[Row]:
         _ok(not wrong),
         "; ".join(wrong[:3]),
     )
-    yield Row("correctness", "rows that are another in a table", apart, "", "0", _ok(not apart))
+    yield Row("rows that are another in a table", others, "", "0", _ok(not others))
     if not place.dry and torch.cuda.get_device_properties(place.device).total_memory > 12 << 30:
         large = torch.ones((1 << 31) + 4096, dtype=torch.int8, device=place.device)
         large[-1] = 2
@@ -248,7 +218,7 @@ def correctness(place: Place) -> Iterator[Row]:
         engine.one(0, prepared, large.data_ptr())
         row = rows.hand_over().rows()[0]
         right = int(row[r.FINITE]) == large.numel() and row.view(np.float64)[r.MAX] == 2.0
-        yield Row("correctness", "elements of the largest tensor", large.numel(), "", "all", _ok(right))
+        yield Row("elements of the largest tensor", large.numel(), "", "all", _ok(right))
 
 
 def _ok(right: bool) -> str:
@@ -277,9 +247,7 @@ def kernels(place: Place) -> Iterator[Row]:
             large = name == "100 MB" and dtype == torch.float32
             for what, figure in figures.items():
                 share = {"checksum": 0.6, "all three": 0.35}.get(what) if large else None
-                yield _bound(
-                    "kernels", f"{dtype} {name}: {what}", figure, "GB/s", None if share is None else share * copy
-                )
+                yield bounded(f"{dtype} {name}: {what}", figure, "GB/s", least=None if share is None else share * copy)
     many = [torch.randn(64, 48, device=place.device) for _ in range(10 if place.dry else 500)]
     together = [(slot, [Item(full.prepare(x), x.data_ptr())]) for slot, x in enumerate(many)]  # type: ignore[arg-type]
 
@@ -287,7 +255,7 @@ def kernels(place: Place) -> Iterator[Row]:
         full.many(together)
         full_rows.hand_over().rows()
 
-    yield Row("kernels", f"{len(many)} tensors of 3,072 elements in one launch", place.seconds(table) * 1e6, "us")
+    yield Row(f"{len(many)} tensors of 3,072 elements in one launch", place.seconds(table) * 1e6, "us")
 
 
 def _again(engine: DeviceEngine, rows: DeviceRows, x: torch.Tensor) -> Callable[[], None]:
@@ -300,17 +268,6 @@ def _again(engine: DeviceEngine, rows: DeviceRows, x: torch.Tensor) -> Callable[
         engine.one(0, prepared, x.data_ptr())
 
     return call
-
-
-def _bound(
-    section: str, what: str, figure: float, unit: str, least: float | None = None, most: float | None = None
-) -> Row:
-    """A row with a target, where there is one."""
-    if least is not None:
-        return Row(section, what, figure, unit, f">= {least:.4g}", "met" if figure >= least else "MISSED")
-    if most is not None:
-        return Row(section, what, figure, unit, f"<= {most:.4g}", "met" if figure <= most else "MISSED")
-    return Row(section, what, figure, unit)
 
 
 def host(place: Place) -> Iterator[Row]:
@@ -338,19 +295,15 @@ def host(place: Place) -> Iterator[Row]:
             engine.many([(slot, [Item(engine.prepare(y), y.data_ptr())]) for slot, y in enumerate(many)])  # type: ignore[arg-type]
             together = min(together, (time.perf_counter() - start) / len(many))
             place.wait()
-        yield _bound("host", f"a launch, {name}", best * 1e6, "us", most=10.0)
-        yield Row("host", f"a tensor of a table of 500, {name}", together * 1e6, "us")
+        yield bounded(f"a launch, {name}", best * 1e6, "us", most=10.0)
+        yield Row(f"a tensor of a table of 500, {name}", together * 1e6, "us")
 
 
 def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int, place: Place) -> float:
     """Seconds a step of `count` captured ones, after two that are not counted."""
-    session = Session(None, CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True}))
-    session.attach()
-    for _ in range(2):
-        step()
-    took = timed(step, count, place)
-    session.finish(Ending(0, "returned"))
-    return took
+    with measuring.captured(options, directory):
+        timed(step, 2, place)
+        return timed(step, count, place)
 
 
 def timed(step: Callable[[], None], count: int, place: Place) -> float:
@@ -363,27 +316,27 @@ def timed(step: Callable[[], None], count: int, place: Place) -> float:
     return (time.perf_counter() - start) / count
 
 
-def workloads(place: Place) -> dict[str, Callable[[], Callable[[], None]]]:
+def models(place: Place) -> dict[str, Callable[[], Callable[[], None]]]:
     """Name to what builds a training step."""
     device = place.device
     if place.dry:
         return {
-            "GPT 124M": lambda: gpu_models.gpt(gpu_models.GPT_TINY, device),
-            "ResNet-50": lambda: gpu_models.resnet(device, tiny=True),
+            "GPT 124M": lambda: workloads.large_gpt(workloads.GPT_TINY, device),
+            "ResNet-50": lambda: workloads.resnet(device, tiny=True),
         }
     return {
-        "GPT 124M": lambda: gpu_models.gpt(gpu_models.GPT_124M, device),
-        "GPT 124M, compiled": lambda: gpu_models.gpt(gpu_models.GPT_124M, device, compiled=True),
-        "GPT 1.3B": lambda: gpu_models.gpt(gpu_models.GPT_1300M, device),
-        "ResNet-50": lambda: gpu_models.resnet(device),
-        "ResNet-50, compiled": lambda: gpu_models.resnet(device, compiled=True),
+        "GPT 124M": lambda: workloads.large_gpt(workloads.GPT_124M, device),
+        "GPT 124M, compiled": lambda: workloads.large_gpt(workloads.GPT_124M, device, compiled=True),
+        "GPT 1.3B": lambda: workloads.large_gpt(workloads.GPT_1300M, device),
+        "ResNet-50": lambda: workloads.resnet(device),
+        "ResNet-50, compiled": lambda: workloads.resnet(device, compiled=True),
     }
 
 
 def overhead(place: Place) -> Iterator[Row]:
     """Captured over bare steps that alternate, by model and mode."""
     blocks, count = (1, 1) if place.dry else (place.blocks, 8)
-    for name, build in workloads(place).items():
+    for name, build in models(place).items():
         if not fnmatch.fnmatchcase(name, place.models):
             continue
         try:
@@ -391,7 +344,7 @@ def overhead(place: Place) -> Iterator[Row]:
             for _ in range(1 if place.dry else 5):
                 step()
         except Exception as error:
-            yield Row("overhead", name, None, verdict="FAILED", note=_said(error))
+            yield Row(name, None, verdict="FAILED", note=_said(error))
             continue
         bare = []
         with tempfile.TemporaryDirectory() as scratch:
@@ -404,8 +357,8 @@ def overhead(place: Place) -> Iterator[Row]:
                     ratios.append(during / beside)
                     bare.append(beside)
                 target = None if place.dry else TARGETS.get((name, mode))
-                yield _bound("overhead", f"{name}: {mode}", statistics.median(ratios), "x", most=target)
-        yield Row("overhead", f"{name}: a bare step", statistics.median(bare) * 1e3, "ms")
+                yield bounded(f"{name}: {mode}", statistics.median(ratios), "x", most=target)
+        yield Row(f"{name}: a bare step", statistics.median(bare) * 1e3, "ms")
         del step
         if place.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -414,9 +367,9 @@ def overhead(place: Place) -> Iterator[Row]:
 def memory(place: Place) -> Iterator[Row]:
     """Peak of the device's memory that captures add."""
     if place.device.type != "cuda":
-        yield Row("memory", "peak of the device's memory", None, note="a CPU has none")
+        yield Row("peak of the device's memory", None, note="a CPU has none")
         return
-    step = gpu_models.gpt(gpu_models.GPT_124M, place.device)
+    step = workloads.large_gpt(workloads.GPT_124M, place.device)
     step()
     peaks = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -427,9 +380,7 @@ def memory(place: Place) -> Iterator[Row]:
             else:
                 captured(options, Path(scratch) / "run", step, 3, place)
             peaks.append(torch.cuda.max_memory_allocated(place.device))
-    yield _bound(
-        "memory", "GPT 124M: peak that capturing everything adds", (peaks[1] - peaks[0]) / 2**20, "MiB", most=64.0
-    )
+    yield bounded("GPT 124M: peak that capturing everything adds", (peaks[1] - peaks[0]) / 2**20, "MiB", most=64.0)
 
 
 def ways(place: Place) -> Iterator[Row]:
@@ -439,21 +390,17 @@ def ways(place: Place) -> Iterator[Row]:
         try:
             once, twice = train(), train()
             with tempfile.TemporaryDirectory() as scratch:
-                session = Session(None, CaptureOptions(output=Path(scratch) / "run", quiet=True))
-                session.attach()
-                try:
+                with measuring.captured(CaptureOptions(), Path(scratch) / "run"):
                     watched = train()
-                finally:
-                    session.finish(Ending(0, "returned"))
                 records, unseen = observed(Path(scratch) / "run")
         except Exception as error:
-            yield Row("ways", name, None, verdict="FAILED", note=_said(error))
+            yield Row(name, None, verdict="FAILED", note=_said(error))
             continue
         note = f"{unseen} not observed" if unseen else ""
         if not same(once, twice):
-            yield Row("ways", name, records, "rec", note=f"two bare trainings differ, so nothing can be said; {note}")
+            yield Row(name, records, "rec", note=f"two bare trainings differ, so nothing can be said; {note}")
         else:
-            yield Row("ways", name, records, "rec", "same bits", _ok(same(once, watched)), note)
+            yield Row(name, records, "rec", "same bits", _ok(same(once, watched)), note)
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -484,13 +431,9 @@ import sys, tempfile, pathlib, torch
 sys.path.insert(0, sys.argv[1])
 import gpu_ways
 from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.session import Session
-from introspect_cli.script.ending import Ending
-with tempfile.TemporaryDirectory() as scratch:
-    session = Session(None, CaptureOptions(output=pathlib.Path(scratch) / "run", quiet=True))
-    session.attach()
+from measuring import captured
+with tempfile.TemporaryDirectory() as scratch, captured(CaptureOptions(), pathlib.Path(scratch) / "run"):
     gpu_ways.trained(torch.device(sys.argv[2]))
-    session.finish(Ending(0, "returned"))
 """
 
 
@@ -505,9 +448,7 @@ def processes(place: Place) -> Iterator[Row]:
     ended = [process.communicate(timeout=240)[1] for process in running]
     failed = [error for process, error in zip(running, ended, strict=True) if process.returncode]
     note = failed[0].strip().splitlines()[-1] if failed and failed[0].strip() else ""
-    yield Row(
-        "processes", "captured at once on one device", count - len(failed), f"/{count}", "all", _ok(not failed), note
-    )
+    yield Row("captured at once on one device", count - len(failed), f"/{count}", "all", _ok(not failed), note)
 
 
 SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
@@ -529,10 +470,11 @@ def measured(place: Place, chosen: list[str]) -> Iterator[Row]:
     """The rows of all sections, as they come; what fails is a row."""
     for name in chosen:
         try:
-            yield from SECTIONS[name](place)
+            for row in SECTIONS[name](place):
+                yield replace(row, section=name)
         except Exception as error:  # noqa: PERF203  # one section's failure is not the next one's
             traceback.print_exc()
-            yield Row(name, "the section", None, verdict="FAILED", note=_said(error))
+            yield Row("the section", None, verdict="FAILED", note=_said(error), section=name)
 
 
 def machine(place: Place) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def compiled(chosen: Variant | Transposing, target: str) -> Used:
     if "cubin" not in made.asm:
         text = made.asm["amdgcn"]
         registers, spilled = (
-            int(_found(rf"\.{name}:\s+(\d+)", text)) for name in ("vgpr_count", "private_segment_fixed_size")
+            int(_matched(rf"\.{name}:\s+(\d+)", text)) for name in ("vgpr_count", "private_segment_fixed_size")
         )
         return Used(registers, spilled, made.metadata.shared)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -104,11 +104,11 @@ def compiled(chosen: Variant | Transposing, target: str) -> Used:
         file.write(made.asm["cubin"])
         file.flush()
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    registers, stack, local = (int(_found(rf"{name}:(\d+)", done.stdout)) for name in ("REG", "STACK", "LOCAL"))
+    registers, stack, local = (int(_matched(rf"{name}:(\d+)", done.stdout)) for name in ("REG", "STACK", "LOCAL"))
     return Used(registers, stack + local, made.metadata.shared)
 
 
-def _found(pattern: str, text: str) -> str:
+def _matched(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     assert match is not None, pattern
     return match[1]

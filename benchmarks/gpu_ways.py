@@ -79,10 +79,10 @@ def trained(
     losses = []
     data = torch.utils.data.TensorDataset(torch.randn(32 * STEPS * accumulate, *shape[1:]))
     loader = torch.utils.data.DataLoader(data, batch_size=shape[0], pin_memory=pinned)
-    own = torch.cuda.Stream(device) if stream and device.type == "cuda" else None
-    around = torch.cuda.stream(own) if own is not None else contextlib.nullcontext()
-    if own is not None:
-        own.wait_stream(torch.cuda.current_stream(device))
+    side = torch.cuda.Stream(device) if stream and device.type == "cuda" else None
+    around = torch.cuda.stream(side) if side is not None else contextlib.nullcontext()
+    if side is not None:
+        side.wait_stream(torch.cuda.current_stream(device))
     with around:
         for number, (batch,) in enumerate(loader):
             x = batch.to(device, non_blocking=pinned)
@@ -100,8 +100,8 @@ def trained(
             if foreign is not None:
                 foreign(built)
             chosen.zero_grad()
-    if own is not None:
-        torch.cuda.current_stream(device).wait_stream(own)
+    if side is not None:
+        torch.cuda.current_stream(device).wait_stream(side)
     state = [value for entry in chosen.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
     return [*losses, *built.state_dict().values(), *state, torch.get_rng_state()]
 
@@ -154,8 +154,8 @@ def sharded(device: torch.device) -> list[torch.Tensor]:
             mesh = torch.distributed.device_mesh.init_device_mesh(device.type, (1,))
             return fully_shard(model, mesh=mesh)
 
-        found = trained(device, wrap=wrap)
-        return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in found]
+        values = trained(device, wrap=wrap)
+        return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in values]
 
 
 def parallel(device: torch.device) -> list[torch.Tensor]:
@@ -174,7 +174,7 @@ def ways(device: torch.device) -> dict[str, Callable[[], list[torch.Tensor]]]:
 
     optim = torch.optim
     images: dict[str, Any] = {"model": Images, "shape": (32, 3, 8, 8)}
-    found = {
+    named = {
         "float32, AdamW": way(),
         "float32, fused AdamW": way(optimizer=lambda params: optim.AdamW(params, 1e-3, fused=True)),
         "float32, foreach Adam": way(optimizer=lambda params: optim.Adam(params, 1e-3, foreach=True)),
@@ -196,7 +196,7 @@ def ways(device: torch.device) -> dict[str, Callable[[], list[torch.Tensor]]]:
         "torch.compile": way(wrap=torch.compile),
     }
     if gpu:
-        found |= {
+        named |= {
             "autocast to float16 with GradScaler": way(dtype=torch.float16, scaled=True),
             "clipped under GradScaler": way(dtype=torch.float16, scaled=True, clip=True),
             "a stream of the script's own": way(stream=True),
@@ -204,7 +204,7 @@ def ways(device: torch.device) -> dict[str, Callable[[], list[torch.Tensor]]]:
             "a capturable optimizer": way(optimizer=lambda params: optim.AdamW(params, 1e-3, capturable=True)),
             "a CUDA graph, replayed": lambda: graphed(device),
         }
-    return found
+    return named
 
 
 def _doubled(model: nn.Module) -> nn.Module:

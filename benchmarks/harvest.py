@@ -130,12 +130,12 @@ def commands(
         output: stands for the file that a verb is told to write.
     """
     for line in log.read_text(encoding="utf-8").splitlines():
-        own = json.loads(line)
-        cwd = Path(own["cwd"])
+        asked = json.loads(line)
+        cwd = Path(asked["cwd"])
         inside = cwd.is_relative_to(directory) and cwd.is_dir()
         place = cwd if inside else directory
         words, runs = [], 0
-        for before, word in zip(["", *own["words"]], own["words"], strict=False):
+        for before, word in zip(["", *asked["words"]], asked["words"], strict=False):
             path = cwd / word
             if before in {"-o", "--output"}:
                 words.append(f"{output}{path.suffix}")
@@ -147,9 +147,9 @@ def commands(
                 words.append(os.path.relpath(_kept(path.resolve(), directory), place))
             else:
                 words.append(word)
-        if runs or own["words"][0] == "runs":
-            file, _, test = own["test"].partition("::")
-            yield Path(file).stem, test, tuple(words), own["env"], os.path.relpath(place, directory)
+        if runs or asked["words"][0] == "runs":
+            file, _, test = asked["test"].partition("::")
+            yield Path(file).stem, test, tuple(words), asked["env"], os.path.relpath(place, directory)
 
 
 def _kept(path: Path, directory: Path) -> Path:

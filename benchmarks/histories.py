@@ -28,7 +28,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes import prove
 from introspect_cli.rerun.minimise import place_of
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def compared(repository: Repository, commits: tuple[str, str], reruns: tuple[Rer
     if not all(rerun.usable for rerun in reruns):
         text = next(rerun.last_lines for rerun in reruns if not rerun.usable)
         return Pair(two[:10], subject, "failed", "", text, "", False, changed)
-    verdict, result = judge(*reruns)
+    verdict, result = Reference(reruns[0].run).judge(reruns[1], reruns[0].exit_code)
     assert result is not None  # both are usable
     first = result.first
     place = "" if first is None else f"step {first.step}, {first.site.kind.value} {first.site.fqn}{first.site.path}"
@@ -177,8 +177,8 @@ def table_of_proofs(pairs: Sequence[Pair]) -> str:
     for pair in pairs:
         if pair.proved is not None:
             one = pair.proved
-            found = ", ".join(map(_cell, one.places)) or _escaped(one.sentence)
-            cells = f"{pair.commit} {_escaped(pair.subject)}", one.changes, found, one.runs, f"{one.seconds:.0f}"
+            smallest = ", ".join(map(_cell, one.places)) or _escaped(one.sentence)
+            cells = f"{pair.commit} {_escaped(pair.subject)}", one.changes, smallest, one.runs, f"{one.seconds:.0f}"
             rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
@@ -195,9 +195,9 @@ def _cell(text: str) -> str:
 def summary(pairs: Sequence[Pair]) -> str:
     """How many pairs came out how."""
     counts = {verdict: sum(pair.verdict == verdict for pair in pairs) for verdict in (*map(_value, Verdict), "failed")}
-    told = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     named = sum(pair.likely for pair in pairs if pair.verdict == Verdict.DIVERGED.value)
-    return f"{len(pairs)} pairs: {told}; a statement is called likely in {named} of those that diverged."
+    return f"{len(pairs)} pairs: {verdicts}; a statement is called likely in {named} of those that diverged."
 
 
 def _value(verdict: Verdict) -> str:

@@ -9,58 +9,20 @@ bandwidth that the targets refer to is that of `x.sum()` in the same run. Misses
 from __future__ import annotations
 
 import argparse
-import time
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from measuring import Row, bounded, quickest, seconds, show
 
 from introspect_cli.tensors import kernels, parallel, reference
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SIZES = (1 << 18, 1 << 22)
 """Elements of the smaller tensors that bandwidth is shown for, beside the large one."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table.
-
-    Attributes:
-        what: measured.
-        figure: as text, with its unit.
-        target: as text; "" where there is none.
-        met: whether the target is met.
-    """
-
-    what: str
-    figure: str
-    target: str = ""
-    met: bool = True
-
-
-def best(call: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Seconds of the quickest of repeated calls; on an accelerator, until its work is done."""
-    call()
-    wait(device)
-    end, quickest = time.perf_counter() + seconds, float("inf")
-    while True:
-        start = time.perf_counter()
-        call()
-        wait(device)
-        now = time.perf_counter()
-        quickest = min(quickest, now - start)
-        if now > end:
-            return quickest
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def per_statistic(x: torch.Tensor) -> None:
@@ -96,48 +58,40 @@ def changing(summarizer: Summarizer, x: torch.Tensor) -> Callable[[], None]:
     return call
 
 
-def bandwidths(device: torch.device, megabytes: int, seconds: float) -> list[Row]:
+def wait_for(device: torch.device) -> Callable[[], object]:
+    """What waits until the device has done what it was asked for."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+
+def bandwidths(device: torch.device, megabytes: int, within: float) -> Iterator[Row]:
     """Rows about large tensors."""
     checks, everything, alone = Summarizer(stats=False, sketch=False), Summarizer(), Summarizer(threads=1)
-    rows = []
     for count in (*SIZES, megabytes << 18):
         x = torch.randn(count, device=device)
         size = x.numel() * 4 / 1e9
-        read = size / best(x.sum, seconds, device)
-        check = size / best(changing(checks, x), seconds, device)
-        full = size / best(changing(everything, x), seconds, device)
-        single = size / best(changing(alone, x), seconds, device)
-        again = size / best(lambda x=x: everything.add(x), seconds, device)
-        large = count >= megabytes << 18
-        name = f"float32, {size * 1e3:.0f} MB"
-        rows += [
-            Row(f"{name}: x.sum()", f"{read:.1f} GB/s"),
-            *targeted(f"{name}: checksum", check, read / 2, large=large),
-            *targeted(f"{name}: checksum, statistics, sketch", full, read / 4, large=large),
-            Row(f"{name}: the same on one thread", f"{single:.1f} GB/s"),
-            Row(f"{name}: the same, unchanged since last seen", f"{again:.1f} GB/s"),
-        ]
+
+        def rate(call: Callable[[], object], size: float = size) -> float:
+            return size / quickest(call, within, wait_for(device))
+
+        large, name = count >= megabytes << 18, f"float32, {size * 1e3:.0f} MB"
+        read, full = rate(x.sum), rate(changing(everything, x))
+        yield bounded(f"{name}: x.sum()", read, "GB/s")
+        checksum = rate(changing(checks, x))
+        yield bounded(f"{name}: checksum", checksum, "GB/s", least=read / 2 if large else None)
+        yield bounded(f"{name}: checksum, statistics, sketch", full, "GB/s", least=read / 4 if large else None)
+        yield bounded(f"{name}: the same on one thread", rate(changing(alone, x)), "GB/s")
+        yield bounded(f"{name}: the same, unchanged since last seen", rate(partial(everything.add, x)), "GB/s")
         if large:
-            separate = size / best(lambda x=x: per_statistic(x), seconds, device)
-            rows.append(Row(f"{name}: statistics as separate torch calls", f"{separate:.2f} GB/s"))
-            rows += targeted(f"{name}: all three over separate calls", full / separate, 60.0, unit="x")
-        checks.end_step()
-        everything.end_step()
-        alone.end_step()
-    alone.close()
-    checks.close()
-    everything.close()
-    return rows
+            separate = rate(partial(per_statistic, x))
+            yield bounded(f"{name}: statistics as separate torch calls", separate, "GB/s")
+            yield bounded(f"{name}: all three over separate calls", full / separate, "x", least=60)
+        for summarizer in (checks, everything, alone):
+            summarizer.end_step()
+    for summarizer in (alone, checks, everything):
+        summarizer.close()
 
 
-def targeted(what: str, figure: float, target: float, *, large: bool = True, unit: str = " GB/s") -> list[Row]:
-    """One row, with a target where it applies."""
-    if not large:
-        return [Row(what, f"{figure:.1f}{unit}")]
-    return [Row(what, f"{figure:.1f}{unit}", f"at least {target:.1f}{unit}", figure >= target)]
-
-
-def types(device: torch.device, seconds: float) -> list[Row]:
+def types(device: torch.device, within: float) -> Iterator[Row]:
     """Rows about other types and strides, 4 million elements."""
     x = torch.randn(2048, 2048, device=device)
     cases = {
@@ -153,19 +107,17 @@ def types(device: torch.device, seconds: float) -> list[Row]:
         "float32 transposed": x.t(),
         "float32, channels last": x.view(16, 64, 64, 64).to(memory_format=torch.channels_last),
     }
-    summarizer, rows = Summarizer(), []
+    summarizer = Summarizer()
     for name, tensor in cases.items():
-        quickest = best(changing(summarizer, tensor), seconds / 2, device)
-        rate = tensor.numel() * tensor.element_size() / 1e9 / quickest
-        rows.append(Row(f"{name}, all three", f"{rate:.1f} GB/s"))
+        took = quickest(changing(summarizer, tensor), within / 2, wait_for(device))
+        yield bounded(f"{name}, all three", tensor.numel() * tensor.element_size() / 1e9 / took, "GB/s")
         summarizer.end_step()
     summarizer.close()
-    return rows
 
 
-def latencies(device: torch.device, seconds: float) -> list[Row]:
+def latencies(device: torch.device, within: float) -> Iterator[Row]:
     """Rows about small tensors."""
-    summarizer, rows = Summarizer(), []
+    summarizer = Summarizer()
     for count in (1, 1000, 10_000):
         x = torch.randn(count, device=device)
 
@@ -173,37 +125,25 @@ def latencies(device: torch.device, seconds: float) -> list[Row]:
             for _ in range(500):
                 summarizer.add(x)
 
-        took = best(many, seconds, device) / 500 * 1e6
+        took = quickest(many, within, wait_for(device)) / 500 * 1e6
         summarizer.end_step()
-        bound = count == 1000 and device.type == "cpu"
-        target = ("at most 10.0 us", took <= 10) if bound else ("", True)
-        rows.append(Row(f"{count} elements, all three, Python included", f"{took:.1f} us", *target))
+        most = 10 if count == 1000 and device.type == "cpu" else None
+        yield bounded(f"{count} elements, all three, Python included", took, "us", most=most)
     x = torch.randn(1000, device=device)
-    rows.append(
-        Row("1000 elements by separate torch calls", f"{best(lambda: per_statistic(x), seconds, device) * 1e6:.0f} us")
-    )
+    took = quickest(lambda: per_statistic(x), within, wait_for(device))
+    yield bounded("1000 elements by separate torch calls", took * 1e6, "us")
     tensors = [torch.randn(1000, device=device) for _ in range(1500)]
     for tensor in tensors:
         summarizer.add(tensor)
-    start = time.perf_counter()
-    summarizer.end_step()
-    rows.append(Row("finalising a step of 1500 tensors", f"{(time.perf_counter() - start) * 1e3:.2f} ms"))
+    yield bounded("finalising a step of 1500 tensors", seconds(summarizer.end_step) * 1e3, "ms")
     summarizer.close()
-    return rows
 
 
-def oracle(seconds: float) -> list[Row]:
+def without_compiled(within: float) -> Iterator[Row]:
     """What remains where there are no compiled kernels."""
     x = torch.randn(1 << 20)
-    rate = x.numel() * 4 / 1e9 / best(lambda: reference.row(x), seconds, x.device)
-    return [Row("without compiled kernels, all three, 4 MB", f"{rate:.2f} GB/s")]
-
-
-def show(rows: list[Row]) -> None:
-    """Print the table."""
-    for row in rows:
-        verdict = ("met" if row.met else "MISSED") if row.target else ""
-        print(f"{row.what:<58} {row.figure:>12}  {row.target:<18} {verdict}".rstrip())
+    rate = x.numel() * 4 / 1e9 / quickest(lambda: reference.row(x), within)
+    yield bounded("without compiled kernels, all three, 4 MB", rate, "GB/s")
 
 
 def main() -> None:
@@ -221,7 +161,7 @@ def main() -> None:
     show(types(device, options.seconds))
     show(latencies(device, options.seconds))
     if device.type == "cpu":
-        show(oracle(options.seconds))
+        show(without_compiled(options.seconds))
 
 
 if __name__ == "__main__":

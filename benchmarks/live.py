@@ -118,24 +118,24 @@ def _medians(times: list[tuple[float, float]]) -> list[float]:
 def _comparers(run: Path) -> list[int]:
     """The processes that compare a run, once they have begun to."""
     time.sleep(_BEGINS)
-    found = []
+    processes = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes()
             if b"introspect_cli.commands.alongside" in words and str(run).encode() in words:
-                found.append(int(place.parent.name))
-    assert found, "nothing compares"
-    return found
+                processes.append(int(place.parent.name))
+    assert processes, "nothing compares"
+    return processes
 
 
 def bisections(folder: Path, steps: int, pause: float) -> list[tuple[str, float, int, int]]:
     """How it is bisected, seconds, runs, and steps of all of them together."""
-    told = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     for role in ("AUTHOR", "COMMITTER"):
-        told |= {f"GIT_{role}_NAME": "someone", f"GIT_{role}_EMAIL": "someone@example.invalid"}
+        environment |= {f"GIT_{role}_NAME": "someone", f"GIT_{role}_EMAIL": "someone@example.invalid"}
 
     def run(*words: str, code: int = 0) -> None:
-        done = subprocess.run(words, cwd=folder, env=told, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
 
     run("git", "init", "-q", "-b", "main")
@@ -146,7 +146,7 @@ def bisections(folder: Path, steps: int, pause: float) -> list[tuple[str, float,
         (folder / "notes").write_text(str(number))
         run("git", "add", "-A")
         run("git", "commit", "-q", "-m", f"{number}")
-    found = []
+    rows = []
     ways = (
         ("every run to its end", ("--until-step", str(steps - 1))),
         ("each up to the first divergence", ()),
@@ -158,8 +158,8 @@ def bisections(folder: Path, steps: int, pause: float) -> list[tuple[str, float,
         run(sys.executable, "-m", "introspect_cli", "bisect", *words, "train.py", str(steps), str(pause), code=1)
         seconds = time.perf_counter() - start
         runs = [_steps(path) for path in sorted(kept.glob("*/manifest.yaml"))]
-        found.append((name, seconds, len(runs), sum(runs)))
-    return found
+        rows.append((name, seconds, len(runs), sum(runs)))
+    return rows
 
 
 def _steps(manifest: Path) -> int:

@@ -56,10 +56,10 @@ def main() -> int:
             wanted = [one for one in CONFIGURATIONS if fnmatch.fnmatch(one.name, options.configurations)]
             return print_matrix(chosen(cases, wanted), captures, options.jobs)
         verdicts = []
-        for case, found in zip(cases, pool.map(lambda case: judge(case, captures, run), cases), strict=True):
-            verdicts.append((case, not found))
-            if found:
-                print(f"{case.name:44} {'; '.join(found)}", flush=True)
+        for case, problems in zip(cases, pool.map(lambda case: judge(case, captures, run), cases), strict=True):
+            verdicts.append((case, not problems))
+            if problems:
+                print(f"{case.name:44} {'; '.join(problems)}", flush=True)
     print(table(verdicts))
     return int(not all(right for _, right in verdicts))
 
@@ -68,9 +68,9 @@ def table(verdicts: Sequence[tuple[Case, bool]]) -> str:
     """How many of each script's cases are right, and of all."""
     lines = [f"{'script':24} {'planted faults':>14} {'right':>6} {'equal pairs':>12} {'false alarms':>13}"]
     for script in [*dict.fromkeys(case.a.script for case, _ in verdicts), "all"]:
-        own = [(case, right) for case, right in verdicts if script in (case.a.script, "all")]
-        planted = [right for case, right in own if case.expect]
-        same = [right for case, right in own if not case.expect]
+        chosen = [(case, right) for case, right in verdicts if script in (case.a.script, "all")]
+        planted = [right for case, right in chosen if case.expect]
+        same = [right for case, right in chosen if not case.expect]
         alarms = len(same) - sum(same)
         lines.append(f"{script:24} {len(planted):14} {sum(planted):6} {len(same):12} {alarms:13}")
     return "\n".join(lines)

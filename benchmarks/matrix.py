@@ -41,12 +41,12 @@ class Cell:
 
     Attributes:
         outcome: one of `OUTCOMES`.
-        told: what is wrong, one sentence each; or why it cannot run.
+        why: what is wrong, one sentence each; or why it cannot run.
         sentence: the answer's.
     """
 
     outcome: str
-    told: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
     sentence: str = ""
 
 
@@ -103,10 +103,10 @@ def _checkpoint(script: str, captures: Captures) -> Path:
 
 def _cell(case: Case, configuration: Configuration, answer: dict[str, Any], books: Books) -> Cell:
     tolerant = bool(configuration.diff.get("rtol"))
-    told = false_claims(answer, books, tolerant=tolerant)
+    problems = false_claims(answer, books, tolerant=tolerant)
     first, sentence = answer["first"], answer["sentence"]
-    if told:
-        return Cell("wrong", tuple(told), sentence)
+    if problems:
+        return Cell("wrong", tuple(problems), sentence)
     expect = case.expect
     same_training = not configuration.scripts
     if (
@@ -139,7 +139,7 @@ def _visible(expect: dict[str, Any], books: Books, first: dict[str, Any] | None)
         if (site.phase.value, site.kind.value, site.fqn) != tuple(expect[key] for key in PLACE):
             continue
         named = first and first["step"] == step and site_of(first)
-        earlier = any(own.site == named and own.order < pair.order for own in books.pairs(step))
+        earlier = any(other.site == named and other.order < pair.order for other in books.pairs(step))
         if books.wanted(step, site) and pair.seen and not pair.equal and not earlier:
             return f"{site.phase.value} {site.kind.value} of {site.fqn} differs at step {step}"
     return ""
@@ -149,8 +149,8 @@ def table(cells: Sequence[tuple[Configuration, Cell]]) -> str:
     """How many cells of each configuration came out how."""
     lines = [f"{'configuration':16} {'faults':>7}" + "".join(f"{name:>12}" for name in OUTCOMES)]
     for name in [*dict.fromkeys(configuration.name for configuration, _ in cells), "all"]:
-        own = [cell.outcome for configuration, cell in cells if name in (configuration.name, "all")]
-        lines.append(f"{name:16} {len(own):7}" + "".join(f"{own.count(outcome):12}" for outcome in OUTCOMES))
+        outcomes = [cell.outcome for configuration, cell in cells if name in (configuration.name, "all")]
+        lines.append(f"{name:16} {len(outcomes):7}" + "".join(f"{outcomes.count(outcome):12}" for outcome in OUTCOMES))
     return "\n".join(lines)
 
 
@@ -164,13 +164,13 @@ def chosen(
 
 def print_matrix(cells: Sequence[tuple[Case, Configuration]], captures: Captures, jobs: int) -> int:
     """Judge the cells, print what is wrong and the table; 0 where nothing is."""
-    found = []
+    cells_judged = []
     with ThreadPoolExecutor(jobs) as pool:
         judged = pool.map(lambda cell: judge(cell[0], cell[1], captures), cells)
         for (case, configuration), cell in zip(cells, judged, strict=True):
-            found.append((configuration, cell))
+            cells_judged.append((configuration, cell))
             if cell.outcome in {"wrong", "cannot run"}:
-                print(f"{case.name} [{configuration.name}] {cell.outcome}: {'; '.join(cell.told)}", flush=True)
+                print(f"{case.name} [{configuration.name}] {cell.outcome}: {'; '.join(cell.why)}", flush=True)
                 print(f"    {cell.sentence}", flush=True)
-    print(table(found))
-    return int(any(cell.outcome == "wrong" for _, cell in found))
+    print(table(cells_judged))
+    return int(any(cell.outcome == "wrong" for _, cell in cells_judged))

@@ -1,4 +1,4 @@
-"""Measure `introspect bisect --changes`: whether it finds the smallest set of changes, in how many runs and seconds.
+"""Whether `diff` names the changed statement first, and `bisect --changes` finds the smallest set, in how many runs.
 
 A planted fault is an edit of a fixture's text, hidden among edits that change no number: a variable renamed, a line
 split, something else printed, an import, a helper. Some faults are two edits that only together do something, or come
@@ -12,19 +12,27 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cases import FIXTURES, introspect
 from forks import Forks
 
 from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
 from introspect_cli.rerun.changes import prove
+from introspect_cli.store.reader import open_run
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.rerun.minimise import Element
+
 Edit = tuple[str, str]
 
 _GPT = (
@@ -117,12 +125,6 @@ def edited(text: str, edits: tuple[Edit, ...]) -> str:
     return text
 
 
-def capture(directory: Path, run: Path, script: str) -> None:
-    """Run a script."""
-    command = [sys.executable, "-m", "introspect_cli", "capture", "-q", "-o", str(run), script, "--steps", "6"]
-    subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
-
-
 def measured(case: Case, directory: Path) -> tuple[bool, list[str]]:
     """Whether the smallest set is right, and the row of the table."""
     harmless = _GPT if "gpt" in case.script else _CNN
@@ -133,21 +135,27 @@ def measured(case: Case, directory: Path) -> tuple[bool, list[str]]:
         (directory / name).mkdir()
         (directory / name / case.script).write_text(text)
         (directory / name / "data").symlink_to(FIXTURES / "data")
-        capture(directory / name, directory / f"run-{name}", case.script)
+        words = ("capture", "-q", "-o", str(directory / f"run-{name}"), case.script, "--steps", "6")
+        introspect(*words, cwd=directory / name).check_returncode()
     began = time.perf_counter()
     proof = prove(
         directory / "run-a", directory / "run-b", (), directory / "kept", None, lambda said: print("   ", said)
     )
     seconds = time.perf_counter() - began
-    texts = [element.b.text for element in proof.elements if isinstance(element, Change) and element.b is not None]
-    right = (
-        proof.proven
-        and len(texts) == len(wanted) == len(proof.elements)
-        and all(any(edit.strip().splitlines()[0] in text for text in texts) for edit in wanted)
-    )
+    with open_run(directory / "run-a") as a, open_run(directory / "run-b") as b:
+        code = compare_runs(a, b, DiffOptions()).code
+    named = _are_edits([one.change for one in code.ranked[:1]] if code is not None else [], wanted)
+    right = proof.proven and len(wanted) == len(proof.elements) and _are_edits(proof.elements, wanted)
     places = ", ".join(f"{element.place}" for element in proof.elements if isinstance(element, Change))
-    row = [case.name, str(proof.changes), places, "yes" if right else "NO", str(proof.runs), f"{seconds:.1f}"]
-    return right, row
+    answers = ["yes" if yes else "NO" for yes in (named, right)]
+    return right, [case.name, str(proof.changes), *answers, str(proof.runs), f"{seconds:.1f}", places]
+
+
+def _are_edits(elements: Sequence[Element], wanted: Sequence[str]) -> bool:
+    """Whether elements are statements that were edited, each another one."""
+    texts = [element.b.text for element in elements if isinstance(element, Change) and element.b is not None]
+    edited_ones = [edit for edit in wanted if any(edit.strip().splitlines()[0] in text for text in texts)]
+    return len(texts) == len(elements) == len(edited_ones) > 0
 
 
 def main() -> int:
@@ -170,9 +178,9 @@ def main() -> int:
     finally:
         if forks is not None:
             forks.close()
-    print(f"{'fault':26} {'changes':>7} {'right':>6} {'runs':>5} {'seconds':>8}  smallest set")
-    for _, (name, changes, places, right, runs, seconds) in rows:
-        print(f"{name:26} {changes:>7} {right:>6} {runs:>5} {seconds:>8}  {places}")
+    print(f"{'fault':26} {'changes':>7} {'named':>6} {'right':>6} {'runs':>5} {'seconds':>8}  smallest set")
+    for _, (name, changes, named, right, runs, seconds, places) in rows:
+        print(f"{name:26} {changes:>7} {named:>6} {right:>6} {runs:>5} {seconds:>8}  {places}")
     print(f"{sum(right for right, _ in rows)} of {len(rows)} right")
     return int(not all(right for right, _ in rows))
 

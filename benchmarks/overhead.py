@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import measuring
 import torch
 from workloads import WORKLOADS
 
 from introspect_cli.capture.option import DEFAULT_STATS
 from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.script.ending import Ending
 from introspect_cli.store.reader import open_run
 from introspect_cli.tensors import kernels, parallel, rows
 from introspect_cli.tensors.cpu import Engine
@@ -42,20 +41,8 @@ if TYPE_CHECKING:
 STATE = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 OPERATORS = frozenset({Kind.OP_OUTPUT})
 FOURTEEN = (
-    "infs",
-    "nans",
-    "zeros",
-    "mean",
-    "amean",
-    "std",
-    "var",
-    "uvar",
-    "skew",
-    "kurt",
-    "min",
-    "max",
-    "shape",
-    "dtype",
+    *("infs", "nans", "zeros", "mean", "amean", "std", "var", "uvar"),
+    *("skew", "kurt", "min", "max", "shape", "dtype"),
 )
 
 MODES: dict[str, tuple[CaptureOptions, float]] = {
@@ -104,11 +91,9 @@ class Captured:
 
 def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int) -> Captured:
     """Times of `count` captured steps, after those that are not counted."""
-    session = Session(None, CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True}))
-    session.attach()
-    timed(step, FIRST)
-    times = timed(step, count)
-    session.finish(Ending(0, "returned"))
+    with measuring.captured(options, directory):
+        timed(step, FIRST)
+        times = timed(step, count)
     return Captured(times, *volume(directory, FIRST + count - 1))
 
 
@@ -202,15 +187,15 @@ def measure(step: Callable[[], None], blocks: int, per_block: int, modes: list[s
                 bare += before
                 steps[name] += last[name].times
         speed = statistics.median([speed, bandwidth(), bandwidth()])
-    found = {}
+    results = {}
     base = _median(bare)
-    for name, own in steps.items():
+    for name, times in steps.items():
         least = 1 + last[name].distinct / speed / base
         kernels = 1 + last[name].distinct / kernel_speed(MODES[name][0]) / base
         low, middle, high = statistics.quantiles(ratios[name], n=4, method="inclusive")
-        quickest, cpu = (min(step[kind] for step in own) / min(step[kind] for step in bare) for kind in (0, 1))
-        found[name] = Result(base, middle, (high - low) / 2, quickest, cpu, least, kernels, last[name])
-    return found
+        quickest, cpu = (min(step[kind] for step in times) / min(step[kind] for step in bare) for kind in (0, 1))
+        results[name] = Result(base, middle, (high - low) / 2, quickest, cpu, least, kernels, last[name])
+    return results
 
 
 def _median(times: list[Time]) -> float:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from cases import introspect
 
 SCRIPT = """
 import sys
@@ -149,15 +149,9 @@ MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "perturbed.py"
 TOLERANCES = (1e-6, 1e-5)
 
 
-def tool(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a verb of introspect."""
-    command = [sys.executable, "-m", "introspect_cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def answered(a: Path, b: Path, *options: str) -> tuple[str, str]:
     """`same` and the like, and where the first divergence is: step and module."""
-    document = json.loads(tool("diff", str(a), str(b), "--format", "json", *options).stdout)
+    document = json.loads(introspect("diff", str(a), str(b), "--format", "json", *options).stdout)
     first = document["first"]
     return document["verdict"], f"step {first['step']}, {first['kind']} of {first['fqn']}" if first else ""
 
@@ -179,7 +173,7 @@ def main() -> None:
             run = folder / name
             if (run / "manifest.yaml").exists():
                 return run
-            done = tool("capture", "-q", "--force", "-o", str(run), *options, *words, str(given.steps))
+            done = introspect("capture", "-q", "--force", "-o", str(run), *options, *words, str(given.steps))
             if done.returncode:
                 raise SystemExit(f"{name}: {done.stderr}")
             return run

@@ -59,8 +59,8 @@ class Fragments:
 
     def restored(self, text: str) -> str:
         """The text with the fragments in their places."""
-        while (found := _PLACEHOLDER.sub(lambda own: self._texts[int(own[1])], text)) != text:
-            text = found
+        while (put_in := _PLACEHOLDER.sub(lambda match: self._texts[int(match[1])], text)) != text:
+            text = put_in
         return text
 
 
@@ -106,9 +106,9 @@ class _Replacing(ast.NodeTransformer):
         return node
 
     def _body(self, node: Any) -> Any:
-        own = ast.get_docstring(node, clean=False) is not None
-        kept = node.body[:own]
-        node.body = node.body[own:]
+        documented = ast.get_docstring(node, clean=False) is not None
+        kept = node.body[:documented]
+        node.body = node.body[documented:]
         returns, node_returns = getattr(node, "returns", None), hasattr(node, "returns")
         if node_returns:
             node.returns = None

@@ -1,16 +1,16 @@
-"""Thousands of ranks: what opening, comparing, putting together and checking them costs, on synthetic stores.
+"""Many ranks, up to thousands: what opening, comparing, merging, checking and sending them costs, on made-up runs.
 
-    python benchmarks/scale.py write FOLDER --ranks 1024 --steps 20 --sites 200   # six runs, by the store's writer
+    python benchmarks/scale.py write FOLDER --ranks 1024 --steps 20 --sites 200   # the runs of `made_runs.RANKS`
     python benchmarks/scale.py measure FOLDER [--engines here,processes:2,dask:1,dask:2]     # a table of what it costs
-
-The runs are `rows` and `columns`, which hold the same parameters, cut by rows and by columns; `again`, equal to `rows`;
-`late`, `again` with another last step; `once`, in which all differs from the first step on; and `odd`, in which one
-rank's copy of what all have is another from the middle on.
+    python -m moto.server -p 5599 &                     # or any other object storage
+    export AWS_ENDPOINT_URL=http://127.0.0.1:5599 AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b
+    python benchmarks/scale.py send FOLDER --url s3://bucket/runs    # in requests, bytes and seconds
 
 Each measurement is a process of its own, and `dask:N` in it a scheduler with N worker processes. All its processes are
 looked at every 100 ms: what they read, how much memory they took, how many files they had open. On a busy machine the
 clock says little, so CPU seconds are counted: of the process that asks, of the busiest worker, and of all workers. The
-last over W, and the first beside it, are what W free processors would take, where there are so many tasks.
+last over W, and the first beside it, are what W free processors would take, where there are so many tasks. Requests to
+object storage that are made together take one answer's time, so these are counted as well.
 """
 
 from __future__ import annotations
@@ -24,78 +24,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from made_runs import RANKS, write_ranks
 
-from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo
-from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.writer import StoreWriter
-from introspect_cli.sums import header, mix
+from introspect_cli.engine import engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.engine import Engine
-
-RUNS = ("rows", "columns", "again", "late", "once", "odd")
-_COPIED = 8
-"""One site in so many is whole on every rank."""
+    from introspect_cli.errors import StoreError
 
 _TICK = os.sysconf("SC_CLK_TCK")
-
-
-def build(path: Path, name: str, ranks: int, steps: int, sites: int, *, lean: bool) -> None:
-    """Write one of the runs: parts that add up to the same wholes however they are cut, and copies."""
-    generator = np.random.default_rng(0)
-    total = generator.integers(1, 1 << 62, sites, dtype=np.uint64)
-    side = 8 * ranks
-    shape, copied = (side, side), np.arange(sites) % _COPIED == 0
-    heads = np.full(sites, header("float32", shape), np.uint64)
-    own = np.random.default_rng(1 + (name == "columns"))
-    added = np.zeros(sites, np.uint64)
-    for rank in range(ranks):
-        store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks))
-        store.write_manifest({"status": "running", "rank": rank, "world_size": ranks, "host": f"node{rank // 8}"})
-        writer = store.rank(rank, stats=not lean, sketch=not lean, sorted_stats=())
-        names = [f"Model.blocks.{number // 10}.layer{number % 10}.weight" for number in range(sites)]
-        ids = [writer.site(Site(Phase.OPTIMIZER, Kind.PARAM, each), SiteInfo("Linear")) for each in names]
-        held, whole = ((rank * 8, 8),), ((0, side),)
-        part = Part((whole, held) if name == "columns" else (held, whole))
-        layouts = [writer.layout(Layout(shape, "float32", "cpu", "contiguous", which)) for which in (part, None)]
-        sums = own.integers(1, 1 << 62, sites, dtype=np.uint64) if rank < ranks - 1 else total - added
-        added += sums
-        sums = np.where(copied, total, sums)
-        batch = StepBatch(
-            site=np.array(ids, np.uint32),
-            sequence=np.arange(sites, dtype=np.uint32),
-            layout=np.where(copied, layouts[1], layouts[0]).astype(np.uint32),
-            status=np.zeros(sites, np.uint8),
-            checksum=np.zeros(sites, np.uint64),
-            counts={}
-            if lean
-            else {n: np.zeros(sites, np.int64) for n, kept in STATISTICS.items() if kept.type == "<i8"},
-            floats={} if lean else {n: np.ones(sites) for n, kept in STATISTICS.items() if kept.type != "<i8"},
-            sketch=None if lean else np.ones((sites, 16), np.float32) * (2 if name == "once" else 1),
-            text=[""] * sites,
-        )
-        for step in range(steps):
-            more = np.uint64(step) * (copied | (rank == 0))
-            if name == "once":
-                more = more + np.uint64(1)
-            if name == "late" and step == steps - 1 and rank == ranks // 2:
-                more = more + ~copied
-            if name == "odd" and rank == ranks // 3 and step >= steps // 2:
-                more = more + copied
-            writer.append(step, replace(batch, checksum=mix(sums + more.astype(np.uint64) + heads)))
-        ended = {"status": "complete", "rank": rank, "world_size": ranks, "steps": steps, "host": f"node{rank // 8}"}
-        store.write_manifest({**ended, "exit_code": 0})
-        store.close()
 
 
 class Watch:
@@ -126,11 +70,11 @@ class Watch:
         self._once()
         self._done.set()
         self._thread.join()
-        own = self._seen.pop(os.getpid())
+        asking = self._seen.pop(os.getpid())
         workers = list(self._seen.values())
-        every = [own, *workers]
+        every = [asking, *workers]
         return {
-            "cpu": own["cpu"],
+            "cpu": asking["cpu"],
             "busiest": max((each["cpu"] for each in workers), default=0.0),
             "workers": sum(each["cpu"] for each in workers),
             "memory": max(each["memory"] for each in every),
@@ -153,12 +97,12 @@ def _looked_at(pid: int) -> dict[str, float]:
 
 def _family(pid: int) -> list[int]:
     """A process and those below it."""
-    found = [pid]
-    for own in found:
+    family = [pid]
+    for parent in family:
         with suppress(OSError):
-            for task in Path(f"/proc/{own}/task").iterdir():
-                found += [int(word) for word in (task / "children").read_text().split()]
-    return found
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                family += [int(word) for word in (task / "children").read_text().split()]
+    return family
 
 
 @contextmanager
@@ -209,8 +153,8 @@ def _copies(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.store.reader import open_run
 
     with open_run(path) as run:
-        found = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, engine.total).findings]
-    return ", ".join(found) or "nothing found", 0
+        odd = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, engine.total).findings]
+    return ", ".join(odd) or "nothing found", 0
 
 
 def _check(path: str, engine: Engine) -> tuple[str, int]:
@@ -245,6 +189,8 @@ WORK = {
     "diff, one layout, all differs from step 0": (_diff, ("rows", "once")),
     "diff, two layouts, equal to the bit": (_diff, ("columns", "rows")),
     "diff, two layouts, all differs from step 0": (_diff, ("columns", "once")),
+    "diff, two layouts, equal within rounding": (_diff, ("near", "rows")),
+    "diff, two layouts, all differs from the middle on": (_diff, ("half", "rows")),
     "check --copies": (_copies, ("odd",)),
     "check": (_check, ("odd",)),
     "export --format parquet": (_export, ("rows",)),
@@ -256,8 +202,6 @@ WORK = {
 
 def measured(what: str, folder: Path, engine: str) -> dict[str, object]:
     """What one piece of work costs, in this process and those that it starts."""
-    from introspect_cli.engine import engine_of
-
     work, runs = WORK[what]
     with _cluster(engine) as text, engine_of(text) as at_work:
         if engine != "here":
@@ -292,40 +236,88 @@ def measure(folder: Path, engines: Sequence[str], only: str) -> None:
             if done.returncode:
                 print(f"| {what} | {engine} | {done.stderr.splitlines()[-1]} |", flush=True)
                 continue
-            found = json.loads(done.stdout.splitlines()[-1])
-            spent = found["workers"] if found["tasks"] and engine != "here" else found["cpu"]
-            speed = f"{found['records'] / spent:,.0f}" if found["records"] and spent else ""
-            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(found)
+            costs = json.loads(done.stdout.splitlines()[-1])
+            spent = costs["workers"] if costs["tasks"] and engine != "here" else costs["cpu"]
+            speed = f"{costs['records'] / spent:,.0f}" if costs["records"] and spent else ""
+            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(costs)
             print(
-                f"| {what} | {engine} | {numbers} | {found['read'] / 1e6:,.0f} | {speed} | {found['memory']:.0f} "
-                f"| {found['files']:.0f} | {found['said']} |",
+                f"| {what} | {engine} | {numbers} | {costs['read'] / 1e6:,.0f} | {speed} | {costs['memory']:.0f} "
+                f"| {costs['files']:.0f} | {costs['said']} |",
                 flush=True,
             )
+
+
+def send(folder: Path, url: str) -> None:
+    """Send runs to object storage, compare them there, and print a table."""
+    from introspect_cli.publish.send import Sender
+    from introspect_cli.store import pieces, remote
+    from introspect_cli.store.objects import Storage
+
+    counted: Counter[str] = Counter()
+
+    class Counted(Storage):
+        """Storage that counts what it is asked for."""
+
+        def entries(self, folder: str = "") -> dict[str, int] | None:
+            counted.update(requests=1, together=1)
+            return super().entries(folder)
+
+        def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
+            got = super().read(wanted)
+            fetched = sum(len(data) for data in got if isinstance(data, bytes))
+            counted.update(requests=len(wanted), together=1, fetched=fetched)
+            return got
+
+    remote.Storage = Counted  # type: ignore[misc] # for the readers
+    storage = Storage(url)
+    storage.system.makedirs(storage.root.partition("/")[0] if url.startswith("s3:") else storage.root, exist_ok=True)
+    for name in ("rows", "again", "late", "columns"):
+        clock = time.perf_counter()
+        Sender(folder / name, f"{url}/{name}").send()
+        print(f"{name}: sent in {time.perf_counter() - clock:.1f} s")
+    print("| | requests | one after the other | MB | of | s | s on disk | |\n|---|---|---|---|---|---|---|---|")
+    for what, (work, names) in WORK.items():
+        if work is not _diff or not {"rows", "again", "late", "columns"}.issuperset(names):
+            continue
+        size = sum(file.stat().st_size for name in names for file in (folder / name).rglob("*") if file.is_file())
+        pieces.KEPT = pieces.Kept(64 << 20)
+        counted.clear()
+        with engine_of("here") as engine:
+            clock = time.perf_counter()
+            said, _ = work(*(f"{url}/{name}" for name in names), engine)
+            took, clock = time.perf_counter() - clock, time.perf_counter()
+            assert said == work(*(str(folder / name) for name in names), engine)[0]
+        print(
+            f"| {what} | {counted['requests']} | {counted['together']} | {counted['fetched'] / 1e6:.1f} "
+            f"| {size / 1e6:.0f} | {took:.1f} | {time.perf_counter() - clock:.1f} | {said} |"
+        )
 
 
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("write", "measure", "one"))
+    parser.add_argument("what", choices=("write", "measure", "send", "one"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sites", type=int, default=200)
     parser.add_argument("--lean", action="store_true", help="checksums alone")
     parser.add_argument("--engines", default="here,processes:2,dask:1,dask:2")
-    parser.add_argument("--runs", default=",".join(RUNS), help="which of the runs to write")
+    parser.add_argument("--runs", default=",".join(RANKS), help="which of the runs to write")
     parser.add_argument("--what", dest="which", default="", help="which of the work to measure: a part of its name")
+    parser.add_argument("--url", default="", help="where runs are sent")
     given = parser.parse_args()
     if given.what == "one":
         print(json.dumps(measured(given.which, given.folder, given.engines)))
-        return
-    if given.what == "measure":
+    elif given.what == "measure":
         measure(given.folder, given.engines.split(","), given.which)
-        return
-    for name in given.runs.split(","):
-        began = time.perf_counter()
-        build(given.folder / name, name, given.ranks, given.steps, given.sites, lean=given.lean)
-        print(f"{name}: written in {time.perf_counter() - began:.0f} s", flush=True)
+    elif given.what == "send":
+        send(given.folder, given.url)
+    else:
+        for name in given.runs.split(","):
+            began = time.perf_counter()
+            write_ranks(given.folder / name, name, given.ranks, given.steps, given.sites, lean=given.lean)
+            print(f"{name}: written in {time.perf_counter() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -213,10 +213,10 @@ def main() -> int:
     print("| signal | kills | steps ended | steps kept | lost or misread |")
     print("|---|---:|---:|---:|---:|")
     for sent in sorted(set(SIGNALS)):
-        own = [kill for kill in done if kill.signal == sent]
-        printed, kept = sum(kill.printed for kill in own), sum(kill.kept for kill in own)
-        bad = sum(bool(kill.problem) for kill in own)
-        print(f"| {signal.Signals(sent).name} | {len(own)} | {printed} | {kept} | {bad} |")
+        kills = [kill for kill in done if kill.signal == sent]
+        printed, kept = sum(kill.printed for kill in kills), sum(kill.kept for kill in kills)
+        bad = sum(bool(kill.problem) for kill in kills)
+        print(f"| {signal.Signals(sent).name} | {len(kills)} | {printed} | {kept} | {bad} |")
     for kill in done:
         if kill.problem:
             print(f"{signal.Signals(kill.signal).name} after {kill.after:.3f} s: {kill.problem}")

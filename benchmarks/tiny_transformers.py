@@ -153,14 +153,14 @@ def config_of(name: str, sizes: Mapping[str, Any] = SIZES) -> Any:
 
 def tiny(cls: Any, sizes: Mapping[str, Any] = SIZES) -> dict[str, Any]:
     """The sizes that a configuration and those in it know, of some sizes."""
-    known = set(inspect.signature(cls).parameters) | set(getattr(cls, "attribute_map", {}))
-    chosen = {key: value for key, value in sizes.items() if key in known}
+    taken = set(inspect.signature(cls).parameters) | set(getattr(cls, "attribute_map", {}))
+    chosen = {key: value for key, value in sizes.items() if key in taken}
     for key, inner in (getattr(cls, "sub_configs", None) or {}).items():
         if inner.__name__ == "AutoConfig":
             with suppress(Exception):  # what it is made of by itself tells which class that is
-                own = type(getattr(cls(), key))
-                needs = NEEDS.get(own.model_type, {}) if sizes is SIZES else {}
-                chosen[key] = {**tiny(own, sizes), **needs, "model_type": own.model_type}
+                made_of = type(getattr(cls(), key))
+                needs = NEEDS.get(made_of.model_type, {}) if sizes is SIZES else {}
+                chosen[key] = {**tiny(made_of, sizes), **needs, "model_type": made_of.model_type}
                 chosen[key] = {name: value for name, value in chosen[key].items() if value is not DROP}
         elif inner.__name__ not in ("PreTrainedConfig", "PretrainedConfig"):
             chosen[key] = tiny(inner, sizes)
@@ -238,7 +238,7 @@ def _unlike_others(net: Any, names: Collection[str]) -> list[dict[str, Any]]:
 def first_floats(output: Any) -> torch.Tensor:
     """A loss over everything floating in an output."""
     values = output.to_tuple() if hasattr(output, "to_tuple") else output
-    found = [
+    tensors = [
         v.float().square().mean() for v in values if isinstance(v, torch.Tensor) and v.is_floating_point() and v.grad_fn
     ]
-    return torch.stack(found).sum()
+    return torch.stack(tensors).sum()

@@ -10,10 +10,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import keyword
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +85,7 @@ def verbs() -> str:
 
     def lines() -> Iterator[str]:
         for name in cli.VERBS:
-            module = import_module(f"introspect_cli.commands.{name}{'_' * keyword.iskeyword(name)}")
-            command = next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
-            yield from verb(command, click.Context(cli.introspect, info_name="introspect"), "##")
+            yield from verb(cli.command_of(name), click.Context(cli.introspect, info_name="introspect"), "##")
 
     return page("Verbs and options", "This is what `introspect VERB --help` prints.", lines())
 
@@ -164,7 +160,7 @@ def statistics() -> str:
 
 def variables_read() -> set[str]:
     """Every environment variable that the package reads by name."""
-    found = set()
+    names = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
@@ -183,10 +179,10 @@ def variables_read() -> set[str]:
             else:
                 continue
             if isinstance(asked, ast.Constant):
-                found.add(asked.value)
+                names.add(asked.value)
             elif isinstance(asked, ast.Name) and isinstance(constants.get(asked.id), str):
-                found.add(constants[asked.id])
-    return found - BETWEEN_PROCESSES
+                names.add(constants[asked.id])
+    return names - BETWEEN_PROCESSES
 
 
 def environment() -> str:
@@ -240,7 +236,7 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
             yield from ("", f"## {name}", "", escaped(about[:1].upper() + about[1:].removesuffix(".")) + ".", "")
             yield from keys(definition) if "properties" in definition else ()
         yield from ("", "## Documents of the other verbs", "", "Each begins with `format`, as a comparison does.")
-        told = {"DiffResult", *made["$defs"]}
+        described = {"DiffResult", *made["$defs"]}
         for name in [name for name in schemas if name != "diff"]:
             one = schemas[name]
             yield from (
@@ -252,8 +248,8 @@ def json_page(schemas: dict[str, dict[str, Any]]) -> str:
                 *keys(one),
             )
             for inner, definition in one.get("$defs", {}).items():
-                if "properties" in definition and inner not in told:
-                    told.add(inner)
+                if "properties" in definition and inner not in described:
+                    described.add(inner)
                     yield from ("", f"Each {inner}: {definition['description']}", "", *keys(definition))
 
     about = (
@@ -276,12 +272,12 @@ def python() -> str:
 
     def lines() -> Iterator[str]:
         for name in introspect_cli.__all__:
-            found = getattr(introspect_cli, name)
-            if not callable(found):
+            value = getattr(introspect_cli, name)
+            if not callable(value):
                 continue
-            text = inspect.cleandoc(found.__doc__ or "")
+            text = inspect.cleandoc(value.__doc__ or "")
             about, *parts = re.split(r"\n(Args|Returns|Raises|Yields):\n", text)
-            yield from (f"## {name}", "", "```python", f"{name}{signature(found)}", "```", "", about.strip(), "")
+            yield from (f"## {name}", "", "```python", f"{name}{signature(value)}", "```", "", about.strip(), "")
             for title, block in zip(parts[::2], parts[1::2], strict=True):
                 items = re.findall(r"^ {4}(\*{0,2}\w+): (.*(?:\n {8}.*)*)", block, re.MULTILINE)
                 plain = " ".join(block.split())
@@ -296,9 +292,9 @@ def python() -> str:
     return page("Python", about, lines())
 
 
-def signature(found: Any) -> str:
+def signature(function: Any) -> str:
     """A function's parameters with their types as they are written."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(found)))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
 
 
 def main() -> None:

@@ -265,13 +265,13 @@ def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Defi
         least = _at(place, bare=cls)
     except (KeyError, IndexError):  # it stands only where it has all of it
         least = document
-    known, said = hints(cls), attributes(cls)
-    for name, hint in list(known.items()):
+    types_of, said = hints(cls), attributes(cls)
+    for name, hint in list(types_of.items()):
         inside = next((one for one in (hint, *typing.get_args(hint)) if is_dataclass(one)), None)
         if inside is not None and name not in document:  # its fields may stand among those of the outer one
             optional = type(None) in typing.get_args(hint)
-            own = {one: typing.Optional[of] if optional else of for one, of in hints(inside).items()}  # noqa: UP045 - of a type that is given
-            known, said = own | known, attributes(inside) | said
+            inner = {one: typing.Optional[of] if optional else of for one, of in hints(inside).items()}  # noqa: UP045 - of a type that is given
+            types_of, said = inner | types_of, attributes(inside) | said
     whole: Definitions = {"description": _about(cls), "type": "object"}
     properties: Definitions = {}
     for key, value in document.items():
@@ -279,7 +279,7 @@ def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Defi
             whole["additionalProperties"] = {"anyOf": [NUMBER, {"type": "string"}]}
             continue
         name = NAMED_OTHERWISE.get((cls.__name__, key), key)
-        kind = _type(known[name], value, (*place, key), definitions) if name in known else _guess(value)
+        kind = _type(types_of[name], value, (*place, key), definitions) if name in types_of else _guess(value)
         if isinstance(least, dict) and key in least and least[key] is None and value is not None:
             kind = kind if kind == NUMBER or "null" in json.dumps(kind) else {"anyOf": [kind, {"type": "null"}]}
         properties[key] = {"description": said[name], **kind} if name in said else kind
@@ -327,10 +327,10 @@ def _guess(value: Any) -> Definitions:
 def _at(place: tuple[Any, ...], bare: type | None = None) -> Any:
     """What stands at a place, which begins with the name of a document."""
     name, *keys = place
-    found = _document(name, bare)
+    value = _document(name, bare)
     for key in keys:
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 @cache
@@ -341,8 +341,10 @@ def _document(name: str, bare: type | None = None) -> Any:
 
 def _sample(cls: type, bare: type | None) -> Any:
     """A value of a dataclass with everything in it; of the class `bare`, with as little as its types allow."""
-    own = hints(cls)
-    return cls(**{field.name: _value(own[field.name], bare, least=cls is bare) for field in fields(cls) if field.init})
+    types_of = hints(cls)
+    return cls(
+        **{field.name: _value(types_of[field.name], bare, least=cls is bare) for field in fields(cls) if field.init}
+    )
 
 
 def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
@@ -376,11 +378,11 @@ def hints(cls: type) -> dict[str, Any]:
     names = dict(vars(module))
     for node in ast.walk(ast.parse(getsource(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found = import_module(node.module)
-            named = {alias.name: getattr(found, alias.name) for alias in node.names if hasattr(found, alias.name)}
+            imported = import_module(node.module)
+            named = {alias.name: getattr(imported, alias.name) for alias in node.names if hasattr(imported, alias.name)}
             names |= named
             if any(isinstance(one, str) for one in named.values()):  # a type in quotes, of names that are known there
-                names = vars(found) | names
+                names = vars(imported) | names
     computed = {name: typing.get_type_hints(one.fget, names)["return"] for name, one in properties_of(cls).items()}
     return computed | typing.get_type_hints(cls, names)
 
@@ -393,10 +395,10 @@ def properties_of(cls: type) -> dict[str, property]:
 def attributes(cls: type) -> dict[str, str]:
     """What a dataclass's docstring says of each field, and the docstrings of its properties."""
     block = (cls.__doc__ or "").partition("Attributes:")[2]
-    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", block, re.MULTILINE)
+    described = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", block, re.MULTILINE)
     computed = [(name, one.__doc__ or "") for name, one in properties_of(cls).items()]
-    found += [(name, text[:1].lower() + text[1:]) for name, text in computed]
-    return {name: _in_json(re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))) for name, text in found}
+    described += [(name, text[:1].lower() + text[1:]) for name, text in computed]
+    return {name: _in_json(re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))) for name, text in described}
 
 
 def _in_json(text: str) -> str:

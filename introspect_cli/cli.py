@@ -47,7 +47,13 @@ VERBS = {
     "watch": "Show a run while it goes on.",
     "zoom": "Run two runs again and show which elements first differ.",
 }
-"""Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`."""
+"""Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`, or else:"""
+
+_TOGETHER = {
+    **dict.fromkeys(("export", "import", "merge", "pack", "verify"), "stores"),
+    **dict.fromkeys(("bisect", "golden", "zoom"), "reruns"),
+}
+"""Of verbs that share a file, its name."""
 
 _COMPLETE = "_INTROSPECT_COMPLETE"
 """Environment variable by which the script of `introspect completion` asks what could come next."""
@@ -92,13 +98,7 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        if cmd_name not in VERBS:
-            return None
-        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name  # `import`
-        command = getattr(import_module(f"introspect_cli.commands.{name}"), name)
-        assert isinstance(command, click.Command)
-        command.short_help = VERBS[cmd_name]
-        return command
+        return command_of(cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Verbs"):
@@ -113,6 +113,39 @@ class _Verbs(click.Group):
             hint = near or f": there are {', '.join(VERBS)}"
             raise click.UsageError(f"no verb is called {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def command_of(verb: str) -> click.Command:
+    """The command of a verb."""
+    if verb == "completion":
+        return completion
+    name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
+    command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
+    assert isinstance(command, click.Command)
+    command.short_help = VERBS[verb]
+    return command
+
+
+_WHERE = {
+    "bash": 'eval "$(introspect completion bash)" in ~/.bashrc (bash 4.4 or newer)',
+    "zsh": 'eval "$(introspect completion zsh)" in ~/.zshrc, after compinit',
+    "fish": "introspect completion fish > ~/.config/fish/completions/introspect.fish",
+}
+
+
+@click.command(
+    epilog="\b\nPut one of these where the shell reads it:\n" + "\n".join(f"  {line}" for line in _WHERE.values()),
+    short_help=VERBS["completion"],
+)
+@click.argument("shell", type=click.Choice(list(_WHERE)))
+def completion(shell: str) -> int:
+    """Print the script that completes verbs, options and paths of introspect in SHELL."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(click.Group("introspect"), {}, "introspect", _COMPLETE).source())
+    return 0
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -255,7 +288,7 @@ def _mistake(error: Exception) -> int:
 
 
 def _sentence(error: click.ClickException) -> str:
-    message = error.format_message().strip()
+    message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:
         return message

@@ -16,7 +16,7 @@ from synthetic import row, write_run
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import Verdict
 from introspect_cli.rerun.minimise import Difference, command_line, ddmin
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
+from introspect_cli.rerun.variant import Reference, Variant, capture
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -262,18 +262,18 @@ def test_variants_of_a_run_that_took_long_are_compared_while_they_run(tmp_path: 
     times = {"started": "2026-06-15T12:00:00+00:00", "ended": "2026-06-15T13:00:00+00:00"}
     steps = [[row("loss", "loss", "loss", 1.0)]] * 10
     long = write_run(tmp_path / "long", steps, manifest=times)
-    assert stopping(long, 9) == ("--against", str(long), "--stop")
-    assert stopping(write_run(tmp_path / "short", steps), 9) == ()
+    assert Reference(long, 9).ends == ("--until-step", "9", "--against", str(long), "--stop")
+    assert Reference(write_run(tmp_path / "short", steps), 9).ends == ("--until-step", "9")
     short = write_run(tmp_path / "far", steps * 90, manifest={**times, "ended": "2026-06-15T12:05:00+00:00"})
-    assert stopping(short, 3) == (), "the first steps take no time"
-    assert stopping(short, 900)
+    assert Reference(short, 3).ends[2:] == (), "the first steps take no time"
+    assert Reference(short, 900).ends[2:]
 
 
 def test_a_variant_that_a_comparison_ended_has_not_failed(repository: Path, tmp_path: Path):
     introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0)
     stop = ("--against", str(tmp_path / "a"), "--stop")
     done = capture(Variant(tmp_path / "b", (*stop, "train.py", "--scale", "2"), repository))
-    assert (done.exit_code, judge(Rerun(tmp_path / "a", 0, 1), done)[0]) == (0, Verdict.DIVERGED)
+    assert (done.exit_code, Reference(tmp_path / "a").judge(done)[0]) == (0, Verdict.DIVERGED)
     failed = capture(Variant(tmp_path / "c", (*stop, "train.py", "--unknown"), repository))
     assert failed.exit_code == 2
 

@@ -20,11 +20,10 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.rerun.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes import _Search
 from introspect_cli.rerun.elements import Sides
-from introspect_cli.rerun.ground import Ground, plant, survey
-from introspect_cli.rerun.other_files import in_directories
 from introspect_cli.rerun.recipe import Recipe
+from introspect_cli.rerun.surroundings import Surroundings, in_directories, rebuilt, survey
 from introspect_cli.rerun.texts import undefined
-from introspect_cli.rerun.variant import End, Rerun
+from introspect_cli.rerun.variant import End, Reference, Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -53,11 +52,11 @@ def search(names, rule, most=100, likely=1):
     elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
-    ground = Ground(Path(), Path(), (), (), ())
+    around = Surroundings(Path(), Path(), (), (), ())
     told = []
-    asked = Asked(sides, elements, ground, Rerun(Path(), 0, 1), (), 3, Path("runs"), most, told.append)
+    asked = Asked(sides, elements, around, Reference(Path(), 3), (), Path("runs"), most, told.append)
     asked.rule = rule
-    proof = _Search(asked, (ground, ground), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
+    proof = _Search(asked, (around, around), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof
 
 
@@ -443,28 +442,27 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
     (root / "lib").mkdir()
     (root / "lib" / "__init__.py").write_text("")
     source = root / "lib" / "__init__.py"
-    ground = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
-    planted = plant(ground, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
-    assert planted.directory.name == "configs"
-    copied = planted.directory / "c.yaml"
+    around = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
+    place = rebuilt(around, tmp_path / "out", {source: b"changed"}, {}, [root / "configs"])
+    assert place.directory.name == "configs"
+    copied = place.directory / "c.yaml"
     assert copied.read_text() == "x"
     copied.write_text("overwritten by the variant")
     assert old.read_text() == "x"
-    assert (planted.directory / "../../data").resolve() == tmp_path / "above" / "data"
-    assert not (planted.directory / "../net.pt").exists()
-    assert planted.modules is not None
-    assert (planted.modules / "lib" / "__init__.py").read_bytes() == b"changed"
+    assert (place.directory / "../../data").resolve() == tmp_path / "above" / "data"
+    assert not (place.directory / "../net.pt").exists()
+    assert (Path(place.paths) / "lib" / "__init__.py").read_bytes() == b"changed"
     assert (root / "lib" / "__init__.py").read_bytes() == b""
-    assert planted.moved_word(f"--out={root}/new") == f"--out={planted.moved(root)}/new"
-    assert planted.moved_word("--out=new") == "--out=new"
+    assert place.moved_word(f"--out={root}/new") == f"--out={place.moved(root)}/new"
+    assert place.moved_word("--out=new") == "--out=new"
 
 
 def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.ground.MOST_COPIED", 100)
+    monkeypatch.setattr("introspect_cli.rerun.surroundings.MOST_COPIED", 100)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     for name, size in (("large", 70), ("small", 50)):
         (tmp_path / "project" / name).write_bytes(bytes(size))
-    ground = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
-    planted = plant(ground, tmp_path / "out", {}, {}, ())
-    assert (planted.directory / "large").is_symlink()
-    assert not (planted.directory / "small").is_symlink()
+    around = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
+    place = rebuilt(around, tmp_path / "out", {}, {}, ())
+    assert (place.directory / "large").is_symlink()
+    assert not (place.directory / "small").is_symlink()

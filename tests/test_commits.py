@@ -14,7 +14,7 @@ import pytest
 from conftest import PYTHON
 from test_bisect import git, introspect
 
-from introspect_cli.rerun import commits, trees
+from introspect_cli.rerun import commits, revisions
 from introspect_cli.rerun.worktree import Repository
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -290,11 +290,11 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
 @pytest.mark.sweep
 def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
     user = Repository(repository)
-    monkeypatch.setattr(trees, "MOST_COPIED", 5)
-    others = trees.others_of(user, [], [])
+    monkeypatch.setattr(revisions, "MOST_COPIED", 5)
+    others = revisions.unversioned_of(user, [], [])
     assert others.copied == ("data/scale.txt",)
     assert others.large == {"data": 10}
-    linked = trees.others_of(user, [repository / "data"], [])
+    linked = revisions.unversioned_of(user, [repository / "data"], [])
     assert not linked.copied
     assert not linked.large
     introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
@@ -349,7 +349,8 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.chdir(repository)
     user = Repository(repository)
-    with trees.planted(trees.source_of(user, "src"), trees.Others((), {}, ()), (), repository.parent / "base") as tree:
+    revision, base = revisions.revision_of(user, "src"), repository.parent / "base"
+    with revisions.checked_out(revision, revisions.Unversioned((), {}, ()), (), base) as tree:
         modules = Path(tree.paths.split(os.pathsep)[0])
         assert [path.name for path in modules.iterdir()] == ["model.py"]
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from opcapture import captured, compared
 from synthetic import row, write_run
 
-from introspect_cli.commands.import_ import import_
+from introspect_cli.commands.stores import import_
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays import SORTED, parsed
@@ -365,7 +365,7 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
         ("zip", "is not a .npz file that can be read"),
         ("twice", "are of the same site"),
         ("mixed", "has arrays and YAML reports below it"),
-        ("nothing", "has neither .npy, .npz or .safetensors files"),
+        ("nothing", "has no arrays (.npy, .npz, .safetensors)"),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, told):

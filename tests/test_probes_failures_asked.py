@@ -7,7 +7,8 @@ from test_probes_failures import Mistake, broken, diff, seeded, train
 from torch import nn
 
 from introspect_cli.capture.environment import redact, settings, sources
-from introspect_cli.capture.ops.calls import Calls, Places
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.ops.calls import Calls
 from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.probe import OpProbe
 from introspect_cli.capture.ops.schema import Operators

@@ -95,5 +95,5 @@ def test_what_cannot_be_put_together_is_refused(tmp_path, wholes, introspect):
     done = introspect("merge", "--whole", str(wholes / "shared nothing"), "-o", str(wholes / "whole nothing"))
     assert "exists: choose another directory" in done.stderr
     done = introspect("merge", str(wholes / "shared nothing"), "-o", str(tmp_path / "x"), "--engine", "processes:2")
-    assert "--engine says where --whole puts ranks together" in done.stderr
+    assert "--engine says where --whole adds ranks up" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -17,9 +17,9 @@ from introspect_cli.store.verify import verify_run
 
 FEW_FILES = """
 import os, sys
-from introspect_cli.cli import main
+from introspect_cli.cli import command_of, main
 for verb in ("show", "diff", "verify"):  # what a verb imports is loaded while it can be
-    __import__(f"introspect_cli.commands.{verb}")
+    command_of(verb)
 taken = []
 try:
     while True:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from store_attacks import TENSOR, build
 from synthetic import row, write_run
 
-from introspect_cli.commands.verify import verify
+from introspect_cli.commands.stores import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
 from introspect_cli.store import rank_writer

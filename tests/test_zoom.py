@@ -257,7 +257,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
         recipe = recipe_of(run)
     assert (recipe.python, recipe.notes) == (str(another_python), ())
     with placed(recipe, project / "tree") as here:
-        variant = Variant(project / "again", here.words, here.directory, recipe.environment, recipe.python)
+        variant = Variant(project / "again", recipe.words_at(here), here.directory, recipe.environment, recipe.python)
         assert capture(variant, again=True).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
     assert command["python"] == str(another_python)

@@ -12,7 +12,7 @@ _WIDEST = 80  # of the list of rules, which is read as help is
 
 @click.command(
     epilog="""\b
-Exit codes: 0 nothing found, 1 something at the level of --fail-on or worse, 2 no rule had its data.
+Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had its data.
 
 \b
 Examples:
@@ -30,11 +30,13 @@ Examples:
     type=click.Choice(["error", "warning", "info"]),
     default="warning",
     show_default=True,
-    help="Exit with 1 when something this bad or worse is found.",
+    help="Exit with 1 where a finding is of this level or worse.",
 )
 @formats()
 @click.option(
-    "--copies", is_flag=True, help="Compare the ranks' copies alone, without reading records: find the odd rank."
+    "--copies",
+    is_flag=True,
+    help="Only compare the copies that ranks hold, without reading records: find the odd rank.",
 )
 @engine_option
 @click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")

@@ -15,6 +15,7 @@ from introspect_cli.commands.shared import (
     engine_option,
     exit_code,
     formats,
+    link_option,
     pair_of,
     tell,
 )
@@ -84,8 +85,8 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
 @click.option("--repeat", is_flag=True, help="Of revisions: first run A twice, and say whether it repeats itself.")
-@click.option("--fresh", is_flag=True, help="Of revisions: run again what was run before.")
-@click.option("--link", "links", multiple=True, metavar="PATH", help="Of revisions: large data that git does not keep.")
+@click.option("--fresh", is_flag=True, help="Of revisions: capture again what was captured before.")
+@link_option
 @engine_option
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
 @click.pass_context
@@ -141,7 +142,7 @@ def diff(
             shown.exit_code = CANNOT_TEST
         raise shown from None
     if zoom and verdict is Verdict.DIVERGED:
-        from introspect_cli.commands.zoom import show_zoom
+        from introspect_cli.commands.reruns import show_zoom
 
         click.echo()
         show_zoom(Path(a), Path(b), _options(grouped=False, **asked), noise=tuple(map(Path, asked["noise"])))

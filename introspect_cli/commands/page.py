@@ -17,6 +17,7 @@ from introspect_cli.health.history import pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
 from introspect_cli.records import Kind, Record
+from introspect_cli.render.blocks import shape
 from introspect_cli.render.graph import marked
 from introspect_cli.render.html import page_html
 from introspect_cli.render.html_parts import OpRow
@@ -114,7 +115,7 @@ def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tu
             same = one and two and one.summary.checksum == two.summary.checksum
             state = "equal" if same else "differs" if one and two else "only in a" if one else "only in b"
         layout = record.summary.layout
-        described = f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}"
+        described = f"{shape(layout.shape)} {layout.dtype}"
         means = [side.summary.stats.get("mean") if side else None for side in (one, two)]
         name = site.path or record.info.op
         rows.append(OpRow(name, site.fqn, site.phase.value, record.info.source, described, means[0], means[1], state))

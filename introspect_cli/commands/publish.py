@@ -25,7 +25,9 @@ Examples:
   introspect publish introspect-runs/a tensorboard
   introspect publish runA mlflow wandb s3://bucket/runs
   introspect publish runA tensorboard:logs --kinds grad --stats l2,absmax
-  introspect capture --publish mlflow -o runA train.py""",
+  introspect capture --publish mlflow -o runA train.py
+
+Exit status: 0, or 2 where something could not be published.""",
 )
 @click.argument("run", type=RunType())
 @click.argument("places", nargs=-1, required=True, metavar="PLACE...")
@@ -39,19 +41,21 @@ Examples:
     help="Also the page and (not to a URL) the packed run, at the end [default: yes].",
 )
 @click.option("--sources/--no-sources", default=False, help="Also the text of source files [default: no].")
-@click.option("--rank", type=click.IntRange(min=0), help="Send this rank alone, as each process of a launch does.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Send this rank alone, as processes of a launch do."
+)
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
     run: str, places: tuple[str, ...], stats: str, *, files: bool, wait: bool, rank: int | None, **asked: Any
 ) -> int:
-    """Publish the losses, the norms of gradients and parameters and the NaNs of each step of RUN, and what is selected.
+    """Send the numbers of each step of RUN to a logger, a directory or object storage.
 
-    A PLACE is tensorboard, mlflow or wandb, by their own clients (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT
-    say where), a directory, or a URL such as s3://bucket/runs: there the run itself goes, which every verb then reads
-    as s3://bucket/runs/RUN.
+    These are the losses, the norms of gradients and parameters, how many elements are NaN or infinite, and statistics
+    of what is selected. A PLACE is tensorboard, mlflow or wandb (tensorboard:DIR, mlflow:RUN_ID and wandb:PROJECT say
+    where), a directory, or a URL such as s3://bucket/runs. A URL gets the run itself, which every verb then reads as
+    s3://bucket/runs/RUN.
     """
-    from introspect_cli.publish.follow import follow
-    from introspect_cli.publish.numbers import numbers_of
+    from introspect_cli.publish.follow import follow, numbers_of
     from introspect_cli.publish.places import Remote
     from introspect_cli.selection import choose
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from introspect_cli.commands.shared import RunType, last_runs, say, selecting, selection_of
-from introspect_cli.commands.shared import rtol as tolerated
+from introspect_cli.commands.shared import RunType, force_option, last_runs, rtol_option, say, selecting, selection_of
 from introspect_cli.exit_codes import SAME
 
 
@@ -26,9 +25,11 @@ Examples:
 @click.argument("run_b", type=RunType(), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser; without -o, a temporary file.")
-@click.option("--noise", multiple=True, type=RunType(), help="A run that should equal RUN; drawn as a band.")
-@tolerated
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option(
+    "--noise", multiple=True, type=RunType(), metavar="RUN", help="A run that should equal RUN; drawn as a band."
+)
+@rtol_option
+@force_option("a file")
 @selecting("steps", "kinds", "modules", "ranks")
 def report(
     run: str | None,

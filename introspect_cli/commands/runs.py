@@ -38,7 +38,10 @@ def runs() -> None:
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @formats()
 def list_(directories: tuple[Path, ...], format_: str) -> int:
-    """List runs, the latest first: what ran, when, how many steps, how large, how it ended."""
+    """List runs, the latest first.
+
+    Each with what ran, when, how many steps it has, how large it is and how it ended.
+    """
     from introspect_cli.inspect.runs import find_runs
     from introspect_cli.render.json import runs_document
     from introspect_cli.render.show_text import runs_blocks
@@ -53,7 +56,10 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 @click.argument("run", type=RunType(file_okay=False))
 @click.argument("text")
 def label(run: str, text: str) -> int:
-    """Write TEXT beside RUN, to be shown in the list; an empty TEXT removes it."""
+    """Give RUN a label, shown in the list.
+
+    Every verb takes the label for the run. An empty TEXT removes it.
+    """
     from introspect_cli.errors import UsageError
     from introspect_cli.store.files import LONGEST_LABEL
     from introspect_cli.store.labels import write_label
@@ -72,7 +78,10 @@ def label(run: str, text: str) -> int:
 @click.option("--older-than", metavar="AGE", help="Remove only runs that started longer ago: 7d, 12h, 30m, 2w.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
-    """Remove runs beyond the --keep latest that are --older-than an age; give at least one of the two."""
+    """Remove old runs.
+
+    Runs go that are not among the --keep latest and are --older-than an age; give at least one of the two.
+    """
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.render.show_text import unseen_sentences

@@ -82,17 +82,18 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
 
 
 _TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
-rtol = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
-atol = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
+rtol_option = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
+atol_option = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
 
 
 _COMPARED = (
-    rtol,
-    atol,
+    rtol_option,
+    atol_option,
     click.option(
         "--noise",
         multiple=True,
         type=RunType(),
+        metavar="RUN",
         help="A repeated run of A: differences as small as between these two pass.",
     ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
@@ -118,6 +119,16 @@ engine_option = click.option(
     show_default=True,
     help="Where many ranks are read: here, processes:N, or dask:ADDRESS (a scheduler; introspect-cli[cluster]).",
 )
+
+
+link_option = click.option(
+    "--link", "links", multiple=True, metavar="PATH", help="Data outside of git that a revision needs; may be repeated."
+)
+
+
+def force_option(what: str) -> Callable[[Any], Any]:
+    """Declare `--force`."""
+    return click.option("--force", is_flag=True, help=f"Replace {what} that is there.")
 
 
 def formats(*more: str) -> Callable[[Any], Any]:

@@ -41,7 +41,7 @@ Examples:
     "--history", metavar="FQN", help="One site over all steps, of two runs side by side; a glob takes several."
 )
 @click.option("--values", metavar="FQN", help="The stored values of a site (capture --save-tensors).")
-@click.option("--stat", default="mean", show_default=True, help="With --history: which statistic.")
+@click.option("--stat", metavar="NAME", default="mean", show_default=True, help="With --history: which statistic.")
 @selecting("kinds", "modules")
 @click.option("--settings", is_flag=True, help="Everything that is not a tensor: versions, flags, environment.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show this rank [default: the first].")

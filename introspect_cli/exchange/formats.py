@@ -22,6 +22,7 @@ from introspect_cli.store.spread import Task
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.records import Record
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Work
 
@@ -207,6 +208,13 @@ def wanted_steps(run: Run, selection: Selection) -> Iterator[tuple[int, int]]:
         if selection.wants_step(int(step))
     ]
     return iter(sorted(steps))
+
+
+def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iterator[Record]:
+    """The wanted records of a step of a rank, in order."""
+    for record in run.rank(rank).records(step):
+        if selection.wants(record.site.kind, record.site.fqn):
+            yield record
 
 
 def _fresh(path: str | Path) -> Path:

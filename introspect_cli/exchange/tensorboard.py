@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.exchange.formats import wanted_records, wanted_steps
 from introspect_cli.records import Kind, Record, Status
 
 if TYPE_CHECKING:
@@ -117,12 +117,7 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
                 place.mkdir(exist_ok=True)
                 files[rank] = (place / f"events.out.tfevents.0.introspect.{rank}").open("wb")
                 files[rank].write(framed(first_event(0.0)))
-            values = [
-                value
-                for record in run.rank(rank).records(step)
-                if selection.wants(record.site.kind, record.site.fqn)
-                for value in _values(run, record)
-            ]
+            values = [value for record in wanted_records(run, step, rank, selection) for value in _values(run, record)]
             # Nothing of the clock is kept with a step; the step itself stands for it.
             files[rank].write(framed(event(step, values, float(step))))
     finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.exchange.formats import wanted_records, wanted_steps
 from introspect_cli.exchange.incoming import Incoming, Row, biased, checksum_of, read_bytes, value
 from introspect_cli.inspect.module_tree import flattened, keys, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
@@ -89,11 +89,9 @@ def write_tree(run: Run, directory: Path, selection: Selection, *, prune_layers:
 def calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
     """The outermost calls of a step, what each called inside it."""
     by_call: dict[tuple[str, int], Call] = {}
-    for record in run.rank(rank).records(step):
+    for record in wanted_records(run, step, rank, selection):
         site = record.site
         if site.phase is not Phase.FORWARD or site.kind not in (Kind.INPUT, Kind.OUTPUT):
-            continue
-        if not selection.wants(site.kind, site.fqn):
             continue
         call = by_call.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
         (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)

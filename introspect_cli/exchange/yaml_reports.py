@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from introspect_cli.errors import StoreError
-from introspect_cli.exchange.formats import wanted_steps
+from introspect_cli.exchange.formats import wanted_records, wanted_steps
 from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, read_bytes, scalar, value
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
@@ -62,14 +62,10 @@ def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
 
 def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:
     """The document of one step of one rank, as nested data."""
-    records = [
-        record
-        for record in run.rank(rank).records(step)
-        if selection.wants(record.site.kind, record.site.fqn) and record.summary.status is not Status.NOT_OBSERVED
-    ]
     by_kind: dict[Kind, list[Record]] = {}
-    for record in records:
-        by_kind.setdefault(record.site.kind, []).append(record)
+    for record in wanted_records(run, step, rank, selection):
+        if record.summary.status is not Status.NOT_OBSERVED:
+            by_kind.setdefault(record.site.kind, []).append(record)
     root = _only_root(by_kind)
     data, grads, buffers = (_latest(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
     parts = {

@@ -198,6 +198,12 @@ def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True)
     return Line(((text, style),) if text else (), indent, wrap)
 
 
+def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: str = "more") -> list[Block]:
+    """`and 3 more (--all lists them)`, where not all is shown."""
+    named = f" ({where})" if where else ""
+    return [line(f"and {total - shown:,} {what}{named}", "dim", indent)] if total > shown else []
+
+
 def table_of(
     items: Iterable[Item],
     columns: Sequence[tuple[Column, Callable[[Item], str]]],

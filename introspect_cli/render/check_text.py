@@ -10,7 +10,7 @@ from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
-from introspect_cli.render.blocks import Block, Line, line, number, sparkline
+from introspect_cli.render.blocks import Block, Line, line, number, rest_of, sparkline
 from introspect_cli.render.plots_text import map_blocks
 from introspect_cli.texts import clean, count
 
@@ -103,9 +103,7 @@ def watch_blocks(
         head = (f"{finding.level.value}: ", _STYLE[finding.level]), (finding.rule, "heading")
         blocks.append(Line((*head, (f" from step {finding.step}: {clean(finding.site)}", ""))))
         blocks.append(line(clean(finding.evidence), indent=2))
-    more = len(look.check.findings) - _FINDINGS
-    if more > 0:
-        blocks.append(line(f"and {more} more (`introspect check` lists them)", "dim"))
+    blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
     checked = summary(look.check) if look.check.checked else "no rule has what it looks at yet"
     blocks.append(line(f"check: {checked}", "dim"))
     # The last, since a terminal may have no rows left for it.

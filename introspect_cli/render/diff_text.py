@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.render.blocks import Block, Column, Table, distance, line
+from introspect_cli.render.blocks import Block, Column, Table, distance, line, rest_of
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks
 from introspect_cli.texts import clean, count
@@ -40,8 +40,7 @@ def diff_blocks(
         blocks += [line(), line("First on each rank, by step and phase (no other order is known):", "heading")]
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
         blocks.append(divergence_table(shown, ranks=True))
-        if len(by_rank) > len(shown):
-            blocks.append(line(f"and {len(by_rank) - len(shown):,} more ranks (--all lists them)", "dim"))
+        blocks += rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
     blocks += findings_blocks(result, everything=everything)
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
@@ -78,8 +77,7 @@ def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Blo
     blocks: list[Block] = [line(), divergence_table(shown, moments=True)]
     if verbose:
         blocks += detail_blocks(result)
-    more = len(result.divergences) - len(shown)
-    return [*blocks, line(f"and {more:,} more (--all lists them)", "dim")] if more else blocks
+    return [*blocks, *rest_of(len(result.divergences), len(shown), "--all lists them")]
 
 
 def _place(divergence: Divergence) -> tuple[int, int, Site]:

@@ -12,7 +12,7 @@ from introspect_cli.compare.origins import head_of, together
 from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.result import DiffResult, SettingChange, Verdict
 from introspect_cli.compare.structure import SHOWN, clause_of
-from introspect_cli.render.blocks import Block, Column, Line, distance, line, site_text, table_of
+from introspect_cli.render.blocks import Block, Column, Line, distance, line, rest_of, site_text, table_of
 from introspect_cli.render.divergence_text import HEADS, code_blocks
 from introspect_cli.render.html_parts import table, text
 from introspect_cli.render.plain import divergence_document, finite, plain
@@ -126,9 +126,7 @@ def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
     for change in shown:
         rests_on = f" ({change.evidence})" if change.evidence else ""
         blocks.append(line(clean(f"{clause_of(change)}{rests_on}"), indent=2))
-    if len(changes) > len(shown):
-        blocks.append(line(f"and {len(changes) - len(shown)} more (--all lists them)", "dim", 2))
-    return blocks
+    return [*blocks, *rest_of(len(changes), len(shown), "--all lists them", 2)]
 
 
 # --- how the source files differ
@@ -225,10 +223,7 @@ def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
     shown = settings if everything else tuple(explaining[:_SHOWN_SETTINGS] or settings[:_SHOWN_SETTINGS])
     title = "Settings that differ and can explain it:" if explaining else "Settings that differ:"
     blocks: list[Block] = [line(), line(title, "heading")]
-    blocks += [_setting(change) for change in shown]
-    if len(settings) > len(shown):
-        blocks.append(line(f"and {len(settings) - len(shown)} more (--settings lists them)", "dim", 2))
-    return blocks
+    return [*blocks, *map(_setting, shown), *rest_of(len(settings), len(shown), "--settings lists them", 2)]
 
 
 def _is_shown(change: SettingChange, result: DiffResult) -> bool:

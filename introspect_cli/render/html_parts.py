@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.element.elements import ulp_words
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.render.blocks import number, statistic
+from introspect_cli.render.blocks import number, shape, statistic
 from introspect_cli.render.divergence_text import elements_words
 from introspect_cli.render.values_text import axes_words, cell_words, element_rows, scale_of, scale_words
 from introspect_cli.texts import clean, count
@@ -65,13 +65,14 @@ def _cells(cells: Iterable[str], tag: str = "td") -> str:
     return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are markup already."""
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> str:
+    """A table, and how many more rows there are than it has; cells are markup already."""
     titles = "".join(f'<th scope="col">{title}</th>' for title in head)
     body = "".join(f'<tr><th scope="row">{row[0]}</th>{_cells(row[1:])}</tr>' for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table><caption>{caption}</caption>'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+        + (f"<p>and {total - len(rows):,} more</p>" if total > len(rows) else "")
     )
 
 
@@ -84,7 +85,7 @@ def checksum_cell(side: Summary | None) -> str:
 
 def shape_cell(side: Summary | None) -> str:
     """A record's shape and dtype."""
-    return "" if side is None else text(f"{'x'.join(map(str, side.layout.shape)) or 'scalar'} {side.layout.dtype}")
+    return "" if side is None else text(f"{shape(side.layout.shape)} {side.layout.dtype}")
 
 
 def stat_cell(side: Summary | None, name: str) -> str:
@@ -106,9 +107,7 @@ def settings_table(result: DiffResult) -> str:
         )
         for change in result.settings[:_MOST]
     ]
-    more = len(result.settings) - len(rows)
-    rest = f"<p>and {more:,} more</p>" if more > 0 else ""
-    return table("Settings that differ", ("setting", "from", "a", "b", ""), rows) + rest
+    return table("Settings that differ", ("setting", "from", "a", "b", ""), rows, len(result.settings))
 
 
 def findings(checks: Sequence[CheckResult]) -> str:
@@ -155,11 +154,8 @@ def ops_table(ops: Sequence[OpRow], step: int, *, two: bool) -> str:
         cells = [text(op.op, 120), text(op.fqn, 160), text(op.phase), text(op.source, 120), text(op.layout, 80)]
         means = [number(op.a, 6), *([number(op.b, 6), state] if two else [])]
         rows.append((*cells, *means))
-    more = len(ops) - len(rows)
     head = ("operator", "module", "phase", "source", "result", *(("mean a", "mean b", "") if two else ("mean",)))
-    return table(f"Operators of step {step}, in the order they ran", head, rows) + (
-        f"<p>and {more:,} more</p>" if more > 0 else ""
-    )
+    return table(f"Operators of step {step}, in the order they ran", head, rows, len(ops))
 
 
 def closeups_html(closeups: Sequence[Closeup]) -> str:

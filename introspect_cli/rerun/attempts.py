@@ -1,8 +1,8 @@
 """Run a's command with some of b's changes, and judge whether it diverges from a.
 
-Each attempt has a directory of its own (see `ground`), with a's files in which the chosen changes are made, and goes as
-far as the step at which b diverges from a. Its run is kept under a name that says what was run, so no attempt is
-made twice, in a later call neither.
+Each attempt has a directory of its own, with a's files in which the chosen changes are made (see `surroundings`), and
+goes as far as the step at which b diverges from a. Its run is kept under a name that says what was run, so no attempt
+is made twice, in a later call neither.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.command_line import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.ground import Ground, Planted, plant
-from introspect_cli.rerun.minimise import Difference, Element, OtherFile, OtherPython, applied, command_line
-from introspect_cli.rerun.other_files import opened_files
-from introspect_cli.rerun.texts import encoded, search_path, undefined
-from introspect_cli.rerun.variant import End, Rerun, Variant, capture, end_of, judge, stopping
+from introspect_cli.rerun.minimise import Difference, Element, OtherPython, applied, command_line
+from introspect_cli.rerun.surroundings import OtherFile, Surroundings, rebuilt
+from introspect_cli.rerun.texts import encoded, opened_files, search_path, undefined
+from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.rerun.elements import Sides
+    from introspect_cli.rerun.place import Place
     from introspect_cli.rerun.recipe import Recipe
 
 
@@ -55,10 +55,9 @@ class Attempts:
     Attributes:
         sides: both runs.
         elements: what differs between them.
-        ground: what lies around a.
-        reference: run a.
+        around: what lies around a.
+        reference: run a, and the last step to run.
         options: further capture options.
-        until: last step to run.
         output: where runs are kept.
         most: how many runs may be made.
         tell: shown a line for each.
@@ -71,10 +70,9 @@ class Attempts:
 
     sides: Sides
     elements: Sequence[Element]
-    ground: Ground
-    reference: Rerun
+    around: Surroundings
+    reference: Reference
     options: tuple[str, ...]
-    until: int
     output: Path
     most: int
     tell: Callable[[str], None]
@@ -125,9 +123,9 @@ class Attempts:
     def narrowed(self) -> bool:
         """Whether a was asked to record something else than the attempts were, which records what is so by default."""
         asked = []
-        made = (one.done for one in self.answers.values() if one.done is not None)
-        for done in (self.reference, next(made, self.reference)):
-            with open_run(done.run) as run:
+        made = (one.done.run for one in self.answers.values() if one.done is not None)
+        for path in (self.reference.run, next(made, self.reference.run)):
+            with open_run(path) as run:
                 asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
         return asked[0] != asked[1]
 
@@ -149,7 +147,7 @@ class Attempts:
         as_a, as_b = (end.is_as(other) for other in self.ends)
         if end.failed and not (as_a or as_b):
             return Verdict.UNDECIDED, None
-        verdict, result = judge(replace(self.reference, exit_code=done.exit_code), done, self.until)
+        verdict, result = self.reference.judge(done, done.exit_code)
         if not self.by_end:
             return verdict, result
         if as_a and (verdict is Verdict.SAME or not done.usable):
@@ -171,31 +169,27 @@ class Attempts:
             [
                 [[name, source_digest(data)] for name, data in sorted(sources.items())],
                 [[name, str(path)] for name, path in sorted(files.items())],
-                [*self.options, *recipe.words, python, self.until],
+                [*self.options, *recipe.words, python, self.reference.until],
                 sorted((name, value) for name, value in set_as_in_b.items()),
             ],
             default=str,
         )
-        described += f" {len(self.ground.files)}"
+        described += f" {len(self.around.files)}"
         name = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
-        place = self.output / "variants" / name
+        directory = self.output / "variants" / name
         texts = {self.sides.places[name]: data for name, data in sources.items()}
-        others = {self.ground.tops[0] / name: path for name, path in files.items()}
-        planted = plant(self.ground, place, texts, others, search_path(self.sides.recipe))
+        others = {self.around.tops[0] / name: path for name, path in files.items()}
+        paths = set_as_in_b.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+        place = rebuilt(self.around, directory, texts, others, search_path(self.sides.recipe), paths)
         environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
-        paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-        paths = os.pathsep.join(planted.moved_word(path) for path in paths.split(os.pathsep))
-        if planted.modules is not None:
-            paths = os.pathsep.join(filter(None, (str(planted.modules), paths)))
-        if paths:
-            environment["PYTHONPATH"] = paths
-        ends = ("--until-step", str(self.until), *stopping(self.reference.run, self.until))
-        words = (*recipe.options, *self.options, *ends, *_line(recipe, self.ground, planted))
+        if place.paths:
+            environment["PYTHONPATH"] = place.paths
+        words = (*recipe.options, *self.options, *self.reference.ends, *_line(recipe, self.around, place))
         try:
-            done = capture(Variant(self.output / name, words, planted.directory, environment, python))
+            done = capture(Variant(self.output / name, words, place.directory, environment, python))
         finally:
             if not self.keep:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
         self._check(done, sources)
         return done
 
@@ -245,13 +239,13 @@ def _end_of(done: Rerun) -> End:
         return End(done.exit_code)
 
 
-def _line(recipe: Recipe, ground: Ground, planted: Planted) -> tuple[str, ...]:
+def _line(recipe: Recipe, around: Surroundings, place: Place) -> tuple[str, ...]:
     """The script and its arguments, as they are named in the attempt's directory."""
-    started = tuple(map(planted.moved_word, recipe.started))
-    if recipe.started and recipe.started[0] != "-m" and len(ground.tops) > 1:
+    started = tuple(map(place.moved_word, recipe.started))
+    if recipe.started and recipe.started[0] != "-m" and len(around.tops) > 1:
         script = Path(os.path.realpath(recipe.directory / recipe.started[0]))
-        started = (str(planted.moved(script)),)
-    return (*started, *map(planted.moved_word, recipe.arguments))
+        started = (str(place.moved(script)),)
+    return (*started, *map(place.moved_word, recipe.arguments))
 
 
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:

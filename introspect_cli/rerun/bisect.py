@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes import MOST_RUNS, Proof, prove
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, log_of, logged, stopping
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
 from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
 
@@ -91,7 +91,7 @@ def bisect(plan: Plan, tell: Callable[[str], None]) -> Culprit:
     directory = (plan.output or here / RUNS / f"bisect-{good[:10]}-{bad[:10]}").resolve()
     with work_tree(user, directory / "worktree", good, keep=plan.keep) as tree:
         place = tree.root / os.path.relpath(here.resolve(), user.root.resolve())
-        search = _Search(plan, tree, place, directory, tell, plan.until_step)
+        search = _Search(plan, tree, place, directory, tell)
         culprit = search.run(good, bad)
         return replace(culprit, proof=search.proof(culprit))
 
@@ -106,7 +106,7 @@ class _Search:
         place: where in it the script runs.
         directory: where runs are kept.
         tell: shown a line for each commit tried.
-        until: last step to look at; None while it is not known.
+        reference: the run of the good commit, and the last step to look at; None while there is none.
         results: what each commit diverges by from the good one.
         tried: commits captured, with the verdict on each, in order.
     """
@@ -116,20 +116,21 @@ class _Search:
     place: Path
     directory: Path
     tell: Callable[[str], None]
-    until: int | None
+    reference: Reference | None = None
     results: dict[str, DiffResult | None] = field(default_factory=dict)
     tried: list[tuple[str, Verdict]] = field(default_factory=list)
 
     def run(self, good: str, bad: str) -> Culprit:
         """Capture both ends, then let git choose until one commit is left."""
-        reference = self._capture(good)
-        if not reference.usable or reference.exit_code:
+        made = self._capture(good)
+        if not made.usable or made.exit_code:
             raise UsageError(
-                f"the good revision {good[:10]} does not run (exit code {reference.exit_code}): {reference.last_lines}"
+                f"the good revision {good[:10]} does not run (exit code {made.exit_code}): {made.last_lines}"
             )
-        self.tell(f"{good[:10]} is the reference: {reference.steps} steps")
-        worst = self._capture(bad, against=reference.run)
-        verdict, result = judge(reference, worst, self.until)
+        self.tell(f"{good[:10]} is the reference: {made.steps} steps")
+        self.reference = Reference(made.run, self.plan.until_step)
+        worst = self._capture(bad)
+        verdict, result = self.reference.judge(worst)
         self._note(bad, verdict, result)
         if verdict is not Verdict.DIVERGED or result is None or result.first is None:
             raise UsageError(
@@ -137,12 +138,12 @@ class _Search:
                 + ("runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged")
                 + (f" ({result.sentence})" if result is not None else f" ({worst.last_lines})")
             )
-        if self.until is None:
-            self.until = result.first.step
-            self.tell(f"{bad[:10]} diverges at step {self.until}: later steps are not run")
-        return self._drive(reference, good, bad)
+        if self.reference.until is None:
+            self.reference = replace(self.reference, until=result.first.step)
+            self.tell(f"{bad[:10]} diverges at step {self.reference.until}: later steps are not run")
+        return self._drive(self.reference, good, bad)
 
-    def _drive(self, reference: Rerun, good: str, bad: str) -> Culprit:
+    def _drive(self, reference: Reference, good: str, bad: str) -> Culprit:
         self.tree.ask("bisect", "start", bad, good)
         try:
             while True:
@@ -150,7 +151,7 @@ class _Search:
                 log = self.tree.ask("bisect", "log")
                 if "first bad commit" in log or "only skipped commits left" in log:
                     return self._culprit(log)
-                verdict, result = judge(reference, self._capture(commit, against=reference.run), self.until)
+                verdict, result = reference.judge(self._capture(commit))
                 self._note(commit, verdict, result)
                 word = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skip"}[verdict]
                 # git exits with 2 when only skipped commits are left, which is an answer.
@@ -158,17 +159,15 @@ class _Search:
         finally:
             self.tree.run("bisect", "reset")
 
-    def _capture(self, commit: str, against: Path | None = None) -> Rerun:
-        """Run a commit, up to its first divergence from a run where one is given."""
-        options: list[str] = list(self.plan.options)
-        name = commit[:16]
-        if self.until is not None:
-            options += ["--until-step", str(self.until)]
-            name = f"{name}-to-{self.until}"
-        if against is not None:
-            far = self.until is None
-            options += ("--against", str(against), "--stop") if far else stopping(against, self.until or 0)
-        run = self.directory / name
+    @property
+    def _until(self) -> int | None:
+        return self.plan.until_step if self.reference is None else self.reference.until
+
+    def _capture(self, commit: str) -> Rerun:
+        """Run a commit, up to its first divergence from the reference where there is one."""
+        ends: tuple[str, ...] = () if self._until is None else ("--until-step", str(self._until))
+        options = (*self.plan.options, *(ends if self.reference is None else self.reference.ends))
+        run = self.directory / (commit[:16] if self._until is None else f"{commit[:16]}-to-{self._until}")
         self._check_out(commit)
         sets_up = self.plan.setup if not (run / "manifest.yaml").exists() else None
         if sets_up and logged(sets_up, log_of(run), self.place):
@@ -184,7 +183,7 @@ class _Search:
         runs = []
         for commit in (before, culprit.commit):
             name = commit[:16]  # of a run that goes no further than is needed, or of the whole
-            kept = (self.directory / f"{name}-to-{self.until}", self.directory / name)
+            kept = (self.directory / f"{name}-to-{self._until}", self.directory / name)
             runs.append(next((run for run in kept if (run / "manifest.yaml").exists()), None))
         if runs[0] is None or runs[1] is None:
             return None
@@ -196,7 +195,7 @@ class _Search:
                 runs[1],
                 self.plan.options,
                 self.directory / "changes",
-                self.until,
+                self._until,
                 self.tell,
                 most_runs=self.plan.max_runs,
             )

@@ -20,10 +20,9 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.elements import Sides, likely_first, sides_of
-from introspect_cli.rerun.ground import Ground, survey
 from introspect_cli.rerun.minimise import Element, counted, ddmin, place_of
-from introspect_cli.rerun.other_files import at_commits, in_directories, tracked
-from introspect_cli.rerun.variant import End, Rerun, end_of
+from introspect_cli.rerun.surroundings import Surroundings, at_commits, in_directories, survey, tracked
+from introspect_cli.rerun.variant import End, Reference, end_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run
 from introspect_cli.texts import count
@@ -92,7 +91,7 @@ def prove(
             raise UsageError(f"nothing to bisect: {recorded.sentence}")
         until = _step_after((one, two), ends) if recorded.first is None else recorded.first.step
         sides = sides_of(one, two)
-        grounds, files = _grounds(sides, one, two, directory)
+        around, files = _around(sides, one, two, directory)
     elements, likely = likely_first((*sides.elements, *files), recorded)
     if not elements:
         raise UsageError(
@@ -107,10 +106,9 @@ def prove(
     attempts = Attempts(
         sides=sides,
         elements=elements,
-        ground=grounds[0],
-        reference=Rerun(a, 0, 1),
+        around=around[0],
+        reference=Reference(a, until if until_step is None else until_step),
         options=options,
-        until=until if until_step is None else until_step,
         output=directory,
         most=most_runs,
         tell=tell,
@@ -118,7 +116,7 @@ def prove(
         ends=ends,
         by_end=by_end,
     )
-    return _Search(attempts, grounds, recorded, likely).run()
+    return _Search(attempts, around, recorded, likely).run()
 
 
 def _step_after(runs: tuple[Run, Run], ends: tuple[End, End]) -> int:
@@ -127,7 +125,7 @@ def _step_after(runs: tuple[Run, Run], ends: tuple[End, End]) -> int:
     return 1 + max((step for step in last if step is not None), default=-1)
 
 
-def _grounds(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Ground, ...], tuple[Element, ...]]:
+def _around(sides: Sides, a: Run, b: Run, output: Path) -> tuple[tuple[Surroundings, ...], tuple[Element, ...]]:
     """What lies around a: without what is younger than its run, and with it; and files that are others around b."""
     began, began_b = _began(a), _began(b)
     elsewhere = os.path.realpath(sides.root) != os.path.realpath(sides.root_b)
@@ -156,14 +154,14 @@ class _Search:
 
     Attributes:
         attempts: runs a with some changes.
-        grounds: what lies around a: the first is used as long as a runs in it.
+        around: what lies around a: the first is used as long as a runs in it.
         recorded: how b diverges from a.
         likely: how many of the elements, the first ones, are called likely by the comparison.
         smallest: the smallest set so far without which b is the same as a.
     """
 
     attempts: Attempts
-    grounds: tuple[Ground, ...]
+    around: tuple[Surroundings, ...]
     recorded: DiffResult
     likely: int = 0
     smallest: frozenset[int] | None = None
@@ -213,9 +211,9 @@ class _Search:
         """Whether a runs again as it did, and all changes make it diverge; "" if so, else why not."""
         attempts = self.attempts
         nothing: frozenset[int] = frozenset()
-        if not self._needed(self.everything) and attempts.ground != self.grounds[1]:
+        if not self._needed(self.everything) and attempts.around != self.around[1]:
             attempts.tell("again, with the files that are younger than a's run")
-            attempts.ground = self.grounds[1]
+            attempts.around = self.around[1]
             attempts.answers.clear()
             self._needed(self.everything)
         verdict, result, _ = attempts.answers[nothing]
@@ -272,7 +270,7 @@ class _Search:
         if self.attempts.ends_as(0, rest):
             return "b ends by a's exception"
         narrowed = " in what a recorded" if self.attempts.narrowed else ""
-        return f"the runs are the same up to step {self.attempts.until}{narrowed}"
+        return f"the runs are the same up to step {self.attempts.reference.until}{narrowed}"
 
     def _diverges(self, chosen: frozenset[int]) -> str:
         """How a with the cause alone differs from a: whether in the same place as b."""

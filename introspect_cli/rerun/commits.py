@@ -25,19 +25,19 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.trees import (
+from introspect_cli.rerun.place import COMMITS, PLACE, Place, path_of_the_users
+from introspect_cli.rerun.revisions import (
     AS_IT_IS,
-    Others,
-    Source,
-    Tree,
-    alone,
+    Revision,
+    Unversioned,
+    checked_out,
     ended_in_order,
-    others_of,
-    planted,
-    source_of,
+    exclusively,
+    revision_of,
+    unversioned_of,
 )
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, kept_run, log_of, or_nothing
-from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, path_of_the_users
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, kept_run, log_of, or_nothing
+from introspect_cli.rerun.worktree import Repository
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.launch import remove_run
 from introspect_cli.store.pack import from_anywhere
@@ -112,7 +112,7 @@ def captured(a: str, b: str, runs: Sequence[str | None], asked: Question, tell: 
         if run is not None and word != AS_IT_IS and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = here / RUNS / COMMITS
-    with ended_in_order(), alone(base, tell):
+    with ended_in_order(), exclusively(base, tell):
         return _Captures(user, base, asked, tell).pair((a, b), runs)
 
 
@@ -127,31 +127,33 @@ class _Captures:
 
     def pair(self, words: Sequence[str], runs: Sequence[str | None]) -> Captured:
         """The runs of both sides, and further repetitions of a."""
-        sources = [source_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)]
-        others = self._others()
-        names = [self._name(source, others) if source is not None else "" for source in sources]
+        revisions = [
+            revision_of(self.user, word) if run is None else None for word, run in zip(words, runs, strict=True)
+        ]
+        unversioned = self._unversioned()
+        names = [self._name(one, unversioned) if one is not None else "" for one in revisions]
         first, second = runs
-        if sources[0] is not None:
-            first = str(self._captured("a", sources[0], others, names[0]))
+        if revisions[0] is not None:
+            first = str(self._captured("a", revisions[0], unversioned, names[0]))
         assert first is not None
         noise = self.asked.noise
-        if self.asked.repeat and sources[0] is not None:
-            again = self._captured("a again", sources[0], others, f"{names[0]}-again")
+        if self.asked.repeat and revisions[0] is not None:
+            again = self._captured("a again", revisions[0], unversioned, f"{names[0]}-again")
             noise += self._repeated(Path(first), again)
-        if sources[1] is not None:
+        if revisions[1] is not None:
             name = names[1]
             if names[0] == names[1]:
                 self.tell("a and b are the same code: where their runs differ, the script does not repeat itself")
                 name += "-again"
-            second = str(self._captured("b", sources[1], others, name, against=first, noise=noise))
+            second = str(self._captured("b", revisions[1], unversioned, name, against=first, noise=noise))
         assert second is not None
         self._bound({Path(run).name for run in (first, second, *noise)})
         return first, second, noise
 
-    def _others(self) -> Others:
+    def _unversioned(self) -> Unversioned:
         here, words = Path.cwd(), self.asked.words
         scripts = [os.path.relpath(os.path.realpath(here / words[0]), self.user.root)] if words[0] != "-m" else []
-        others = others_of(self.user, [Path(os.path.realpath(here)) / path for path in self.asked.links], scripts)
+        others = unversioned_of(self.user, [Path(os.path.realpath(here)) / path for path in self.asked.links], scripts)
         if others.large:
             sizes = [f"{name} ({size / _MEGABYTE:,.0f} MB)" if size else name for name, size in others.large.items()]
             self.tell(
@@ -160,26 +162,26 @@ class _Captures:
             )
         return others
 
-    def _name(self, source: Source, others: Others) -> str:
+    def _name(self, revision: Revision, unversioned: Unversioned) -> str:
         """A name that stands for all that goes into a capture."""
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         made: list[Any] = [
-            source.state(),
-            others.state,
+            revision.state(),
+            unversioned.state,
             [*self.asked.options, "--", *self.asked.words],
             [*self.asked.links, str(Path.cwd().relative_to(self.user.root))],
             sorted(environment.items()),
             [__version__, sys.executable, [(path, Path(path).stat().st_mtime_ns) for path in directories]],
         ]
         key = hashlib.blake2b(json.dumps(made).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return f"{source.commit[:10]}{'-changed' if source.changed else ''}-{key}"
+        return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
 
     def _captured(
         self,
         side: str,
-        source: Source,
-        others: Others,
+        revision: Revision,
+        unversioned: Unversioned,
         name: str,
         *,
         against: str | None = None,
@@ -200,22 +202,24 @@ class _Captures:
         if changed:
             self.tell(f"{changed} has changed since {side} was captured")
         elif kept is not None:
-            self.tell(f"{side} is {source.words}: captured before, {_shown(kept.run)}")
-            self._refuse(side, kept, source)
+            self.tell(f"{side} is {revision.words}: captured before, {_shown(kept.run)}")
+            self._refuse(side, kept, revision)
             os.utime(kept.run)
             return kept.run
-        for submodule in source.empty:
-            self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {source.words}")
-        self.tell(f"{side} is {source.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})")
+        for submodule in revision.empty:
+            self.tell(f"the submodule {submodule} is not checked out here: it is empty in the run of {revision.words}")
+        self.tell(
+            f"{side} is {revision.words}: running {shlex.join(self.asked.words)} (introspect watch {_shown(run)})"
+        )
         began = time.monotonic()
-        with or_nothing(run), planted(source, others, self.asked.links, self.base) as tree:
-            done = self._run(run, source, tree, options)
-            self._refuse(side, done, source)
-            self._check(done, source, tree)
+        with or_nothing(run), checked_out(revision, unversioned, self.asked.links, self.base) as place:
+            done = self._run(run, revision, place, options)
+            self._refuse(side, done, revision)
+            self._check(done, revision, place)
         with open_run(run) as opened:
             stopped = opened.manifest.get("stopped") is True
         if stopped and against is not None and not self._diverges(against, run, noise):
-            return self._captured(side, source, others, name)
+            return self._captured(side, revision, unversioned, name)
         if run != whole and not stopped:
             if whole.exists():
                 remove_run(whole)
@@ -252,19 +256,19 @@ class _Captures:
                 return str(name)
         return ""
 
-    def _run(self, run: Path, source: Source, tree: Tree, options: Sequence[str]) -> Rerun:
+    def _run(self, run: Path, revision: Revision, place: Place, options: Sequence[str]) -> Rerun:
         words = list(self.asked.words)
-        if words[0].endswith(".py") and not (tree.directory / tree.word(words[0])).exists():
-            raise UsageError(f"there is no {words[0]} at {source.words}")
-        words = [tree.word(word) for word in words]
+        if words[0].endswith(".py") and not (place.directory / place.moved_word(words[0], existing=True)).exists():
+            raise UsageError(f"there is no {words[0]} at {revision.words}")
+        words = [place.moved_word(word, existing=True) for word in words]
         environment: dict[str, str | None] = {"PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {name: None for name in os.environ if name.startswith("GIT_")}
-        environment |= {"PYTHONPATH": tree.paths} if tree.paths else {}
+        environment |= {"PYTHONPATH": place.paths} if place.paths else {}
         if "PYTHONHASHSEED" not in os.environ:
             environment["PYTHONHASHSEED"] = "0"
-        return capture(Variant(run, (*options, *words), tree.directory, environment), again=True)
+        return capture(Variant(run, (*options, *words), place.directory, environment), again=True)
 
-    def _refuse(self, side: str, done: Rerun, source: Source) -> None:
+    def _refuse(self, side: str, done: Rerun, revision: Revision) -> None:
         """Say how a script ended that recorded no step; an exception of b's is what the comparison tells.
 
         Raises:
@@ -280,11 +284,11 @@ class _Captures:
             return
         how = f"exit code {done.exit_code} ({done.last_lines.rpartition(' / ')[2]})" if error is None else error.words
         raise UsageError(
-            f"nothing to compare: {shlex.join(self.asked.words)} at {source.words} ends by {how}, before its first "
+            f"nothing to compare: {shlex.join(self.asked.words)} at {revision.words} ends by {how}, before its first "
             "step is complete"
         )
 
-    def _check(self, done: Rerun, source: Source, tree: Tree) -> None:
+    def _check(self, done: Rerun, revision: Revision, place: Place) -> None:
         """Make sure that what ran was the revision's.
 
         Raises:
@@ -292,19 +296,19 @@ class _Captures:
         """
         with open_run(done.run) as run:
             ran = run.settings.get("sources")
-        files = Repository(tree.root).names("ls-files")
+        files = Repository(place.root).names("ls-files")
         for name, digest in (ran if isinstance(ran, dict) else {}).items():
             forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
             named = [file for file in files if any(f"/{file}".endswith(f"/{form}") for form in forms)]
-            if digest not in _digests(tree.root, named) and digest in _digests(self.user.root, named):
+            if digest not in _digests(place.root, named) and digest in _digests(self.user.root, named):
                 raise UsageError(
-                    f"{name} did not run as it is at {source.words}: python imported the one of your work tree, by an "
-                    "absolute path or from where it is installed"
+                    f"{name} did not run as it is at {revision.words}: python imported the one of your work tree, by "
+                    "an absolute path or from where it is installed"
                 )
 
     def _repeated(self, a: Path, again: Path) -> tuple[str, ...]:
         """Say whether a repeats itself; the repetition where it does not, since differences of its size say nothing."""
-        verdict, result = judge(Rerun(a, 0, 1), Rerun(again, 0, 1))
+        verdict, result = Reference(a).judge(Rerun(again, 0, 1))
         assert result is not None
         if verdict is Verdict.SAME:
             self.tell(f"a repeats itself: two captures agree in {count(result.counts.steps_compared, 'step')}")

@@ -15,7 +15,8 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.command_line import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.variant import Rerun, Variant, capture, judge, stopping
+from introspect_cli.rerun.surroundings import OtherFile
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run
 from introspect_cli.texts import count
@@ -39,21 +40,6 @@ class Difference:
     name: str
     a: Any
     b: Any
-
-
-@dataclass(frozen=True)
-class OtherFile:
-    """A file that is no source and holds something else in b's directory.
-
-    Attributes:
-        name: its path in the project.
-        a: where a's lies; None where only b's directory has it.
-        b: where b's lies; None where only a's directory has it.
-    """
-
-    name: str
-    a: Path | None
-    b: Path | None
 
 
 @dataclass(frozen=True)
@@ -177,7 +163,7 @@ def minimise(
     with open_run(a) as one, open_run(b) as two:
         first, second = dict(one.settings), dict(two.settings)
         command = dict(first.get("command") or {})
-    recorded = judge(Rerun(a, 0, 1), Rerun(b, 0, 1))[1]
+    recorded = Reference(a).judge(Rerun(b, 0, 1))[1]
     if recorded is None or recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
         raise UsageError(
             f"nothing to bisect: {recorded.sentence if recorded is not None else 'the runs cannot be compared'}"
@@ -188,8 +174,8 @@ def minimise(
     script = words or ((command["script"],) if command.get("script") else ("-m", str(command.get("module"))))
     script = tuple(script[:2] if script[0] == "-m" else script[:1])
     place = (output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve()
-    until = recorded.first.step if until_step is None else until_step
-    given, ends = _arguments(first), ("--until-step", str(until), *stopping(a, until))
+    reference = Reference(a, recorded.first.step if until_step is None else until_step)
+    given, ends = _arguments(first), reference.ends
     answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = {}
 
     def diverges(chosen: Sequence[Difference]) -> bool:
@@ -199,11 +185,11 @@ def minimise(
             as_in_b = applied(chosen, given)
             line = (*options, *ends, *as_in_b.options, *script, *command_line(as_in_b.arguments))
             made = capture(Variant(place / str(len(answers) + 1), line, Path.cwd(), as_in_b.environment))
-            verdict, result = judge(Rerun(a, 0, 1), made, until)
+            verdict, result = reference.judge(made)
             answers[key] = (verdict is Verdict.DIVERGED, result)
-            names = ", ".join(item.name for item in chosen) or "nothing changed"
-            said = {Verdict.SAME: "agrees", Verdict.DIVERGED: "diverges", Verdict.UNDECIDED: "cannot be told"}[verdict]
-            tell(f"{names}: {said}")
+            what = f"a with b's {', '.join(item.name for item in chosen)}" if chosen else "a again, unchanged"
+            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
+            tell(f"{what}: {said}")
         return answers[key][0]
 
     smallest: tuple[Difference, ...] = ()
@@ -217,7 +203,7 @@ def minimise(
         smallest = tuple(ddmin(differing, diverges))
         result = answers[frozenset(f"{item.axis} {item.name}" for item in smallest)][1]
         make = "together make" if len(smallest) > 1 else "makes"
-        sentence = f"{len(smallest)} of {len(differing)} differing settings {make} the runs diverge"
+        sentence = f"{len(smallest)} of {count(len(differing), 'differing setting')} {make} the runs diverge"
     return Smallest(smallest, result, len(answers), sentence, unknown)
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.worktree import COMMITS, PLACE, Repository, link, path_of_the_users, work_tree
+from introspect_cli.rerun.place import COMMITS, PLACE, Place, path_of_the_users
+from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import clean, count
@@ -66,24 +67,15 @@ class Recipe:
         """Capture options, then the script and its arguments."""
         return (*self.options, *self.started, *self.arguments)
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a command is run again.
-
-    Attributes:
-        root: the project's root there.
-        directory: the directory to run it in.
-        words: the recipe's words, the script found there.
-        note: where that is and what of the files is not as it was, as a clause.
-        is_tree: whether it is a work tree, which holds what git keeps.
-    """
-
-    root: Path
-    directory: Path
-    words: tuple[str, ...]
-    note: str
-    is_tree: bool = False
+    def words_at(self, place: Place) -> tuple[str, ...]:
+        """The words at a place: paths of python files moved, unless they follow the directory there."""
+        words, here = [], self.directory.resolve()
+        for word in self.words:
+            follows = not word.startswith(os.sep) and place.moved(here) != here
+            moves = word.endswith(".py") and not follows
+            path = (self.directory / word).resolve()
+            words.append(str(place.moved(path)) if moves and place.moved(path) != path else word)
+        return tuple(words)
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -219,7 +211,7 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
     changed = _changed_files(recipe, root)
 
     def where_it_ran(clause: str) -> Place:
-        return Place(root, recipe.directory, recipe.words, f"where it ran, {clause}")
+        return Place(root, recipe.directory, note=f"where it ran, {clause}")
 
     if recipe.sources and not changed:
         yield where_it_ran("its source files unchanged")
@@ -244,7 +236,7 @@ def placed(recipe: Recipe, tree: Path, links: Sequence[str] = ()) -> Iterator[Pl
             return
         note = f"in a work tree of its commit {recipe.commit[:10]}"
         note += f", although {_changed_words(left)}: that was not committed" if left else ""
-        yield Place(checked_out.root, directory, _moved(recipe, root, checked_out.root), note, is_tree=True)
+        yield Place(checked_out.root, directory, {root.resolve(): checked_out.root}, note=note)
 
 
 def _repository(directory: Path) -> Repository | None:
@@ -286,14 +278,3 @@ def _is_elsewhere(name: str, recipe: Recipe) -> bool:
 
 def _changed_words(names: Sequence[str]) -> str:
     return f"{some(names)} {'has' if len(names) == 1 else 'have'} changed since"
-
-
-def _moved(recipe: Recipe, root: Path, tree: Path) -> tuple[str, ...]:
-    """The words, paths of python files below the root put into the work tree unless they follow the directory there."""
-    moved = []
-    for word in recipe.words:
-        path = (recipe.directory / word).resolve()
-        follows = not word.startswith(os.sep) and recipe.directory.resolve().is_relative_to(root.resolve())
-        goes = word.endswith(".py") and not follows and path.is_relative_to(root.resolve())
-        moved.append(str(tree / os.path.relpath(path, root.resolve())) if goes else word)
-    return tuple(moved)

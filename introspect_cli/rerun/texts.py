@@ -1,4 +1,4 @@
-"""The text of the files that a run was made of: kept in the run, on disk, or in git.
+"""The text of the files that a run was made of, or opened: kept in the run, on disk, or in git.
 
 A text counts where its digest is the one that the run recorded, wherever it comes from. A text from which a secret was
 taken out is not what ran, so it is the last that is taken.
@@ -13,6 +13,7 @@ import io
 import os
 import symtable
 import tokenize
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import decode_source, find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from introspect_cli.rerun.recipe import Recipe
     from introspect_cli.store.reader import Run
@@ -158,6 +159,76 @@ def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
     except UsageError:
         return None
     return data if data is not None and source_digest(data) == digest else None
+
+
+_LARGEST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class OpenedText:
+    """A configuration file that both scripts opened and that held something else for b.
+
+    Attributes:
+        name: as the runs name it.
+        places: where it lies for a, and for b.
+        a: what it held for a.
+        b: what it held for b.
+    """
+
+    name: str
+    places: tuple[Path, Path]
+    a: str
+    b: str
+
+
+def opened_files(run: Run) -> dict[str, str]:
+    """Digest by name of the files that a script opened, where one was taken."""
+    opened = run.settings.get("files")
+    files = opened.items() if isinstance(opened, Mapping) else ()
+    digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
+    return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
+
+
+def opened_texts(
+    runs: tuple[Run, Run], directories: tuple[Path, Path], roots: tuple[Path, Path]
+) -> tuple[tuple[OpenedText, ...], tuple[str, ...]]:
+    """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
+
+    What is a source of both is none.
+    """
+    one, two = map(opened_files, runs)
+    sources = [run.settings.get("sources") or {} for run in runs]
+    texts, unknown = [], []
+    for name in sorted(one.keys() & two.keys()):
+        if one[name] == two[name] or all(name in recorded for recorded in sources):
+            continue
+        if Path(name).is_absolute() or name.startswith("~"):
+            unknown.append(f"{name}: it differs and lies outside of the project")
+            continue
+        at = [
+            next((place for place in (root / name, directory / name) if place.is_file()), directory / name)
+            for root, directory in zip(roots, directories, strict=True)
+        ]
+        held = [_held(run, digest, place) for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)]
+        if held[0] is not None and held[1] is not None:
+            texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
+        elif at[0] == at[1]:
+            unknown.append(f"{name}: it differs, and what it held is not kept")
+    return tuple(texts), tuple(unknown)
+
+
+def _held(run: Run, digest: str, place: Path) -> str | None:
+    """The text of a file that a run opened; None where it is not all there, or no text."""
+    data = run.source(digest) if digest in run.kept_sources else None
+    if data is None or source_digest(data) != digest:
+        try:
+            data = place.read_bytes() if place.stat().st_size < _LARGEST_TEXT else b""
+        except OSError:
+            return None
+    try:
+        return data.decode() if source_digest(data) == digest else None
+    except UnicodeDecodeError:
+        return None
 
 
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)

@@ -153,16 +153,6 @@ def capture(variant: Variant, *, again: bool = False) -> Rerun:
     return replace(made, exit_code=code)
 
 
-def stopping(reference: Path, until_step: int) -> tuple[str, ...]:
-    """Capture options that end a run where it diverges from a reference, if that may be long before a step.
-
-    Nothing where it cannot pay: to compare while a script runs takes a second or two to begin.
-    """
-    with open_run(reference) as run:
-        pays = took(run) * min((until_step + 1) / max(run.steps, 1), 1.0) >= LONG
-    return ("--against", from_anywhere(reference), "--stop") if pays else ()
-
-
 def took(run: Run) -> float:
     """Seconds that a run took; 0 where it does not say."""
     began, ended = run.time("started"), run.time("ended")
@@ -220,23 +210,49 @@ def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
         return None, Rerun(run, exit_code, 0)
 
 
-def judge(reference: Rerun, other: Rerun, until_step: int | None = None) -> tuple[Verdict, DiffResult | None]:
-    """Whether a rerun diverges from the reference; undecided where it cannot be told.
+@dataclass(frozen=True)
+class Reference:
+    """The run that reruns are compared with, and how far.
 
-    A script that failed tells something only by what it recorded before: diverging is diverging, but agreeing up to
-    the crash is not agreeing.
-
-    Raises:
-        StoreError: a store cannot be read.
+    Attributes:
+        run: its directory.
+        until: last step to look at; None for all.
     """
-    if not other.usable:
-        return Verdict.UNDECIDED, None
-    steps = None if until_step is None else Schedule.parse(f":{until_step + 1}")
-    with open_run(reference.run) as a, open_run(other.run) as b:
-        result = compare_runs(a, b, DiffOptions(steps=steps))
-    if result.verdict is Verdict.SAME and other.exit_code != reference.exit_code:
-        return Verdict.UNDECIDED, result
-    return result.verdict, result
+
+    run: Path
+    until: int | None = None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Capture options that end a rerun at the last step, and where it diverges if that may be long before.
+
+        To compare while a script runs takes a second or two to begin, so it must pay.
+        """
+        stops = ("--against", from_anywhere(self.run), "--stop")
+        if self.until is None:
+            return stops
+        with open_run(self.run) as run:
+            steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
+            pays = took(run) * min((self.until + 1) / max(steps, 1), 1.0) >= LONG
+        return ("--until-step", str(self.until), *(stops if pays else ()))
+
+    def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:
+        """Whether a rerun diverges; undecided where it cannot be told.
+
+        A script that ended with another exit code than the one expected tells something only by what it recorded
+        before: diverging is diverging, but agreeing up to the crash is not agreeing.
+
+        Raises:
+            StoreError: a store cannot be read.
+        """
+        if not other.usable:
+            return Verdict.UNDECIDED, None
+        steps = None if self.until is None else Schedule.parse(f":{self.until + 1}")
+        with open_run(self.run) as a, open_run(other.run) as b:
+            result = compare_runs(a, b, DiffOptions(steps=steps))
+        if result.verdict is Verdict.SAME and other.exit_code != exit_code:
+            return Verdict.UNDECIDED, result
+        return result.verdict, result
 
 
 @contextlib.contextmanager

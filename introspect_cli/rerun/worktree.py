@@ -20,13 +20,6 @@ from introspect_cli.store.writer import ignored
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-COMMITS = "commits"
-"""The directory below introspect's that keeps runs of revisions (see `commits`)."""
-PLACE = "tree"
-"""That of it in which they run, one after the other."""
-LEVELS_ABOVE = 2
-"""Directories above a project whose other entries are found from where it is rebuilt."""
-
 
 class Repository:
     """A git repository, asked through git itself."""
@@ -152,15 +145,3 @@ def link(source: Path, directory: Path, paths: Sequence[str]) -> None:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to((source / path).resolve())
-
-
-def rebuilt_below(place: Path, top: Path) -> Path:
-    """Where a directory is rebuilt below another, with room for what lies beside it and above."""
-    above = top.parents[: min(LEVELS_ABOVE, len(top.parents) - 1)]
-    return place.joinpath(*(path.name for path in reversed(above)), top.name)
-
-
-def path_of_the_users(place: Path, path: Path, top: Path) -> Path:
-    """Where a path lies for the user that was found below the place where a directory was rebuilt."""
-    above = min(LEVELS_ABOVE, len(top.parents) - 1)
-    return Path(os.path.realpath(top.parents[above] / path.relative_to(place)))

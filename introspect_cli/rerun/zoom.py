@@ -20,7 +20,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.records import Kind
-from introspect_cli.rerun.recipe import Place, Recipe, UnrepeatableError, placed, recipe_of
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files import RUNS
@@ -28,6 +28,8 @@ from introspect_cli.store.reader import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from introspect_cli.rerun.place import Place
 
 
 FURTHEST_BACK = 64
@@ -192,15 +194,16 @@ class _Rerun:
     def _side(self, name: str, recipe: Recipe, place: Place, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Run one of them again, these steps with operators and these sites whole, and compare it with its store."""
         run, path = self.runs["ab".index(name)], self.directory / name
-        self.tell(f"running {name} again {place.note}: {shlex.join(place.words)}, in {place.directory}")
+        there = recipe.words_at(place)
+        self.tell(f"running {name} again {place.note}: {shlex.join(there)}, in {place.directory}")
         options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
-        words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *place.words)
+        words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
         environment = {**recipe.environment, "PYTHONDONTWRITEBYTECODE": "1"}
         new = capture(Variant(path, words, place.directory, environment, recipe.python), again=True)
         note = "; ".join([f"Run {name} was run again {place.note}", *recipe.notes])
         if not new.usable:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
-            why += " (what git does not keep has to be named: --link PATH)" if place.is_tree else ""
+            why += " (what git does not keep has to be named: --link PATH)" if place.tops else ""
             return Side(name, None, f"{note}, but {why}", repeats=False)
         difference = _not_repeated(run, path, steps)
         if difference:

@@ -323,3 +323,10 @@ def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
     except FileNotFoundError:
         return EMPTY, False, 0.0
     return parse_index(data, rank, handle.path), running, unfinished
+
+
+def last_common_step(ranks: Iterable[RankReader]) -> int | None:
+    """Number of the last step that every rank has whole; None where there is none."""
+    last = [rank.last_step for rank in ranks]
+    recorded = [step for step in last if step is not None]
+    return min(recorded) if recorded and len(recorded) == len(last) else None

@@ -26,7 +26,6 @@ from introspect_cli.store.files import (
     Folder,
     is_locked,
     reason,
-    unreadable,
 )
 from introspect_cli.store.manifests import (
     Settings,
@@ -41,7 +40,7 @@ from introspect_cli.store.manifests import (
 )
 from introspect_cli.store.objects import is_remote
 from introspect_cli.store.pack import open_store
-from introspect_cli.store.rank_reader import RankReader, Shared
+from introspect_cli.store.rank_reader import RankReader, Shared, last_common_step
 from introspect_cli.store.sources import kept_in, read_from
 from introspect_cli.texts import clean
 
@@ -229,7 +228,7 @@ class Run:
         if self.elsewhere is not None:
             return self.elsewhere(checksum)
         places = self._places(self._with_tensors)
-        return next((tensor for place in places if (tensor := _tensor(place, checksum)) is not None), None)
+        return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
         """A source file whose text is kept, by its digest; None where it is not.
@@ -293,18 +292,6 @@ class Run:
         self.close()
 
 
-def _tensor(place: Folder, checksum: int) -> NDArray[Any] | None:
-    """A tensor that is kept below a directory, if it is."""
-    try:
-        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
-            tensor: NDArray[Any] = tensorfile.decode(handle, checksum)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(f"{place.path}/{TENSORS}", error) from None
-    return tensor
-
-
 def run_state(
     manifest: Mapping[str, Any],
     manifests: Mapping[int, Mapping[str, Any]],
@@ -328,13 +315,6 @@ def run_state(
     if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
         return RunState.COMPLETE
     return RunState.INTERRUPTED
-
-
-def last_common_step(ranks: Iterable[RankReader]) -> int | None:
-    """Number of the last step that every rank has whole; None where there is none."""
-    last = [rank.last_step for rank in ranks]
-    recorded = [step for step in last if step is not None]
-    return min(recorded) if recorded and len(recorded) == len(last) else None
 
 
 def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:

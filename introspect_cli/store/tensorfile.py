@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.store.files import DamageError
+from introspect_cli.store.files import TENSORS, DamageError, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.files import Folder
     from introspect_cli.store.handles import Handle
 
 NAME = "tensor"
@@ -188,3 +191,19 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
     values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
     values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
     return np.where(codes & 0x80, -values, values).astype(np.float32)
+
+
+def read(place: Folder, checksum: int) -> NDArray[Any] | None:
+    """A tensor that is kept below a directory, if it is.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
+            tensor: NDArray[Any] = decode(handle, checksum)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(f"{place.path}/{TENSORS}", error) from None
+    return tensor

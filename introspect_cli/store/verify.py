@@ -37,8 +37,8 @@ from introspect_cli.store.index import step_digest
 from introspect_cli.store.launch import ATTEMPT_NAME
 from introspect_cli.store.manifests import SETTINGS_NAME, launch_of, merged, read_manifest, read_rank_manifests
 from introspect_cli.store.pack import open_store
-from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.reader import RANK_NAME, RunState, last_common_step, run_state
+from introspect_cli.store.rank_reader import RankReader, last_common_step
+from introspect_cli.store.reader import RANK_NAME, RunState, run_state
 from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:

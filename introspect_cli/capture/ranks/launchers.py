@@ -154,10 +154,8 @@ def _written_once(marker: Path, name: str) -> str:
 
 def fresh_run(target: Target | None) -> Path:
     """A directory under `introspect-runs/` that does not exist yet, named by the script and the time."""
-    name = "run"
-    if target is not None:
-        name = target.module or Path(target.script or "run").stem or "run"
-    stem = f"{name}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
+    of = "" if target is None else target.module or Path(target.script or "").stem
+    stem = f"{of or 'run'}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
     path, number = Path(RUNS) / stem, 1
     while path.exists():
         number += 1

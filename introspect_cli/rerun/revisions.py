@@ -1,4 +1,4 @@
-"""A place in which a revision of somebody's project runs as the project itself does in the user's work tree.
+"""Revisions of somebody's project, and the place in which one runs as the project does in the user's work tree.
 
 git checks the revision out into a work tree of its own. The work tree as it is, `.`, is its commit and the files that
 are others than the commit's. What git does not keep and a script may read, ignored data above all, is copied, and not
@@ -16,13 +16,22 @@ import shutil
 import signal
 import stat
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.ground import LEFT_OUT, MOST_COPIED, Planted, beside, entries_below, is_foreign
-from introspect_cli.rerun.worktree import PLACE, Repository, link, rebuilt_below, work_tree
+from introspect_cli.rerun.place import (
+    LEFT_OUT,
+    MOST_COPIED,
+    PLACE,
+    Place,
+    entries_below,
+    is_foreign,
+    link_beside,
+    rebuilt_below,
+)
+from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +43,7 @@ _SUBMODULE = "160000"
 
 
 @dataclass(frozen=True)
-class Source:
+class Revision:
     """A revision, or the work tree as it is.
 
     Attributes:
@@ -50,7 +59,7 @@ class Source:
     user: Repository
     commit: str
     changed: Mapping[str, bool] = field(default_factory=dict)
-    submodules: Mapping[str, Source] = field(default_factory=dict)
+    submodules: Mapping[str, Revision] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
 
     @property
@@ -63,10 +72,10 @@ class Source:
     def state(self) -> list[object]:
         """What tells it from all others, as plain data."""
         held = [[name, _digest(self.user.root / name) if there else None] for name, there in self.changed.items()]
-        return [self.commit, held, [[name, source.state()] for name, source in self.submodules.items()]]
+        return [self.commit, held, [[name, inside.state()] for name, inside in self.submodules.items()]]
 
 
-def source_of(user: Repository, revision: str) -> Source:
+def revision_of(user: Repository, revision: str) -> Revision:
     """What a revision is, or `.`, in a repository that was opened at its root.
 
     Raises:
@@ -92,8 +101,8 @@ def source_of(user: Repository, revision: str) -> Source:
         inside, wanted = Repository(user.root / name), about.split()[2]
         if not as_it_is and not inside.has(wanted):
             raise UsageError(f"{revision} needs commit {wanted[:10]} of the submodule {name}: fetch it there")
-        submodules[name] = source_of(inside, AS_IT_IS if as_it_is else wanted)
-    return Source(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
+        submodules[name] = revision_of(inside, AS_IT_IS if as_it_is else wanted)
+    return Revision(revision, user, commit, dict(sorted(changed.items())), submodules, tuple(empty))
 
 
 def _digest(path: Path) -> str:
@@ -110,7 +119,7 @@ def _digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Others:
+class Unversioned:
     """Files of the work tree that no commit has and every revision is given.
 
     Attributes:
@@ -124,7 +133,7 @@ class Others:
     state: tuple[object, ...]
 
 
-def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -> Others:
+def unversioned_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -> Unversioned:
     """Look at what git does not keep.
 
     Args:
@@ -152,7 +161,7 @@ def others_of(user: Repository, links: Sequence[Path], scripts: Iterable[str]) -
             continue
         total += size
         copied.append(name)
-    return Others(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in kept)))
+    return Unversioned(tuple(copied), large, tuple(sorted((name, size, changed) for size, name, changed in kept)))
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int, object]]:
@@ -163,45 +172,23 @@ def _files(path: Path) -> Iterator[tuple[Path, int, object]]:
             if is_foreign(list(scanned)):
                 return  # an environment of packages: python has it already
         below = list(entries_below(path, (), Path(os.devnull)))
-    for place, linked in below:
-        status = place.lstat()
+    for file, linked in below:
+        status = file.lstat()
         if stat.S_ISLNK(status.st_mode):
-            yield place, 0, str(place.readlink())
+            yield file, 0, str(file.readlink())
         elif stat.S_ISREG(status.st_mode):
-            yield place, status.st_size, status.st_mtime_ns
-        elif linked and stat.S_ISDIR(status.st_mode) and not is_foreign(list(os.scandir(place))):
-            yield place, -1, None
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A revision that is ready to run.
-
-    Attributes:
-        root: where the project is rebuilt.
-        directory: where to run.
-        planted: what tells where a path of the user's is rebuilt.
-        paths: PYTHONPATH; "" for none.
-    """
-
-    root: Path
-    directory: Path
-    planted: Planted
-    paths: str
-
-    def word(self, word: str) -> str:
-        """A word of the command line, moved where it is an absolute path of something that is in the tree."""
-        moved = self.planted.moved_word(word)
-        return moved if Path(moved.rpartition("=")[2] if moved.startswith("-") else moved).exists() else word
+            yield file, status.st_size, status.st_mtime_ns
+        elif linked and stat.S_ISDIR(status.st_mode) and not is_foreign(list(os.scandir(file))):
+            yield file, -1, None
 
 
 @contextlib.contextmanager
-def planted(source: Source, others: Others, links: Sequence[str], base: Path) -> Iterator[Tree]:
-    """A tree of a revision, which is removed afterwards.
+def checked_out(revision: Revision, unversioned: Unversioned, links: Sequence[str], base: Path) -> Iterator[Place]:
+    """A place of a revision, which is removed afterwards.
 
     Args:
-        source: the revision.
-        others: what it is given beside.
+        revision: what is checked out.
+        unversioned: what is copied beside it.
         links: paths relative to the directory where we are that are linked.
         base: a directory of introspect's.
 
@@ -209,24 +196,23 @@ def planted(source: Source, others: Others, links: Sequence[str], base: Path) ->
         UsageError: git refuses, or there is no such path to link.
         StoreError: it cannot be written.
     """
-    user, here = source.user, Path(os.path.realpath(Path.cwd()))
-    place = base / PLACE
-    root = rebuilt_below(place, user.root)
-    directory = root / here.relative_to(user.root)
+    user, here = revision.user, Path(os.path.realpath(Path.cwd()))
+    at = base / PLACE
+    root = rebuilt_below(at, user.root)
+    place = Place(root, root / here.relative_to(user.root), {user.root: root})
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, place, ignore_errors=True)
-        _check_out(source, root, stack)
-        ground = Planted(place, {user.root: root}, directory)
+        stack.callback(shutil.rmtree, at, ignore_errors=True)
+        _check_out(revision, root, stack)
         try:
-            directory.mkdir(parents=True, exist_ok=True)  # of the user's, and git may keep nothing in it
-            beside(user.root, root, base)
-            for name in others.copied:
+            place.directory.mkdir(parents=True, exist_ok=True)  # of the user's, and git may keep nothing in it
+            link_beside(user.root, root, base)
+            for name in unversioned.copied:
                 _copy(user.root / name, root / name)
-            link(Path.cwd(), directory, links)
-            paths = _search_path(user.root, ground)
+            link(Path.cwd(), place.directory, links)
+            paths = _search_path(user.root, place, at / "modules")
         except OSError as error:
-            raise StoreError(f"cannot write {place}: {error.strerror or error}") from None
-        yield Tree(root, directory, ground, paths)
+            raise StoreError(f"cannot write {at}: {error.strerror or error}") from None
+        yield replace(place, paths=paths)
 
 
 @contextlib.contextmanager
@@ -245,7 +231,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def exclusively(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Wait until no other process captures revisions here: they have one place."""
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -265,14 +251,14 @@ def alone(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
             base.rmdir()  # where nothing is kept
 
 
-def _check_out(source: Source, root: Path, stack: contextlib.ExitStack) -> None:
-    stack.enter_context(work_tree(source.user, root, source.commit))
-    for name, there in source.changed.items():
+def _check_out(revision: Revision, root: Path, stack: contextlib.ExitStack) -> None:
+    stack.enter_context(work_tree(revision.user, root, revision.commit))
+    for name, there in revision.changed.items():
         with contextlib.suppress(OSError):
             (root / name).unlink()
         if there:
-            _copy(source.user.root / name, root / name)
-    for name, inside in source.submodules.items():
+            _copy(revision.user.root / name, root / name)
+    for name, inside in revision.submodules.items():
         _check_out(inside, root / name, stack)
 
 
@@ -288,19 +274,18 @@ def _copy(path: Path, to: Path) -> None:
             shutil.copy2(path, to)
 
 
-def _search_path(root: Path, ground: Planted) -> str:
+def _search_path(root: Path, place: Place, modules: Path) -> str:
     """PYTHONPATH with what lies in the project moved, and packages of it that are installed as editable first."""
     given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    paths = [ground.moved(Path(os.path.realpath(path))) if _is_inside(path, root) else path for path in given]
-    paths += [ground.moved(Path(os.path.realpath(path))) for path in map(Path, sys.path[1:]) if _is_inside(path, root)]
-    modules = ground.place / "modules"
+    paths = [place.moved(Path(os.path.realpath(path))) if _is_inside(path, root) else path for path in given]
+    paths += [place.moved(Path(os.path.realpath(path))) for path in map(Path, sys.path[1:]) if _is_inside(path, root)]
     for finder in sys.meta_path:
         module = sys.modules.get(getattr(finder, "__module__", ""))
         mapping = vars(module).get("MAPPING") if module is not None and "__editable__" in module.__name__ else None
         for name, path in (mapping or {}).items():
             if _is_inside(Path(path), root) and "." not in name:
                 modules.mkdir(parents=True, exist_ok=True)
-                moved = ground.moved(Path(os.path.realpath(path)))
+                moved = place.moved(Path(os.path.realpath(path)))
                 moved = moved if moved.exists() else moved.with_name(f"{moved.name}.py")
                 (modules / (f"{name}.py" if moved.suffix == ".py" else name)).symlink_to(moved)
     return os.pathsep.join(dict.fromkeys(map(str, [*([modules] if modules.exists() else []), *paths])))
