@@ -121,7 +121,10 @@ def escaped(text: str) -> str:
 
 def reasons_page() -> str:
     """What each reason says."""
-    lines = (f"- `{reason.word}`: {reason.meaning}" for reason in sorted(reasons(), key=lambda one: one.word))
+    lines = (
+        f"- `{reason.word}`: {' '.join(str(reason.__doc__).split())}"
+        for reason in sorted(reasons(), key=lambda one: one.word)
+    )
     about = "The word of `reason` in `introspect diff --format json`, and what it says of the first divergence."
     return page("Reasons", about, lines)
 

@@ -11,7 +11,7 @@ from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.compare.reasons.hardware import fault_sentence
+from introspect_cli.compare.reasons.module import fault_sentence
 from introspect_cli.records import Layout, ModuleInfo
 from introspect_cli.store.reader import open_run
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from synthetic import row, sketch, write_run
 
-from introspect_cli.compare.command_line import command_options
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.hyperparameters import Label, changes_for, has_parameter, optimizer_changes
+from introspect_cli.compare.reasons.differences import Difference, command_options, describe
+from introspect_cli.compare.reasons.hyperparameters import Optimizers, optimizer_differences
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.words import amount
 from introspect_cli.compare.size import proportion
@@ -166,7 +165,7 @@ def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason,
     for path, own, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
         shared = {name: {**value, **own.get(name, {})} for name, value in neutral.items()}
         write_run(tmp_path / path, [], settings={**own, **shared})
-    told = {Label("lr", "lr"): ("0.1", "0.2")} if reason == "optimizer" else {}
+    told = [Difference("hyperparameter", "lr", "0.1", "0.2", "lr")] if reason == "optimizer" else []
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         found = setting_changes(one, two, Blame(reason_named(reason), told, rounding=rounding))
     assert found[0].name == strongest
@@ -188,15 +187,18 @@ def group(lr, *names, **more):
 
 
 def test_optimizers_are_compared_by_what_applies_to_a_parameter():
+    def differing(a, b):
+        return [change[1:4] for change in optimizer_differences(a, b)]
+
     a = [{"name": "SGD", "groups": [group(0.1, "w", "b", initial_lr=0.1)]}]
     b = [{"name": "SGD", "groups": [group(0.2, "w", "b", initial_lr=0.2)]}]
-    assert list(optimizer_changes(a, b)) == [("lr", 0.1, 0.2)]
+    assert differing(a, b) == [("lr", 0.1, 0.2)]
     split = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1), group(0.3, "b", initial_lr=0.3)]}]
-    assert list(optimizer_changes(a, split)) == [("lr of b", 0.1, 0.3)]
-    assert changes_for({"a": a, "b": split}, "b") == {"lr": ("0.1", "0.3")}
-    assert changes_for({"a": a, "b": split}, "w") == {}
+    assert differing(a, split) == [("lr of b", 0.1, 0.3)]
+    assert [change[1:4] for change in Optimizers(a, split).changes_for("b")] == [("lr", "0.1", "0.3")]
+    assert Optimizers(a, split).changes_for("w") == []
     fewer = [{"name": "SGD", "groups": [group(0.1, "w", initial_lr=0.1)]}]
-    assert list(optimizer_changes(a, fewer)) == [("parameter b", "optimized", None)]
-    assert has_parameter(fewer, "b") is False
-    assert has_parameter([{"name": "SGD", "groups": [{"lr": 1}]}], "b") is None
-    assert list(optimizer_changes(a, [{"name": "Adam", "groups": []}])) == [("optimizer", "SGD", "Adam")]
+    assert differing(a, fewer) == [("parameter b", "optimized", None)]
+    assert Optimizers(a, fewer).has("b", "b") is False
+    assert Optimizers(a, [{"name": "SGD", "groups": [{"lr": 1}]}]).has("b", "b") is None
+    assert differing(a, [{"name": "Adam", "groups": []}]) == [("optimizer", "SGD", "Adam")]

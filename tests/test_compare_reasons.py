@@ -11,7 +11,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.sites import Alignment
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons import base
-from introspect_cli.compare.reasons.files import FileChange
+from introspect_cli.compare.reasons.differences import Difference
 from introspect_cli.compare.reasons.settings import Blame
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import ModuleInfo
@@ -558,8 +558,8 @@ def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_told
 
 def test_a_checkpoint_that_one_run_alone_reads_explains_other_initial_values():
     blame = Blame(base.reason_named("initial"))
-    assert blame.of_file(FileChange("last.pt", None, "read", checkpoint=True)) > 0.9
-    assert blame.of_file(FileChange("cache.txt", None, "read")) < 0.5
+    assert blame.weight(Difference("files", "last.pt", None, "read")) > 0.9
+    assert blame.weight(Difference("files", "cache.txt", None, "read")) < 0.5
 
 
 def test_a_model_built_later_is_initialised_differently(compare):

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from introspect_cli.compare.changes.renames import with_names_of_a
+from introspect_cli.compare.changes.alignment import with_names_of_a
 from introspect_cli.compare.changes.statements import changed_statements
 
 A = """

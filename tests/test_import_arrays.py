@@ -365,7 +365,7 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
         ("zip", "is not a .npz file that can be read"),
         ("twice", "are of the same site"),
         ("mixed", "has arrays and YAML reports below it"),
-        ("nothing", "has no arrays (.npy, .npz, .safetensors)"),
+        ("nothing", "has no arrays"),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, told):

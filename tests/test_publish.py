@@ -152,6 +152,8 @@ def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspe
     }
     done = introspect("publish", "run", "again", "--stats", "l3", cwd=place)
     assert (done.returncode, "no statistic is called 'l3'" in done.stderr) == (2, True)
+    done = introspect("publish", "run", "mlfow", cwd=place)
+    assert (done.returncode, "no logger is called 'mlfow'; did you mean mlflow?" in done.stderr) == (2, True)
 
 
 def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):

@@ -21,8 +21,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DivergenceMap
-from introspect_cli.health.curves import curves, depth
-from introspect_cli.health.history import DIFFERS, EQUAL, pack
+from introspect_cli.health.history import DIFFERS, EQUAL, curves, depth, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo
 from introspect_cli.render.cards import first_screen, first_table

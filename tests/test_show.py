@@ -98,6 +98,8 @@ def test_the_history_of_a_site_is_shown(run):
         histories(run, "Net.nrom", "mean", frozenset())
     with pytest.raises(UsageError, match="keeps no statistic"):
         histories(run, "Net.a", "colour", frozenset())
+    with pytest.raises(UsageError, match="keeps no statistic"):
+        histories(run, "*", "colour", frozenset())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from synthetic import row, write_run
 from introspect_cli.commands.watch import _look, _with_rate
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.health.curves import look
+from introspect_cli.health.check import look
 from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.writer import StoreWriter
@@ -103,7 +103,7 @@ def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
     reader = iter([5, 17])
     with open_run(runs / "a") as run:
         seen = replace(look(run), state=RunState.RUNNING)
-    monkeypatch.setattr("introspect_cli.health.curves.look", lambda _run: seen)
+    monkeypatch.setattr("introspect_cli.health.check.look", lambda _run: seen)
     monkeypatch.setattr("introspect_cli.store.reader.Run.last_step", property(lambda _run: next(reader)))
     next(reader)
     behind, _ = _look(str(runs / "a"), None)

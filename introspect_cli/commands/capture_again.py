@@ -59,7 +59,7 @@ def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
     """Compare every run with the first; a difference found decides."""
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.reasons.hardware import fault_sentence
+    from introspect_cli.compare.reasons.module import fault_sentence
     from introspect_cli.compare.result import Verdict
     from introspect_cli.store.reader import open_run
 

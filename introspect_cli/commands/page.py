@@ -12,8 +12,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written
 from introspect_cli.health.check import check_tables
-from introspect_cli.health.curves import curves, depth
-from introspect_cli.health.history import pack
+from introspect_cli.health.history import curves, depth, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
 from introspect_cli.records import Kind, Record

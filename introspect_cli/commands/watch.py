@@ -16,7 +16,7 @@ from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.health.curves import Look
+    from introspect_cli.health.check import Look
     from introspect_cli.store.reader import Run
 
 _PAUSE = 1.0
@@ -133,7 +133,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
 
 def _look(path: str, ask: Any) -> tuple[Look, DiffResult | None]:
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.health.curves import look
+    from introspect_cli.health.check import look
 
     began = time.monotonic()
     with open_any(path) as run:

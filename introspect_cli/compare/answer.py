@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.between import code_changes
-from introspect_cli.compare.changes.settings import nothing_changed, with_code
+from introspect_cli.compare.changes.between import code_changes, with_code
 from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
-from introspect_cli.compare.match.trees import suggest_renames, tree_at
+from introspect_cli.compare.match.names import suggest_renames, tree_at
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reach import leaves_words, measured_by_one, perturbed_notes
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import on_some_ranks
-from introspect_cli.compare.reasons.hardware import suspect
+from introspect_cli.compare.reasons.documents import on_some_ranks
+from introspect_cli.compare.reasons.module import suspect
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.settings import Blame, setting_changes
+from introspect_cli.compare.reasons.settings import Blame, nothing_changed, setting_changes
 from introspect_cli.compare.reasons.update import changes
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, SettingChange, Verdict
@@ -99,6 +98,7 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     place, why, later = at_the_end(scene, place, why)
     sentence = f"{place}: {why}"
     before = agreeing_lines(scene)
+    unexplained = nothing_changed(scene.runs, scene.settings, code, scene.cause, rounding=scene.rounding)
     trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
     renamed = reason in {"structure", "initial"}
     return DiffResult(
@@ -107,7 +107,7 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        evidence=(*before, *lines_of(scene), *together(scene), *nothing_changed(scene, code)),
+        evidence=(*before, *lines_of(scene), *together(scene), *unexplained),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),

@@ -16,7 +16,7 @@ from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
 from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.files import tensor_files
+from introspect_cli.compare.reasons.documents import tensor_files
 from introspect_cli.compare.structure import changes_of
 from introspect_cli.compare.training import add_evaluation
 from introspect_cli.compare.walk import compare_rank

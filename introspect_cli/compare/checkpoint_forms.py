@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.match.flow import parameters, values_of
-from introspect_cli.compare.match.merged import Merge, same_numbers
+from introspect_cli.compare.match.flow import values_of
+from introspect_cli.compare.match.parameters import Merge, parameters, same_numbers
 from introspect_cli.compare.moment import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.match.flow import Value
     from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.match.parameters import Value
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run

@@ -19,7 +19,7 @@ from introspect_cli.compare.moment import is_checkpoint
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
 from introspect_cli.compare.outcome import unchanged
-from introspect_cli.compare.reasons.hardware import fault_sentence, on_one_device
+from introspect_cli.compare.reasons.module import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError

@@ -15,8 +15,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Known, answer
 from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import Ids, kind_code, of_kinds
-from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of
-from introspect_cli.compare.match.trees import tree_at
+from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.table import WITHIN, Codes, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 

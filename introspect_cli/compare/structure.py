@@ -14,7 +14,6 @@ import numpy as np
 
 from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.sites import Alignment, of_kinds
-from introspect_cli.compare.match.merged import Merge, merge_words, merges_of
 from introspect_cli.compare.match.names import (
     EVICTED,
     Renamed,
@@ -24,6 +23,7 @@ from introspect_cli.compare.match.names import (
     owner_of,
     with_ancestors,
 )
+from introspect_cli.compare.match.parameters import Merge, merge_words, merges_of
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import count

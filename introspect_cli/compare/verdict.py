@@ -18,7 +18,7 @@ from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.random_state import unseeded_sentence
+from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import tuned
 from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
@@ -202,7 +202,7 @@ def lines_of(scene: Scene) -> tuple[str, ...]:
         name, one, two = scene.calls
         clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
     if scene.cause.reason != "rng":
-        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, scene.draws[:1])]
+        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         own = script_generators(scene.runs, scene.first.rank)
         clauses += [f"A generator that the script made differs: {own}."] * bool(own)

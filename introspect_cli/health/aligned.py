@@ -1,6 +1,6 @@
 """All ranks of a run side by side, step by step: the table that rules about ranks look at.
 
-Ranks number their sites and layouts on their own, and not all of them record the same. Here a site has one number, and
+Each rank numbers its sites and layouts, and not all of them record the same. Here a site has one number, and
 beside it stands the row of each rank that recorded it. Which of these records ought to be equal is written nowhere.
 Each noun that rules about ranks ask for (copies of parameters, outputs, collectives, ...) is a class that takes in one
 aligned step after the other, and its file has the rules that ask for it.
@@ -194,7 +194,7 @@ class Ranks:
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
-        """Ranks between which wrappers share out the samples, as each rank tells its own."""
+        """Ranks between which wrappers share out the samples, as each rank recorded it."""
         groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
         return [
             frozenset(rank for rank in group if type(rank) is int)
@@ -297,7 +297,7 @@ class AlignedStep:
         return Difference(self.step, others[0], tuple(others), base, distance, scale, single)
 
     def _distance(self, one: tuple[int, int], two: tuple[int, int]) -> tuple[float, float]:
-        """How far apart two records are, and by which factor; see `Difference`."""
+        """The distance of two records, and by which factor they differ; see `Difference`."""
         sketches = [self.batches[rank].sketch for rank, _ in (one, two)]
         if sketches[0] is None or sketches[1] is None or "mean" not in self.batches[one[0]].floats:
             return np.nan, np.nan

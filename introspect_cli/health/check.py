@@ -1,67 +1,85 @@
-"""All rules over all ranks of a run, in one walk over its steps."""
+"""All rules over all ranks of a run, in one walk over its steps; and a look at a run that may go on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import datetime as dt
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import flow, inputs, nonfinite, parameters
+from introspect_cli.health import collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
 from introspect_cli.health.aligned import Ranks
-from introspect_cli.health.collectives import Collectives, collectives
-from introspect_cli.health.copies import Copies, Parts, copies_differ, rank_layout, shards, tied_weights
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
-from introspect_cli.health.given import (
-    Given,
-    Progress,
-    lost_rank,
-    rank_gradients,
-    rank_settings,
-    rank_steps,
-    same_samples,
-    uneven_batches,
-)
-from introspect_cli.health.outputs import Outputs, rank_draws, rank_outputs
+from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.health.reduction import Reductions, reduction
-from introspect_cli.health.scaling import Scaling, local_clip, summed_gradients
+from introspect_cli.store.reader import Run, RunState
 from introspect_cli.store.spread import MANY, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
-    from introspect_cli.store.reader import Run
+    from introspect_cli.labels import Labels
     from introspect_cli.store.spread import Task, Work
 
 RULES: tuple[Rule, ...] = (
-    *nonfinite.RULES,
-    *flow.RULES,
-    *parameters.RULES,
-    *inputs.RULES,
-    lost_rank,
-    reduction,
-    summed_gradients,
-    local_clip,
-    copies_differ,
-    same_samples,
-    rank_settings,
-    rank_layout,
-    collectives,
-    rank_steps,
-    rank_gradients,
-    rank_outputs,
-    rank_draws,
-    uneven_batches,
-    shards,
-    tied_weights,
+    nonfinite.nonfinite,
+    nonfinite.overflow_ahead,
+    nonfinite.underflow,
+    nonfinite.skipped_steps,
+    nonfinite.loss_nonfinite,
+    nonfinite.loss_stuck,
+    nonfinite.loss_spike,
+    flow.vanishing_gradients,
+    flow.exploding_gradients,
+    flow.unbalanced_gradients,
+    flow.dead_units,
+    flow.saturated,
+    flow.constant_output,
+    training.never_changes,
+    training.no_gradient,
+    training.not_in_optimizer,
+    training.tiny_updates,
+    training.huge_updates,
+    training.idle_optimizer_state,
+    training.zero_learning_rate,
+    nonfinite.raw_inputs,
+    training.repeated_batch,
+    training.one_batch,
+    training.batchnorm_frozen,
+    training.batchnorm_drift,
+    outputs.lost_rank,
+    reduction.reduction,
+    data_parallel.summed_gradients,
+    data_parallel.local_clip,
+    copies.copies_differ,
+    data_parallel.same_samples,
+    data_parallel.rank_settings,
+    copies.rank_layout,
+    collectives.collectives,
+    outputs.rank_steps,
+    outputs.rank_gradients,
+    outputs.rank_outputs,
+    outputs.rank_draws,
+    data_parallel.uneven_batches,
+    copies.shards,
+    copies.tied_weights,
 )
 """Every rule, in the order in which they are documented."""
 
-_GATHERED = (Given, Progress, Parts, Outputs, Copies, Collectives, Reductions, Scaling)
+_GATHERED = (
+    data_parallel.Given,
+    outputs.Progress,
+    copies.Parts,
+    outputs.Outputs,
+    copies.Copies,
+    collectives.Collectives,
+    reduction.Reductions,
+    data_parallel.Scaling,
+)
 """What rules about ranks ask for, in the order in which a step is handed to them: outputs are compared where copies
 were equal before the step, and reductions explain what copies and collectives show of it."""
 
@@ -166,7 +184,7 @@ def check_tables(
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """What was found, given what the rules say of each rank."""
+    """The result, given what the rules say of each rank."""
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
@@ -209,3 +227,64 @@ def folded(rule: Rule, hits: list[Hit]) -> Finding:
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)
+
+
+# --- a look at a run that may go on: its curves, how far it is, how fast, and what a check finds so far
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen of a run.
+
+    Attributes:
+        path: where it is.
+        state: whether it goes on, or how it ended.
+        steps: steps that can be read, of the rank with most.
+        last: the last of them that every rank has; None without any.
+        labels: what its framework calls that step.
+        rate: steps of the script in a second; None where nothing tells.
+        recent: whether that is the rate of late; else it is the average since the script started.
+        curves: losses, norms and learning rates of its lowest rank.
+        check: what a check of it finds.
+        behind: steps that the run went on while it was looked at.
+    """
+
+    path: str
+    state: RunState
+    steps: int
+    last: int | None
+    labels: Labels
+    rate: float | None
+    curves: tuple[Curve, ...]
+    check: CheckResult
+    recent: bool = False
+    behind: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.state is not RunState.RUNNING
+
+
+def look(run: Run) -> Look:
+    """Look at a run that was opened just now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    tables = {rank: read_table(run.rank(rank)) for rank in run.ranks}
+    drawn = curves(tables[run.ranks[0]]) if run.ranks else ()
+    last = run.last_step
+    labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
+    found = check_tables(str(run.path), list(tables.values()))
+    return Look(str(run.path), run.state, run.steps, last, labels, _rate(run), drawn, found)
+
+
+def _rate(run: Run) -> float | None:
+    """Steps in a second from the start of the script to now, or to its end."""
+    began, ended = run.time("started"), run.time("ended")
+    if run.state is RunState.RUNNING:
+        ended = dt.datetime.now(dt.timezone.utc)
+    if began is None or ended is None or run.last_step is None or ended <= began:
+        return None
+    return (run.last_step + 1) / (ended - began).total_seconds()

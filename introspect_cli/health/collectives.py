@@ -43,7 +43,7 @@ class Collectives(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        """Find the sites of collectives, which each rank numbers on its own."""
+        """Look up the sites of collectives, which each rank numbers by itself."""
         super().__init__(ranks)
         self._sites: dict[int, dict[int, tuple[str, int, str, str]]] = {}
         for rank, reader in ranks.readers.items():
@@ -153,7 +153,7 @@ def _swapped(one: Sequence[Call], two: Sequence[Call], first: str, second: str) 
 
 
 def _out_of_place(one: Sequence[Call], two: Sequence[Call], number: int) -> str:
-    """Which of the two is out of place, where that can be told from what follows."""
+    """Which of the two is out of place, where what follows shows it."""
     if number + 1 < len(one) and one[number + 1].what == two[number].what and len(one) > len(two):
         return ": the second lacks the first, or the first has one too many"
     if number + 1 < len(two) and two[number + 1].what == one[number].what and len(two) > len(one):

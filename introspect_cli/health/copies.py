@@ -2,9 +2,9 @@
 
 Which parameters ought to be equal on all ranks is written nowhere. So what was equal on all of them at first, or gets
 one gradient on all of them, is taken for copies; what differs from the start and has gradients that differ belongs to
-its rank (a local expert). Parts of a whole are compared with copies of the same part alone, and what has no known place
-with nothing. A parameter that is cut over ranks has each element once. Weights that are tied across the stages of a
-pipeline begin equal and get one gradient between them, so they stay equal.
+its rank (a local expert). Parts of a whole are compared with copies of the same part alone, and what has no recorded
+place with nothing. A parameter that is cut over ranks has each element once. Weights that are tied across the stages of
+a pipeline begin equal and get one gradient between them, so they stay equal.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RATIO = 1e3
-"""Norms of gradients at the first and at the last third of the layers further apart than this are out of hand."""
+"""Norms of gradients at the first and at the last third of the layers that differ by more than this are out of hand."""
 
 LAYERS = 4
 """Layers with weights below which depth says nothing."""
@@ -321,6 +321,3 @@ def _unmoved(table: Table, site: int) -> int | None:
         return None
     start = lasting((out[1:] == out[:-1]) & (into[1:] != into[:-1]), LASTING)
     return None if start is None else int(column.steps[rows[start]])
-
-
-RULES = (vanishing_gradients, exploding_gradients, unbalanced_gradients, dead_units, saturated, constant_output)

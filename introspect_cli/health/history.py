@@ -1,4 +1,4 @@
-"""Statistics of sites over time, packed small enough to be mailed.
+"""Statistics over time: curves of losses, norms and rates; scales along the depth of a model; sites packed for a page.
 
 A page that shows the statistics of any site of two runs cannot hold a thousand steps of ten thousand sites. So values
 stand as they were recorded, in float32, never requantised. Sites that say most come first and keep every step; when
@@ -6,12 +6,12 @@ most of the room is used, the next ones keep some steps, the one that matters am
 left out, and the page says how much. A series that is constant, or that the second run shares with the first, takes no
 room.
 
-Whether two records are equal is told by their checksums, step by step.
+Whether two records are equal, their checksums say, step by step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,7 @@ _FIRST = (
     *(Kind.LOSS, Kind.HYPERPARAMETER, Kind.OUTPUT, Kind.GRAD, Kind.PARAM, Kind.GRAD_OUTPUT),
     *(Kind.BATCH, Kind.INPUT, Kind.GRAD_INPUT, Kind.BUFFER, Kind.OPTIMIZER_STATE),
 )
-_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have a table of their own
+_WITHOUT = (Kind.RNG, Kind.OP_OUTPUT)  # operators have another table
 _ORDER = {kind.value: place for place, kind in enumerate(dict.fromkeys([*_FIRST, *Kind])) if kind not in _WITHOUT}
 _LAST = len(_FIRST)
 
@@ -126,9 +126,9 @@ class _Part:
             self.states.append(_states(bits[0], bits[1], len(self.steps)))
 
     def result(self) -> Rows:
-        points = len(self.steps)
-        values = np.stack(self.rows) if self.rows else np.zeros((0, points), np.float32)
-        return Rows(self.steps, values, np.stack(self.states) if self.states else np.zeros((0, points), np.uint8))
+        none = 0, len(self.steps)
+        values = np.stack(self.rows) if self.rows else np.zeros(none, np.float32)
+        return Rows(self.steps, values, np.stack(self.states) if self.states else np.zeros(none, np.uint8))
 
 
 def pack(
@@ -155,14 +155,8 @@ def pack(
             if name[1] in _ORDER and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
                 by_name.setdefault(name, {})[run] = number
     names = sorted(by_name, key=lambda name: (min(_ORDER[name[1]], _LAST), name[3] > 0))
-    every = np.unique(
-        np.concatenate(
-            [
-                (table.many.steps if len(table.many.steps) else table.few.steps) + shift
-                for table, shift in zip(tables, shifts, strict=True)
-            ]
-        )
-    )
+    steps = [table.many.steps if len(table.many.steps) else table.few.steps for table in tables]
+    every = np.unique(np.concatenate([of_run + shift for of_run, shift in zip(steps, shifts, strict=True)]))
     kept = _thinned(every, MOST_POINTS, keep_step)
     parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
     used, whole = 0, None
@@ -247,3 +241,110 @@ class _Window:
         out = np.full(self._length, absent, values.dtype)
         out[there] = values[rows]
         return out
+
+
+# --- curves
+
+_MOST = 4  # of a kind; a script with more losses than that has a history for each
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One number a step.
+
+    Attributes:
+        name: what it is.
+        kind: `loss`, `gradients` or `learning rate`.
+        steps: int64 (T,).
+        values: float64 (T,); not finite where the run's value was not.
+    """
+
+    name: str
+    kind: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
+    """The curves of a rank that there are, the first loss first; `shift` is added to its step numbers."""
+    made = []
+    for site in table.pick(Kind.LOSS)[:_MOST]:
+        call = f" of backward {table.call[site]}" if table.call[site] else ""
+        path = f" {table.path[site]}" if table.path[site] else ""
+        made.append(_curve(table, site, "loss", f"loss{call}{path}"))
+    norm = _gradient_norm(table)
+    rates = [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")]
+    for site in rates[:_MOST]:
+        group = table.path[site].removesuffix("['lr']")
+        made.append(_curve(table, site, "learning rate", f"learning rate of {table.fqn[site]} {group}".rstrip()))
+    ordered = (*made[:1], *([norm] if norm else []), *made[1:])
+    return tuple(replace(curve, steps=curve.steps + shift) for curve in ordered if len(curve.steps))
+
+
+def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
+    """A site's mean, which is the value of a number; NaN where the value is recorded as not finite."""
+    column = table.column(site)
+    rows = np.flatnonzero((column.layout >= 0) | ~np.isnan(column.floats["mean"]))
+    values = column.floats["mean"][rows].astype(np.float64)
+    values[np.nan_to_num(column.floats["bad"][rows]) > 0] = np.nan
+    return Curve(name, kind, column.steps[rows], values)
+
+
+def _gradient_norm(table: Table) -> Curve | None:
+    """L2 norm over the gradients of all recorded parameters, at their last backward pass in each step."""
+    last: dict[str, int] = {}
+    for site in sorted(table.pick(Kind.GRAD), key=lambda site: table.call[site]):
+        last[table.fqn[site]] = site
+    sites = list(last.values())
+    if not sites:
+        return None
+    with np.errstate(all="ignore"):
+        norms, total = table.norms(sites), table.total_norm(sites)
+    bad = np.stack([table.column(site).floats["bad"] > 0 for site in sites], axis=1).any(axis=1)
+    total[bad] = np.nan
+    seen = np.isfinite(norms).any(axis=1) | bad
+    return Curve("L2 norm of all recorded gradients", "gradients", table.many.steps[seen], total[seen])
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How large values are along the depth of a model, over all steps.
+
+    Attributes:
+        names: modules in execution order.
+        low: 10th percentile over the steps of the root mean square of each.
+        middle: median.
+        high: 90th percentile.
+        dtypes: dtype of each.
+        total: modules there were; every k-th is kept where there are very many.
+    """
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    middle: tuple[float, ...]
+    high: tuple[float, ...]
+    dtypes: tuple[str, ...] = ()
+    total: int = 0
+
+
+def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
+    """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module."""
+    outputs = [site for site in table.pick(Kind.OUTPUT) if not table.call[site]]
+    order = {(table.fqn[site], table.path[site]): place for place, site in enumerate(outputs)}
+    sites = [site for site in table.pick(kind) if not table.call[site] and (table.fqn[site], table.path[site]) in order]
+    sites.sort(key=lambda site: order[table.fqn[site], table.path[site]])
+    rows = []
+    for site in sites[:: max(1, -(-len(sites) // most))]:
+        with np.errstate(all="ignore"):
+            steps, norm = table.l2(site)
+        layout = table.layout(site)
+        if layout is None or not layout.numel or not len(steps):
+            continue
+        scale = norm[np.isfinite(norm)] / layout.numel**0.5
+        if len(scale) and layout.dtype.startswith(("float", "bfloat")):
+            low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
+            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
+    if not rows:
+        return Depth((), (), (), ())
+    names, low, middle, high, dtypes = zip(*rows, strict=True)
+    return Depth(names, low, middle, high, dtypes, len(sites))

@@ -23,7 +23,7 @@ from introspect_cli.sums import MASK, mix
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -166,7 +166,8 @@ def _looked_at(run: Run, unequal: _Unequal) -> list[tuple[int, int, Hit]]:
             continue
         batches = one.read(step), two.read(step)
         records = [_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
-        differ = [key for key, at in records[1].items() if key in records[0] and _checksums(batches, records, key)]
+        shared = [key for key in records[1] if key in records[0]]
+        differ = [k for k in shared if batches[0].checksum[records[0][k]] != batches[1].checksum[records[1][k]]]
         if differ:
             return [_seen_at(run, unequal, step, batches[1], records[1][key]) for key in differ]
     return []
@@ -178,12 +179,6 @@ def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int
     places = np.array([place_of(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["place"]))
     return dict(zip(reader.sites.key[batch.site[rows]].tolist(), rows.tolist(), strict=True))
-
-
-def _checksums(batches: Sequence[StepBatch], records: Sequence[dict[int, int]], key: int) -> bool:
-    """Whether the checksums of a site differ."""
-    one, two = (batch.checksum[of[key]] for batch, of in zip(batches, records, strict=True))
-    return bool(one != two)
 
 
 def _seen_at(run: Run, unequal: _Unequal, step: int, batch: StepBatch, row: int) -> tuple[int, int, Hit]:

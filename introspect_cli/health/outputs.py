@@ -1,26 +1,148 @@
-"""Outputs of one module on several ranks: equal inputs, parameters and buffers must give equal outputs.
+"""What each rank computes, and how far it gets: what was skipped, what has no gradient, and outputs of one module.
 
-The random states that modules draw from are looked at beside: where they differ, outputs may, and where ranks have
-samples of their own, they ought to.
+Equal inputs, parameters and buffers must give equal outputs. The random states that modules draw from are looked at
+beside: where they differ, outputs may, and where ranks have different samples, they ought to.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.aligned import Gathered
+from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import Copies, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Phase
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from introspect_cli.health.aligned import AlignedStep, Difference, Ranks
+    from introspect_cli.health.aligned import Difference
+
+
+@dataclass
+class Progress(Gathered):
+    """Steps in which ranks did not do the same.
+
+    Attributes:
+        losses: the first step in which ranks have another number of losses.
+        unmoved: the first step in which no parameter of some ranks changed, and those of others did.
+        missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
+    """
+
+    losses: Hit | None = None
+    unmoved: Hit | None = None
+    missing: dict[str, Hit] = field(default_factory=dict)
+    _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
+
+    @property
+    def hits(self) -> list[Hit]:
+        """Where ranks began to be at different steps."""
+        return [hit for hit in (self.losses, self.unmoved) if hit is not None]
+
+    def step(self, now: AlignedStep) -> None:
+        """Compare what the ranks did in a step."""
+        self._gradients(now)
+        if self.losses is None:
+            self.losses = self._losses(now)
+        moved = self._moves(now)
+        if self.unmoved is None and len(set(moved.values())) > 1:
+            changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
+            evidence = (
+                f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
+                "were: the optimizer step was skipped there alone (a gradient that was not finite, or a condition of "
+                "its own)"
+            )
+            self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
+
+    def _losses(self, now: AlignedStep) -> Hit | None:
+        times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
+        if len(times) < len(self.ranks.numbers) or len(set(times.values())) < 2:
+            return None
+        most, least = (pick(self.ranks.numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        evidence = (
+            f"rank {most} has {count(times[most], 'loss', 'losses')} in step {now.step} and rank {least} "
+            f"{times[least]}: it did not step its optimizer where the others did, or ran more batches for it"
+        )
+        return Hit(now.step, f"rank {most}", evidence, most)
+
+    def _gradients(self, now: AlignedStep) -> None:
+        holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
+        gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
+        stepping = {rank for number in gradients for rank in now.rows[number]}
+        for number in gradients:
+            fqn, rows = now.sites[number].fqn, now.rows[number]
+            params = [item for item in holders.get(fqn, {}).items() if item[0] in stepping and item[0] not in rows]
+            without = [rank for rank, row in params if now.numel(rank, row)]
+            if without and all(now.layout(rank, row).part is None for rank, row in rows.items()):
+                evidence = (
+                    f"{rank_list(without)} has no gradient of {fqn} in step {now.step} and {rank_list(list(rows))} has "
+                    "one: it was not used there, and nobody reduced it"
+                )
+                self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
+
+    def _moves(self, now: AlignedStep) -> dict[int, bool]:
+        """Whether a rank changed any of the parameters that it has a gradient of."""
+        with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
+        before, moved = dict(self._last), dict[int, bool]()
+        for phase in (Phase.START, Phase.OPTIMIZER):
+            for number in now.of(Kind.PARAM, phase):
+                for rank, row in now.rows[number].items():
+                    held, checksum = (rank, now.sites[number].fqn), now.checksum(rank, row)
+                    if phase is Phase.START:
+                        before[held] = checksum
+                    elif held in before and held in with_grad:
+                        moved[rank] = moved.get(rank, False) or before[held] != checksum
+                    self._last[held] = checksum
+        return moved
+
+
+@rank_rule(
+    "lost-rank",
+    Level.ERROR,
+    "a rank left nothing, was cut off, or ended before the others",
+    "its records are missing, have no end, or stop at an earlier step than the others'",
+    "a crash, a kill or a hang of that rank; its own output says more",
+)
+def lost_rank(ranks: Ranks) -> Iterator[Hit]:
+    run = ranks.run
+    last = {rank: run.rank(rank).last_step for rank in run.ranks}
+    missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
+    latest = max((step for step in last.values() if step is not None), default=0)
+    short = [rank for rank, step in last.items() if step is not None and step < latest]
+    rank = (missing or short or [0])[0]
+    for sentence in run.lost_ranks:
+        yield Hit(last.get(rank) or 0, f"rank {rank}", sentence, rank)
+
+
+@rank_rule(
+    "rank-steps",
+    Level.ERROR,
+    "ranks are at different steps: one skipped an optimizer step, or took one more",
+    "no parameter of a rank changes in a step in which others' do, or it has more losses in one",
+    "a step that one rank skips alone (gradients not finite there), or a condition on its own loss",
+)
+def rank_steps(ranks: Ranks) -> Iterable[Hit]:
+    return ranks.of(Progress).hits
+
+
+@rank_rule(
+    "rank-gradients",
+    Level.ERROR,
+    "a parameter has a gradient on some ranks only",
+    "both have other gradients in the step; parameters that are cut over ranks do not count",
+    "a parameter that some ranks do not use, and a reduction that leaves out what is None",
+)
+def rank_gradients(ranks: Ranks) -> Iterable[Hit]:
+    return ranks.of(Progress).missing.values()
+
+
+# --- outputs of one module on several ranks
 
 _BY_DESIGN = 0.1
 """Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
@@ -69,11 +191,6 @@ class Outputs(Gathered):
 
     compared: dict[str, Compared] = field(default_factory=dict)
     draws: dict[str, Draws] = field(default_factory=dict)
-
-    @property
-    def begun(self) -> list[int]:
-        """The steps in which outputs of a module began to differ."""
-        return [compared.first.step for compared in self.compared.values() if compared.first is not None]
 
     def step(self, now: AlignedStep) -> None:
         """Look at modules in the order in which they ran, up to the first whose outputs differ: others follow it."""

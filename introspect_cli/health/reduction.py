@@ -2,7 +2,7 @@
 
 A script divides before a reduction, after it, or never, so what an optimizer takes is a multiple of what came out of
 the collective. Sketches tell multiples. A wrapper reduces many gradients in one bucket, whose sketch is none of theirs.
-But elements and squares add up, so what is in a bucket beside the other gradients can be told.
+But elements and squares add up, so what is in a bucket beside the other gradients can be computed.
 
 Where collectives were not recorded, a bias that is added to a module's output still tells, and the rows of an
 embedding: the elements of their gradient add up to those of the gradient of the output. Where these sums differ between
@@ -20,8 +20,7 @@ from introspect_cli.health.aligned import Gathered
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import Copies, copies_of, since, whose
 from introspect_cli.health.findings import Hit, Level, rank_rule
-from introspect_cli.health.given import Progress
-from introspect_cli.health.outputs import Outputs
+from introspect_cli.health.outputs import Outputs, Progress
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.batch import fitted
 from introspect_cli.store.manifests import group_size, rank_list
@@ -194,7 +193,7 @@ class _Recorded:
 
 
 def _measured(now: AlignedStep, rank: int, row: int) -> Value | None:
-    """A record with all that reductions are told by; None where any of it is absent."""
+    """A record with all that reductions are recognised by; None where any of it is absent."""
     value = now.value(rank, row)
     if value.sketch is None or now.batches[rank].status[row] == Status.NOT_OBSERVED:
         return None
@@ -307,10 +306,11 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
 
 
 def _likely(ranks: Ranks, fqn: str) -> str:
-    """Why gradients of copies differ, where nothing is proved: the reduction, unless the ranks had parted before it."""
+    """Why gradients of copies differ, where nothing is proved: the reduction, unless the ranks differed before it."""
     gradient = ranks.of(Copies).grads[fqn]
-    parted = [*ranks.of(Progress).begun, *ranks.of(Outputs).begun]
-    if any(step <= gradient.step for step in parted):
+    began = [hit.step for hit in ranks.of(Progress).hits]
+    began += [each.first.step for each in ranks.of(Outputs).compared.values() if each.first is not None]
+    if any(step <= gradient.step for step in began):
         return "the ranks had parted before it, as is told beside"
     if gradient.is_multiple:
         return "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.records import Kind, Layout, ModuleInfo, Phase
 
 STATS = ("min", "max", "mean", "amean", "var")
-"""Statistics that are kept as they were recorded; a plain number stands as its own mean."""
+"""Statistics that are kept as they were recorded; a plain number is its mean."""
 
 SHARES = ("zeros", "bad")
 """Statistics that are kept as shares of the elements: those that are exactly zero, those that are not finite."""

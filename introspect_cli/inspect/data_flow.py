@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
-from introspect_cli.records import OTHERS, Given, Kind, Phase, Record, Status
+from introspect_cli.records import OTHERS, Given, Kind, Phase, Record
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
@@ -216,8 +216,3 @@ def backward_of(graph: Graph) -> dict[int, Node]:
         if node.forward is not None and node.record.site.phase is Phase.BACKWARD:
             backward.setdefault(node.forward, node)
     return backward
-
-
-def measured(node: Node) -> bool:
-    """Whether a node has statistics."""
-    return node.record.summary.status is not Status.NOT_OBSERVED and node.scale is not None

@@ -249,8 +249,8 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
                 record = reader.record(batch, int(place), step)
                 text = record.summary.text if record.summary.status is Status.VALUE else ""
                 points[number].append((step, _number(record.summary.stats.get(stat), text), text))
-    if not kept and not any(text for rows in points.values() for _, _, text in rows):
-        names = (*STATISTICS, *DERIVED_STATS)
+    names = (*STATISTICS, *DERIVED_STATS)
+    if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
         hint = did_you_mean(stat, names) or f": known are {', '.join(names)}"
         raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
     return [_history(sites, number, points[number]) for number in chosen if points[number]]

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.errors import StoreError, UsageError, did_you_mean
 from introspect_cli.exchange.tensorboard import event, first_event, framed, scalar
 from introspect_cli.publish.send import Sender
 from introspect_cli.store.objects import RefusedError, is_remote
@@ -289,9 +289,14 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
         sources: whether the text of source files may go to a URL.
 
     Raises:
-        UsageError: its package is not installed.
+        UsageError: its package is not installed, or it looks like a logger and is none.
     """
-    word, _, rest = text.partition(":")
+    word, colon, rest = text.partition(":")
+    if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:
+        near = did_you_mean(word, LOGGERS, cutoff=0.8)
+        if colon or near:
+            names = near or f": there are {', '.join(LOGGERS)}"
+            raise UsageError(f"no logger is called {word!r}{names} (write ./{text} for a directory)")
     try:
         if word in LOGGERS:
             return LOGGERS[word](rest, name)

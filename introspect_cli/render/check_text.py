@@ -17,7 +17,8 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.health.curves import Curve, Look
+    from introspect_cli.health.check import Look
+    from introspect_cli.health.history import Curve
 
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}

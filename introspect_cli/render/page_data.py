@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.element.closeup import Closeup
     from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
-    from introspect_cli.health.curves import Curve, Depth
     from introspect_cli.health.findings import CheckResult
-    from introspect_cli.health.history import Packed
+    from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.render.html_parts import OpRow
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.changes.renames import with_names_of_a
+from introspect_cli.compare.changes.alignment import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
 from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE

@@ -232,8 +232,7 @@ class Reference:
         if self.until is None:
             return stops
         with open_run(self.run) as run:
-            steps = max((len(run.rank(rank)) for rank in run.ranks), default=0)
-            pays = took(run) * min((self.until + 1) / max(steps, 1), 1.0) >= LONG
+            pays = took(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG
         return ("--until-step", str(self.until), *(stops if pays else ()))
 
     def judge(self, other: Rerun, exit_code: int = 0) -> tuple[Verdict, DiffResult | None]:

@@ -3,9 +3,9 @@
 A refactoring renames, wraps, moves and inserts; none of it changes a number, and a checksum does not know a name. Names
 are matched first. What is left is matched by equal checksums of parameters, inputs, outputs and gradients, then by
 sketches that are as near as rounding leaves them. A match of one tensor is taken for its module, and for as much of the
-tree above it as nothing contradicts, so that a rename that is found once holds everywhere below and in all steps.
+tree above it as nothing contradicts, so that a rename that is recognised once holds everywhere below and in all steps.
 
-Values that several unmatched modules share prove nothing, unless the rest of these modules tells them apart.
+Values that several unmatched modules share prove nothing, unless the rest of these modules distinguishes them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Search:
 
     Attributes:
         renamed: names of a that are other names of b.
-        settled: parents of numbered children, with their dot, of which values told where some are.
+        settled: parents of numbered children, with their dot, of which values showed where some are.
     """
 
     def __init__(self, a: Side, b: Side, close: float) -> None:
@@ -164,7 +164,7 @@ class Search:
         near: AbstractSet[str],
         tensors: AbstractSet[str],
     ) -> None:
-        """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its own, is below."""
+        """Take pairs of tensors up the tree, as far as nothing that has another name, or keeps its name, is below."""
         levels = {old: _levels_above(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
         better_kept = self._better_kept(votes)
@@ -212,7 +212,7 @@ class Search:
     # --- modules without tensors
 
     def _match_modules(self, held: tuple[Held, Held], tensors: tuple[set[str], set[str]]) -> None:
-        """Match modules without tensors of their own, by inputs and outputs."""
+        """Match modules without tensors, by inputs and outputs."""
         bare = [name for name in _without_tensors(self._a, held[0], tensors[0]) if name not in self.renamed]
         others = _without_tensors(self._b, held[1], tensors[1]) if bare else []
         if not others:

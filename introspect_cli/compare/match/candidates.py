@@ -4,7 +4,7 @@ Equal checksums are looked for first. Where two runs round in other places (anot
 kernels), no checksum says which module is which. A sketch does: values of one shape, at the same place of a module,
 that are as near as rounding leaves them, and no third one is. What is matched so has to have run in one order in both.
 
-Names whose values were equal, or near, by chance, or are a copy that training has not parted yet, are told by a later
+Names whose values were equal, or near, by chance, or are a copy that training has not changed yet, show in a later
 step: there they hold wholly different values although all that has kept its name agrees.
 
 From such pairs each name gets one partner, and no name is taken twice. A candidate has a rank, the lowest of which is
@@ -23,7 +23,7 @@ import numpy as np
 from introspect_cli.compare.join.distance import Layouts, sketch_norms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -98,7 +98,7 @@ def votes_of(one: Held, two: Held) -> dict[Pair, int]:
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
     """Names that share a value which no other name has; of several, those with the most values in common.
 
-    Most names have one partner and no other, so these are told by arrays.
+    Most names have one partner and no other, so these are chosen by arrays.
     """
     old, new, votes = sharing(one, two, _AMBIGUOUS)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
@@ -275,7 +275,7 @@ def modules_by_votes(
     classes: tuple[Mapping[str, str], Mapping[str, str]],
     weight: float,
 ) -> dict[str, str]:
-    """Modules without tensors of their own, by how many inputs and outputs they share, their class and their parent.
+    """Modules without tensors, by how many inputs and outputs they share, their class and their parent.
 
     A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
     """
@@ -305,25 +305,3 @@ def in_one_order(
             kept.append(pair)
             wanted -= 1
     return kept[::-1]
-
-
-def common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
-
-    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
-    """
-    rows, width = len(one), len(two)
-    best = [[0] * (width + 1) for _ in range(rows + 1)]
-    for i in reversed(range(rows)):
-        for j in reversed(range(width)):
-            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
-    while i < rows and j < width:
-        if one[i] == two[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j + 1] >= best[i + 1][j]:
-            j += 1
-        else:
-            i += 1
-    return pairs

@@ -1,12 +1,12 @@
 """Which name of a is which name of b: everything that is known of it, put together in one place.
 
 Names are equal, or changed by `--rename`. What is left is recognised by what it holds (`by_value`), and numbered
-children around which others were inserted by what they look like (`trees`). A name of a that is another module's in b
+children around which others were inserted by what they look like (`names`). A name of a that is another module's in b
 gets one that b does not have. What comes out is a function from a's names to b's, and where each is known
 from.
 
 The first step that both runs have is looked at, a later one and the last: what was equal by chance, or is a copy that
-training has not parted yet, is told apart there.
+training has not changed yet, shows there.
 
 A module of a that has moved to a name of b evicts what has that name in a. So does a module that has kept its name, and
 not what is inside it. A norm that is moved into the attention behind it leaves that its name, `fn`: in one run it is
@@ -41,10 +41,10 @@ from introspect_cli.compare.match.names import (
     ambiguous,
     ancestors,
     class_of_root,
+    moved_modules,
     renamer,
     renamer_of,
 )
-from introspect_cli.compare.match.trees import moved_modules
 from introspect_cli.records import Kind
 from introspect_cli.store.whole import Reader, WholeReader
 
@@ -69,8 +69,8 @@ class Correspondence:
         renamed: names of a, after these, that have another name in b, or none; the longest prefix wins.
         close: the relative L2 distance that was taken for rounding.
         variables: of a and of b, what the script calls each root.
-        settled: parents of numbered children, with their dot, of which values told where some are.
-        notes: what is to be said of names that were found without values.
+        settled: parents of numbered children, with their dot, of which values showed where some are.
+        notes: what is to be said of names that were matched without values.
     """
 
     patterns: Sequence[tuple[str, str]] = ()

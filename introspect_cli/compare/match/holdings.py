@@ -28,7 +28,7 @@ TENSORS = (Kind.PARAM, Kind.BUFFER)
 MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 NAMED = (*TENSORS, Kind.GRAD, *MODULES)
 """Kinds whose FQN names a module, or a tensor of one."""
-UNTOLD = (Phase.EVAL, Phase.RECOMPUTE)
+PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
 """Phases that prove nothing."""
 
 _FEW = 4  # last components of names that are looked for before the names are: most often one was renamed everywhere
@@ -41,10 +41,10 @@ class Side:
     """One run's records of a few steps, as far as they name modules and tensors and their values can prove anything."""
 
     def __init__(self, sites: Columns, reader: RankReader, steps: Sequence[int]) -> None:
-        """Take a run's sites, as they are compared, and steps, of which the first has to be told from the others."""
+        """Take a run's sites, as they are compared, and steps, of which the first is looked at more closely."""
         self.sites, self.reader, self.steps = sites, reader, steps
         named = of_kinds(sites.kind, NAMED)
-        self.named: Mask = named & ~np.isin(sites.phase, [phase_code(phase) for phase in UNTOLD])
+        self.named: Mask = named & ~np.isin(sites.phase, [phase_code(phase) for phase in PROVES_NOTHING])
         self._asked: tuple[AbstractSet[str], Mask] | None = None
 
     @cached_property

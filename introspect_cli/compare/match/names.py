@@ -1,6 +1,10 @@
-"""Names of modules and parameters as text: what contains what, wrappers stripped, renamed, taken apart, looked up.
+"""Names of modules and parameters: what contains what, wrappers stripped, renamed; and trees of modules by their looks.
 
 Capture strips wrappers already; stores imported from elsewhere or written by older versions may not.
+
+A layer inserted into a `Sequential` shifts the index of all that follow it, so that every later module would be
+compared with its neighbour. Children that are named by number are aligned as sequences of classes and parameter shapes,
+and compared where they moved to. Renamed modules are only suggested: that two subtrees look alike is no proof.
 """
 
 from __future__ import annotations
@@ -9,11 +13,18 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DRAWN_BEFORE, Phase, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from introspect_cli.records import ModuleInfo
+    from introspect_cli.store.whole import Reader
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""
@@ -193,3 +204,113 @@ class Tree:
         """The names below a name."""
         low = bisect_left(self._sorted, f"{top}.")
         return self._sorted[low : bisect_left(self._sorted, f"{top}/", low)]  # "/" comes after "."
+
+
+# --- trees of modules
+
+Signature = tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
+    """The module tree as it is at a step (at first, where None); a module that changes has a row a change."""
+    tree: dict[str, ModuleInfo] = {}
+    for module in modules:
+        if module.fqn not in tree or (step is not None and module.step <= step):
+            tree[module.fqn] = module
+    return list(tree.values())
+
+
+class _ModuleTree:
+    """A run's modules as they were recorded first, under the names by which they are compared."""
+
+    def __init__(self, reader: Reader, patterns: Sequence[tuple[str, str]] = ()) -> None:
+        change = renamer(patterns, {}) or str
+        self.modules = [replace(module, fqn=change(module.fqn)) for module in tree_at(reader.modules)]
+        self.names = {module.fqn for module in self.modules}
+        self.children: dict[str, list[ModuleInfo]] = {}
+        for module in self.modules:
+            if module.fqn:  # a module without a name would be its own child
+                self.children.setdefault(module.fqn.rpartition(".")[0], []).append(module)
+
+    def numbered(self, parent: str) -> list[ModuleInfo]:
+        """The children of a module that are named by number."""
+        return [module for module in self.children.get(parent, []) if module.fqn.rpartition(".")[2].isdecimal()]
+
+    def signature(self, module: ModuleInfo, *, with_class: bool = True) -> Signature:
+        """A module with all inside it, named relative to it: what it looks like, wherever it is."""
+        parts: list[tuple[str, str, tuple[str, ...]]] = []
+        stack = [module]
+        while stack:
+            current = stack.pop()
+            name = current.fqn[len(module.fqn) :]
+            parts.append((name, current.module_class if with_class or name else "", current.parameters))
+            stack.extend(self.children.get(current.fqn, []))
+        return tuple(sorted(parts))
+
+
+def moved_modules(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Numbered children of a that have another number in b: old FQN to new.
+
+    Empty where the trees agree, which is the ordinary case and costs one comparison. One whose name was taken by
+    another gets a name that b does not have.
+    """
+    tree_a, tree_b = _ModuleTree(a, patterns), _ModuleTree(b)
+    if [(m.fqn, m.module_class) for m in tree_a.modules] == [(m.fqn, m.module_class) for m in tree_b.modules]:
+        return {}
+    moved: dict[str, str] = {}
+    for parent in filter(tree_b.children.__contains__, tree_a.children):
+        one, two = tree_a.numbered(parent), tree_b.numbered(parent)
+        if not one or not two or len(one) == len(two):
+            continue
+        common = _common_subsequence([tree_a.signature(m) for m in one], [tree_b.signature(m) for m in two])
+        moved |= {one[i].fqn: two[j].fqn for i, j in common if one[i].fqn != two[j].fqn}
+        taken = set(moved.values())
+        moved |= {m.fqn: m.fqn + EVICTED for m in one if m.fqn in taken and m.fqn not in moved}
+    return moved
+
+
+def _common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Places of a longest common subsequence, of several the one that keeps most of the beginning.
+
+    Layers that look alike are the rule here, so longest runs (as difflib looks for) would pair the wrong ones.
+    """
+    rows, width = len(one), len(two)
+    best = [[0] * (width + 1) for _ in range(rows + 1)]
+    for i in reversed(range(rows)):
+        for j in reversed(range(width)):
+            best[i][j] = best[i + 1][j + 1] + 1 if one[i] == two[j] else max(best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < width:
+        if one[i] == two[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j + 1] >= best[i + 1][j]:
+            j += 1
+        else:
+            i += 1
+    return pairs
+
+
+def suggest_renames(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """`--rename` options that would align subtrees that only one run has and that look the same."""
+    tree_a, tree_b = _ModuleTree(a, patterns), _ModuleTree(b)
+    lost, new = _tops_of_one(tree_a, tree_b), _tops_of_one(tree_b, tree_a)
+    suggestions = []
+    for module in lost:
+        sign = tree_a.signature(module, with_class=module.fqn not in tree_a.children)
+        for other in new:
+            if sign == tree_b.signature(other, with_class=other.fqn not in tree_b.children):
+                new.remove(other)
+                suggestions.append(f"--rename '^{re.escape(module.fqn)}\\b={other.fqn}'")
+                break
+    return tuple(suggestions[:5])
+
+
+def _tops_of_one(tree: _ModuleTree, other: _ModuleTree) -> list[ModuleInfo]:
+    """Modules that one run only has, and whose parent both have, or that have none."""
+    tops = []
+    for module in tree.modules:
+        parent = module.fqn.rpartition(".")[0]
+        if module.fqn not in other.names and (not parent or parent not in tree.names or parent in other.names):
+            tops.append(module)
+    return tops

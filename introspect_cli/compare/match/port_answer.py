@@ -1,4 +1,4 @@
-"""What is said of two implementations of one model (`ports.py`): the answer in the place of one by name."""
+"""What is said of two implementations of one model (`flow.py`): the answer in the place of one by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import StructureChange
-from introspect_cli.compare.match.flow import CLOSE, Match, Parameters, Value, measured
-from introspect_cli.compare.match.ports import Flow, ModulePair, are_ports, ends, flow_of
+from introspect_cli.compare.match.flow import CLOSE, Flow, Match, ModulePair, are_ports, ends, flow_of, measured
 from introspect_cli.compare.reasons.words import amount, named, some, what
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.watched import lists, ordered
@@ -17,6 +16,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.match.parameters import Parameters, Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
@@ -29,7 +29,7 @@ def by_flow(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.by_value and not listed:
-        return answer  # what has other names was found, and compared
+        return answer  # what has other names was matched, and compared
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
         return answer
     step = int(outcome.paired.steps[0])
@@ -129,8 +129,8 @@ def _missing(name: str, values: Sequence[Value]) -> str:
 def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
     """Verdict, sentence and first divergence."""
     at, within = f"step {flow.step}", f"within {flow.close:g}"
-    parted = next((pair for pair in flow.modules if not pair.agree), None)
-    if parted is None and flow.end is not None:
+    differing = next((pair for pair in flow.modules if not pair.agree), None)
+    if differing is None and flow.end is not None:
         same = f"the values of both agree {within} through the forward pass of {at}, to {_both(flow.end.a, flow.end.b)}"
         wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
         if wrong is not None:
@@ -140,10 +140,10 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
         return Verdict.SAME, f"The implementations agree: {same}{grads}.", None
     if not flow.forward:
         return Verdict.UNDECIDED, f"Could not tell: no value of a's forward pass is in b in {at}.", None
-    if parted is not None:
-        text = _parting(flow, parted, at, within)
-        reason = "module" if parted.inputs else "gap"
-        return Verdict.DIVERGED, text, _divergence(flow, parted.a, parted.b, reason)
+    if differing is not None:
+        text = _stops_at(flow, differing, at, within)
+        reason = "module" if differing.inputs else "gap"
+        return Verdict.DIVERGED, text, _divergence(flow, differing.a, differing.b, reason)
     last = [next(iter(ends(values)), None) for values in flow.values]
     if last[0] is None or last[1] is None:
         return Verdict.UNDECIDED, f"Could not tell: a run has no output in {at}.", None
@@ -154,19 +154,21 @@ def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
     return Verdict.DIVERGED, text, _divergence(flow, last[0], last[1], "gap")
 
 
-def _parting(flow: Flow, parted: ModulePair, at: str, within: str) -> str:
+def _stops_at(flow: Flow, differing: ModulePair, at: str, within: str) -> str:
     """The first module whose output does not agree, and what is known of what went into it."""
     module = "{} in a, which is {} in b".format(
-        *(named(output.site, output.module_class) for output in (parted.a, parted.b))
+        *(named(output.site, output.module_class) for output in (differing.a, differing.b))
     )
-    far, odd = _far(parted.a, parted.b), _odd(flow, parted)
-    if parted.inputs:
-        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, parted)
+    far, odd = _far(differing.a, differing.b), _odd(flow, differing)
+    if differing.inputs:
+        look = f"Look at its parameters: {odd}." if odd else _equal_parameters(flow, differing)
         return (
             f"The values stop agreeing at {at} in {module}: its input agrees {within}, its output differs{far}. {look}"
         )
-    before = f"The last value that agrees {within} is {_last(flow, parted.a, parted.b)}.{_between(flow, parted)}"
-    if parted.inputs is False:
+    before = (
+        f"The last value that agrees {within} is {_last(flow, differing.a, differing.b)}.{_between(flow, differing)}"
+    )
+    if differing.inputs is False:
         return f"The values stop agreeing at {at} before {module}: its input differs already. {before}"
     look = f" Look at its parameters: {odd}." if odd else ""
     return (
@@ -186,9 +188,9 @@ def _far(one: Value, two: Value) -> str:
     return "" if rel is None else f" ({amount(rel, 'float32', 'float32')})"
 
 
-def _odd(flow: Flow, parted: ModulePair) -> str:
+def _odd(flow: Flow, differing: ModulePair) -> str:
     """What is wrong with the parameters of a module; "" where nothing is known to be."""
-    parameters, owners = flow.parameters, (parted.a.site.fqn, parted.b.site.fqn)
+    parameters, owners = flow.parameters, (differing.a.site.fqn, differing.b.site.fqn)
     sides = zip((parameters.only_a, parameters.only_b), owners, strict=True)
     only = [value.site.fqn for values, owner in sides for value in values if value.owner == owner]
     if only:
@@ -198,8 +200,8 @@ def _odd(flow: Flow, parted: ModulePair) -> str:
     return f"{' and '.join(turned)} {_hold(turned)} the same numbers as in b, in another order" if turned else ""
 
 
-def _equal_parameters(flow: Flow, parted: ModulePair) -> str:
-    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == parted.a.site.fqn]
+def _equal_parameters(flow: Flow, differing: ModulePair) -> str:
+    names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == differing.a.site.fqn]
     equal = f"{', '.join(names)}, {_hold(names)} the same numbers"
     return f"Its telling parameters, {equal}: look at its options and its code."
 
@@ -228,11 +230,11 @@ def _last(flow: Flow, one: Value, two: Value | None) -> str:
     return f"{_both(last.a, last.b)}{', the same numbers in another order' if last.rel_l2 is None else ''}"
 
 
-def _between(flow: Flow, parted: ModulePair) -> str:
+def _between(flow: Flow, differing: ModulePair) -> str:
     """The modules that ran between the last agreeing value and the place, in both."""
-    last = _before(flow, parted.a, parted.b)
-    ends, clauses = {parted.a.site.fqn, parted.b.site.fqn}, []
-    for place, (name, end) in enumerate((("a", parted.a), ("b", parted.b))):
+    last = _before(flow, differing.a, differing.b)
+    ends, clauses = {differing.a.site.fqn, differing.b.site.fqn}, []
+    for place, (name, end) in enumerate((("a", differing.a), ("b", differing.b))):
         since = -1 if last is None else (last.a, last.b)[place].order
         ran = [value for value in flow.values[place] if value.site.kind is Kind.OUTPUT]
         between = dict.fromkeys(value.site.fqn for value in ran if since < value.order < end.order)

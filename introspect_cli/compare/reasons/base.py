@@ -3,7 +3,7 @@
 A record that differs is an origin where everything that went into it was seen and does not differ. Each reason knows
 what goes into the records it is about, and hands that over as evidence; `judge` alone decides what follows from it, so
 that no reason can take what was not recorded for equal. A reason is a class with a word in a file of this folder; a
-new file is found by itself.
+new file needs no entry anywhere.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 
 
 class Reason:
-    """A reason that a record can differ for.
+    """A reason that a record can differ for; the docstring of each is what the reference says of it.
 
     Attributes:
         word: its name in `--format json`.
-        meaning: what it says, in a sentence or two for `docs/reference/reasons.md`.
         place: where the cause lies, in words: `the loss code`.
         kinds: kinds of the records it is about; empty for all.
         priority: of several that could apply, the smallest is asked first.
@@ -45,7 +44,6 @@ class Reason:
     """
 
     word: str = ""
-    meaning: str = ""
     place: str = ""
     kinds: frozenset[Kind] = frozenset()
     priority: int = 50
@@ -67,7 +65,7 @@ class Reason:
         return step.anything_before(step.order_at(position)) or step.rng_differs()
 
     def where(self, module: str = "", scene: Scene | None = None) -> str:
-        """`place`, where a module is blamed that is not the record's own, without what a scene's records exclude."""
+        """`place`, where another module than the record's is blamed, without what a scene's records exclude."""
         del module, scene
         return self.place
 

@@ -24,7 +24,7 @@ MODES = ("train", "eval")
 _SEEDS = {"torch.manual_seed": "torch", "random.seed": "python", "numpy.random.seed": "numpy"}
 
 MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
-"""Reasons of what a script may have made with numbers of a generator of its own."""
+"""Reasons of what a script may have made with numbers of a generator that it made."""
 _OF_THE_SCRIPT = frozenset({"numpy.random.default_rng", "random.Random"})
 
 
@@ -41,7 +41,7 @@ class Event:
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
-        own: whether it drew from a generator that the script made itself.
+        of_script: whether it drew from a generator that the script made itself.
     """
 
     seed: str
@@ -50,7 +50,7 @@ class Event:
     name: str
     line: str
     arguments: str | None = None
-    own: bool = False
+    of_script: bool = False
 
     @property
     def is_unseen(self) -> bool:
@@ -229,8 +229,8 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
         return ""
     if not one or not two:
         return f"{(one or two)[-1]} initialises it in {'a' if one else 'b'} only"
-    if one[-1].state != two[-1].state and (one[-1].own or two[-1].own):
-        if one[-1].own and two[-1].own:
+    if one[-1].state != two[-1].state and (one[-1].of_script or two[-1].of_script):
+        if one[-1].of_script and two[-1].of_script:
             return f"{two[-1]} draws it from a generator that the script made, in another state"
         return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
     if one[-1].state != two[-1].state:

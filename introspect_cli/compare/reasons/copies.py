@@ -1,7 +1,8 @@
 """Copies of one tensor on the ranks of a run that are not equal: which, and what the other run tells of it.
 
 Sketches are linear. Where gradients of ranks differ and their mean is the gradient of a run in which they are equal,
-each rank has its own: nobody reduced them. That holds for any parameter, whatever made its gradient.
+each rank took what its backward pass gave: nobody reduced them. That holds for any parameter, whatever made its
+gradient.
 """
 
 from __future__ import annotations

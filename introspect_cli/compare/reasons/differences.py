@@ -1,32 +1,44 @@
-"""What differs between the settings of two runs, with both values, and a change as words.
+"""A recorded value that differs between two runs: nested values compared, command lines, things built, and words.
 
 Flat mappings are compared directly; nested ones by deepdiff, imported only then.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.compare.command_line import argv_of, command_options
-from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.reasons.files import READ, file_changes
-from introspect_cli.compare.reasons.hyperparameters import built_changes, optimizer_changes, unequal
-from introspect_cli.compare.result import SettingChange
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.store.manifests import rank_list
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from introspect_cli.store.reader import Run
+    from introspect_cli.compare.result import SettingChange
 
-RUN_NOISE = re.compile(
-    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
-)
-_ELSEWHERE = frozenset({DOCUMENT, "files", "operators"})
-"""Documents that are no settings."""
-_GIT = frozenset({"commit", "dirty"})
+
+class Difference(NamedTuple):
+    """A recorded value that differs.
+
+    Attributes:
+        source: the document that it is in: `command`, `packages`, `optimizers`, `files`, ...
+        name: what it is called within its source, as it is shown.
+        a: its value in a; None where only b has it.
+        b: its value in b; None where only a has it.
+        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
+        of: the optimizers that have it, in words, where not all do.
+    """
+
+    source: str
+    name: str
+    a: Any
+    b: Any
+    about: str = ""
+    of: str = ""
+
+
+READ = "read"
+"""The value of a file that one run alone read."""
 
 _SWITCHES = {
     "matmul_allow_tf32": "TF32 in matrix products",
@@ -44,10 +56,6 @@ _SWITCHES = {
     "deterministic_algorithms": "torch.use_deterministic_algorithms",
 }
 """Flags that are on or off, as a sentence calls them."""
-
-
-_OF_A_GPU = frozenset({"cudnn", "nccl"})
-"""Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 _LONGEST = 80
 _AROUND = 20
@@ -72,11 +80,16 @@ def _cut(text: str | None, start: int) -> str | None:
     return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
 
 
+def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of what is not equal in two mappings; None for what one lacks."""
+    return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
+
+
 def _flat(value: Any) -> bool:
     return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
 
 
-def _changes(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) for each difference; None on the side that lacks it."""
     if a == b:
         return
@@ -101,79 +114,129 @@ def _nested(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
             yield name or "value", *values
 
 
-def differences(a: Run, b: Run) -> Iterator[tuple[Any, ...]]:
-    """(source, name, value in a, value in b) of all settings that differ, from two runs' settings and manifests."""
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _ELSEWHERE} for run in (a, b))
-    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
-    same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
-    if same_name and "sources" in settings_a and "sources" in settings_b:
-        words_b[0] = words_a[0]  # what the script holds is told by its hash; its folder explains nothing
-    for name, one, two in _changes(command_options(words_a), command_options(words_b)):
-        yield "command", name, one, two
-    for source in dict.fromkeys([*settings_a, *settings_b]):
-        if source == "command" or source not in settings_a or source not in settings_b:
-            continue  # settings that one capture was told not to keep are no change
-        one_side, other_side = settings_a[source], settings_b[source]
-        if source == "built":
-            yield from built_changes(one_side, other_side, _changes)
-            continue
-        changes = (optimizer_changes if source == "optimizers" else _changes)(one_side, other_side)
-        for name, one, two in changes:
-            if source == "sources":
-                both = one is not None and two is not None
-                yield source, name, *(("", "changed") if both else (one and "imported", two and "imported"))
-            elif source == "hardware" and name == "gpus":
-                yield source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two))
-            elif source == "runtime" and name in _OF_A_GPU and None in (one, two):
-                continue
-            elif source != "git":
-                yield source, name, one, two
-            elif name in _GIT:
-                yield source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two))
-    if all("files" in run.settings for run in (a, b)):
-        for change in file_changes(a, b, _changes):
-            yield "files", change, change.a, change.b
-    given = [run.manifest.get("options") for run in (a, b)]
-    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in given)
-    for name in ("seed", "deterministic", "compile", "perturb"):
-        if options_a.get(name) != options_b.get(name):
-            yield "options", f"--{name}", options_a.get(name), options_b.get(name)
+# --- a script's command line
+
+OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
+"""Begins the name of an option; `-3` is a number."""
+
+ARGUMENT = "argument "
+"""Begins the names of arguments that stand by themselves; no option has a space in it."""
+
+_ASSIGNED = re.compile(r"[\w.+]+=")
 
 
-_MOST_RANKS = 16
-"""Ranks that are looked at: their settings are documents of their own. `check` holds all ranks of a run together."""
+def arguments(argv: Iterable[str]) -> dict[str, Any]:
+    """A command line by name, in its order.
 
+    Args:
+        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
 
-def _rank_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[SettingChange]:
-    """What differs between the optimizers and the flags of one rank of two runs."""
-    by_rank = []
-    for source, changes in (("optimizers", optimizer_changes), ("runtime", _changes)):
-        if source in a and source in b:
-            of_source = ((name, *on_one_line(one, two)) for name, one, two in changes(a[source], b[source]))
-            by_rank += [
-                SettingChange(source, *change) for change in of_source if not RUN_NOISE.search(change[0].lower())
-            ]
-    return by_rank
-
-
-def on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
-
-    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
-    nothing diverges, and nothing else would tell of it.
+    Returns:
+        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
+        stands by itself.
     """
-    ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
-    if len(ranks) < 2:
-        return []
-    notes: dict[SettingChange, list[int]] = {}
-    for rank in ranks:
-        for change in _rank_changes(a.settings_of(rank), b.settings_of(rank)):
-            notes.setdefault(change, []).append(rank)
-    return [
-        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
-        for change, these in notes.items()
-        if ranks[0] not in these
-    ]
+    values: dict[str, Any] = {}
+    option, position = "", 0
+    for word in argv:
+        if OPTION.match(word):
+            option, equals, value = word.partition("=")
+            values[option] = value if equals else True
+            if equals:
+                option = ""
+        elif option and values[option] is True:
+            values[option] = word
+        elif _ASSIGNED.match(word):
+            name, _, value = word.partition("=")
+            values[name] = value
+            option = ""
+        elif option:
+            so_far = values[option]
+            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
+        else:
+            values[f"{ARGUMENT}{position}"] = word
+            position += 1
+    return values
+
+
+def command_options(argv: Iterable[str]) -> dict[str, str]:
+    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
+
+    What else follows an option is as often a separate argument as a further value, and is never hidden by an
+    option that explains nothing.
+    """
+    options = arguments(argv)
+    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
+    named: dict[str, str] = {}
+    for name, value in options.items():
+        if isinstance(value, list):
+            named[name] = value[0]
+            alone += value[1:]
+        elif not name.startswith(ARGUMENT):
+            named[name] = "given" if value is True else value
+    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
+
+
+def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """The words of the script's command line, the script first; none where they are not on record."""
+    command = settings.get("command")
+    argv = command.get("argv") if isinstance(command, Mapping) else None
+    if not isinstance(argv, (list, tuple)):
+        argv = manifest.get("argv")
+    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
+
+
+# --- things that a run built
+
+
+def built_differences(a: Any, b: Any) -> Iterator[Difference]:
+    """What differs between things that both runs built, such as loaders, with where that was; by kind."""
+    for kind in _shared(a, b):
+        one_side, other_side = a[kind], b[kind]
+        for thing in _shared(one_side, other_side):
+            one, two = one_side[thing], other_side[thing]
+            if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
+                continue
+            lines = list(dict.fromkeys(str(built["line"]) for built in (one, two) if "line" in built))
+            where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
+            changes = [change for change in unequal_values(one, two) if change[0] != "line"]
+            # a sampler of another class has other attributes
+            others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
+            alone = [change for change in changes if not change[0].startswith(others)]
+            for name, x, y in _mappings(alone, {*one, *two}):
+                yield Difference(kind, f"{where}: {name}", x, _reordered(x, y))
+
+
+def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        holder, _, _ = change[0].rpartition(".")
+        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
+    for holder, members in groups.items():
+        if len(members) == 1:
+            yield members[0]
+            continue
+        sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
+        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
+        yield holder, one, two
+
+
+def _reordered(one: Any, two: Any) -> Any:
+    """The second value, or that it has the items of the first in another order."""
+    try:
+        a, b = ast.literal_eval(one), ast.literal_eval(two)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return two
+    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
+    return f"the same {count(len(a), 'item')} in another order" if same else two
+
+
+def _shared(a: Any, b: Any) -> list[Any]:
+    """The keys of two mappings that both have, in the first one's order."""
+    return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []
+
+
+# --- in words
 
 
 def describe(change: SettingChange) -> str:

@@ -21,7 +21,7 @@ from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import PHASES
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.module import attribute_words
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
 from introspect_cli.compare.reasons.words import how_far, named
 from introspect_cli.compare.rests_on import PASSES
@@ -102,10 +102,9 @@ def _no_factor(scene: Scene) -> bool:
 
 
 class Backward(Reason):
-    """Gradients of module inputs and outputs. These are totals over all uses of a tensor: nothing may differ before."""
+    """The backward pass of a module gives another gradient although what went into it is equal."""
 
     word = "backward"
-    meaning = "The backward pass of a module gives another gradient although what went into it is equal."
     place = "the backward pass"
     kinds = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
     weights: ClassVar = KERNEL_WEIGHTS
@@ -165,13 +164,12 @@ _NO_MULTIPLE = 1e-2
 
 
 class Gradient(Reason):
-    """A gradient as an optimizer step finds it."""
+    """A parameter's gradient differs when the optimizer sees it, although the backward pass agrees.
+
+    The cause is clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.
+    """
 
     word = "gradient"
-    meaning = (
-        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: "
-        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks."
-    )
     place = "clipping, unscaling, accumulation, zero_grad or a change of the gradient by hand"
     kinds = frozenset({Kind.GRAD})
     weights: ClassVar = {"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96}
@@ -259,9 +257,7 @@ def _rounded(scene: Scene) -> str:
     fqn = owner_of(scene.site.fqn)
     owners = [tree[fqn].module_class for tree in scene.step.modules if fqn in tree]
     place = f"{fqn} ({owners[0]})" if owners else fqn
-    changed = attribute_changes(scene, fqn)
-    how = f" ({'; '.join(changed[:3])})" if changed else ""
-    return f"as its size tells, that is rounding in the backward pass of {place}{how}."
+    return f"as its size tells, that is rounding in the backward pass of {place}{attribute_words(scene, fqn)}."
 
 
 def no_multiples(scene: Scene) -> list[str]:
@@ -291,17 +287,18 @@ def no_multiples(scene: Scene) -> list[str]:
 
 
 def _use_in_module(scene: Scene) -> str:
-    """That the code of the parameter's own module may compute another gradient for it, as the end of a list.
+    """That the code of the parameter's module may compute another gradient for it, as the end of a list.
 
     No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.
     """
     owner = owner_of(scene.site.fqn)
-    changed = attribute_changes(scene, owner)
+    changed = attribute_words(scene, owner)
     differ, recorded = differing_gradients(scene)
-    if not owner or (differ == recorded and not changed):
-        return ""
-    how = f" ({'; '.join(changed[:3])})" if changed else ""
-    return f", or how {owner} itself uses the parameter{how}"
+    return (
+        ""
+        if not owner or (differ == recorded and not changed)
+        else f", or how {owner} itself uses the parameter{changed}"
+    )
 
 
 def stale_side(step: Step, position: int) -> str:

@@ -1,26 +1,36 @@
-"""A module's output differs, though what went into it does not: its own computation, or its own forward code."""
+"""A module's output differs, though what went into it does not: its computation, its forward code, a faulty device."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from introspect_cli.compare.evidence import RANDOM, Cause, Thing
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
+from introspect_cli.compare.findings import Suspect
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.draws import drew_alone
-from introspect_cli.compare.reasons.hyperparameters import in_words, unequal
+from introspect_cli.compare.reasons.differences import unequal
+from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
+from introspect_cli.compare.reasons.random_state import side_that_draws
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
+from introspect_cli.compare.reasons.settings import SAYS_NOTHING
+from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.compare.step import Step
+    from introspect_cli.store.reader import Run
 
 _DRAW_NOTHING = {
     *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),
@@ -39,13 +49,12 @@ def _draws_nothing(module_class: str) -> bool:
 
 
 class Module(Reason):
-    """The output of a module in which no other module ran."""
+    """A module whose inputs, parameters and buffers are equal computes a different output.
+
+    The cause is its code, its options, its mode, or the kernel that ran.
+    """
 
     word = "module"
-    meaning = (
-        "A module whose inputs, parameters and buffers are equal computes a different output: its code, its "
-        "options, its mode, or the kernel that ran."
-    )
     place = "this module's own computation"
     kinds = frozenset({Kind.OUTPUT})
     priority = 41
@@ -69,11 +78,10 @@ class Module(Reason):
         return f"{scene.differs(taken)}{scene.scaled}; {_inside(scene)}"
 
 
-class OwnCode(Reason):
-    """What a module's own forward code gives to a module inside it, or makes of what those gave."""
+class ForwardCode(Reason):
+    """A module's own forward code, between the modules inside it or after them, computes something else."""
 
     word = "own_code"
-    meaning = "A module's own forward code, between the modules inside it or after them, computes something else."
     place = "the module's own forward code"
     kinds = frozenset({Kind.INPUT, Kind.OUTPUT})
     priority = 42
@@ -100,7 +108,7 @@ class OwnCode(Reason):
         return self.cause(*rests_on(step, place, RESTS_ON[self.word]), module=parent, after=after, before=site.fqn)
 
     def where(self, module: str = "", scene: Scene | None = None) -> str:
-        """The module's own forward code, by its name."""
+        """The forward code of the module, by its name."""
         del scene
         return f"{module or 'the module'}'s own forward code"
 
@@ -113,7 +121,7 @@ class OwnCode(Reason):
             text += f"between {cause.after} and {cause.before}" if cause.after else f"before {cause.before}"
         else:
             text += f"after {cause.after}"
-        replaced, side = other_class(scene, cause.module), drew_alone(scene.draws, site, before=True)
+        replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif side:
@@ -184,7 +192,7 @@ def _inside(scene: Scene) -> str:
         return f"{inside}it computes in a different precision."
     if changed:
         return f"{inside}{'; '.join(changed[:3])}.{scene.rounding_words()}"
-    if side := drew_alone(scene.draws, scene.site):
+    if side := side_that_draws(scene):
         return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
     text = f"{inside}its code, options, train/eval mode or kernel"
     random = scene.cause.rests_on(*RANDOM)
@@ -217,7 +225,7 @@ def other_class(scene: Scene, name: str) -> tuple[str, ...]:
 
 
 def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
-    """How a module, the record's own unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
+    """How a module, that of the record unless named, is set up differently: `eps 1e-05 -> 0.001`, `eval mode in b`."""
     one, two = (tree.get(fqn or scene.site.fqn) for tree in scene.step.modules)
     if one is None or two is None or not (one.attributes and two.attributes):
         return []
@@ -234,6 +242,12 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
     return changes
 
 
+def attribute_words(scene: Scene, fqn: str) -> str:
+    """How a module is set up differently, in brackets after a blank, for the middle of a sentence; "" for alike."""
+    changed = attribute_changes(scene, fqn)
+    return f" ({'; '.join(changed[:3])})" if changed else ""
+
+
 def changes_of_losses(scene: Scene) -> list[str]:
     """How loss functions that are objects are set up differently: `CrossEntropyLoss: label_smoothing 0.0 -> 0.1`."""
     one, two = scene.step.modules
@@ -242,10 +256,75 @@ def changes_of_losses(scene: Scene) -> list[str]:
 
 
 def _frozen_buffers(scene: Scene) -> str:
-    """The side where a module's own buffers stay as they are in the step, where the other's change."""
+    """The side where the buffers of a module stay as they are in the step, where the other's change."""
     for index, site in enumerate(scene.step.sites):
         if site.kind is Kind.BUFFER and owner_of(site.fqn) == scene.site.fqn:
             side = untouched_side(scene.table, scene.step.before, int(scene.step.divergences.site[index]))
             if side:
                 return side
     return ""
+
+
+# --- a device that computes wrongly
+#
+# A device that now and then gives a wrong product (silent data corruption) shows as runs of the same training on the
+# same device that diverge at another place each time, at a matrix product with equal inputs, by more than rounding. One
+# pair of runs has one place and cannot show that. So three runs are asked for, and each pair must be such a case by its
+# records: inputs and parameters recorded and equal, no setting different, and the device's own identifier in both.
+
+_PRODUCTS: Final = re.compile(r"^aten\.(mm|bmm|addmm|baddbmm|linear|matmul)\b")
+_DEVICE: Final = re.compile(r"^cuda:(\d+)$")
+
+
+def suspect(scene: Scene) -> Suspect | None:
+    """The device whose matrix product the runs diverge at, where nothing on record explains it."""
+    first, cause = scene.first, scene.cause
+    if cause.role is not Role.ORIGIN or first.a is None or first.b is None or scene.rounding:
+        return None
+    is_product = cause.reason == "module" and first.module_class == "Linear"
+    is_product |= cause.reason == "op" and first.site.kind is Kind.OP_OUTPUT and bool(_PRODUCTS.match(first.site.path))
+    evidence = [fact for fact in cause.evidence if fact.thing not in RANDOM]
+    if not is_product or not evidence or len(those(evidence, Known.EQUAL)) < len(evidence):
+        return None
+    if first.a.layout != first.b.layout or attribute_changes(scene):
+        return None
+    kept = all("runtime" in dict(run.settings or {}) for run in scene.runs)
+    if not kept or any(change.weight > SAYS_NOTHING for change in scene.settings):
+        return None
+    match = _DEVICE.match(first.a.layout.device)
+    devices = [_gpu(run, int(match[1])) for run in scene.runs] if match else []
+    if not devices or devices[0] != devices[1] or not devices[0]:
+        return None
+    return Suspect(devices[0], f"step {first.step}", what(first.site, first.module_class))
+
+
+def _gpu(run: Run, number: int) -> str:
+    """A device's name and identifier; "" where the run does not have the latter."""
+    hardware: Any = dict(run.settings or {}).get("hardware")
+    gpus: Any = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    gpu: Any = gpus[number] if isinstance(gpus, list) and number < len(gpus) else None
+    if not isinstance(gpu, Mapping):
+        return ""
+    return f"{gpu.get('name', 'GPU')} {gpu['uuid']}" if gpu.get("uuid") else ""
+
+
+def on_one_device(runs: Sequence[Run]) -> bool:
+    """Whether all runs tell of GPUs by their identifiers, and of the same ones: only then is a fault worth a look."""
+    devices = [tuple(_gpu(run, number) for number in range(16)) for run in runs]
+    return len(set(devices)) == 1 and any(devices[0])
+
+
+def fault_sentence(results: Sequence[DiffResult]) -> str:
+    """What several comparisons with one run say of the device together; "" where they do not accuse it."""
+    suspects = [result.suspect for result in results]
+    accused = [one for one in suspects if one is not None]
+    places = dict.fromkeys((one.step, one.place) for one in accused)
+    if len(accused) < len(results) or len(places) < 2 or len({one.device for one in accused}) > 1:
+        return ""
+    listed = "; ".join(f"{step}, {place}" for step, place in list(places)[:3])
+    return (
+        f"This looks like a fault of the hardware (silent data corruption) on {accused[0].device}: of runs with the "
+        f"same recorded settings, {len(accused)} diverge from run a at different places ({listed}), each at a matrix "
+        "product, by more than rounding, with all that went into it recorded and equal. Test the device (dcgmi diag), "
+        "or run on another one."
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.reasons.hyperparameters import unequal
+from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.words import although, how_far, what
 from introspect_cli.records import Kind, Phase, Status
 
@@ -34,10 +34,9 @@ _GPU: Final = re.compile(r"^cuda\b")
 
 
 class Operator(Reason):
-    """The result of one operator."""
+    """An operator whose inputs are equal gives another result."""
 
     word = "op"
-    meaning = "An operator whose inputs are equal gives another result."
     place = "this operator"
     kinds = frozenset({Kind.OP_OUTPUT})
     weights: ClassVar = KERNEL_WEIGHTS
@@ -105,14 +104,8 @@ def attention_back_ends(scene: Scene) -> str:
 
 
 def _used(scene: Scene, side: str) -> list[str]:
-    alignment, site = scene.table.alignment, scene.site
-    paths = [
-        alignment.path[union]
-        for union in scene.table.rows_of(side)
-        if KINDS[alignment.kind[union]] is Kind.OP_OUTPUT
-        and alignment.fqn[union] == site.fqn
-        and alignment.site(union).phase is site.phase
-    ]
+    results = scene.step.of(Kind.OP_OUTPUT, frozenset({scene.site.phase}), scene.site.fqn)
+    paths = [scene.step.alignment.path[union] for union in scene.recorded(side, results)]
     return [name for pattern, name in _BACK_ENDS.items() if any(re.match(pattern, path) for path in paths)]
 
 
@@ -122,36 +115,28 @@ _SEEN = frozenset({Status.OBSERVED, Status.PARTIAL})
 def memory_formats(scene: Scene) -> list[str]:
     """Clauses such as `its input [0] is contiguous in a and channels_last in b`, those of inputs first."""
     clauses = []
+    tables = [table for table in (scene.table, scene.step.before) if table is not None]
     for union in _went_in(scene):
-        tables = (table for table in (scene.table, scene.step.before) if table is not None)
-        table = next((table for table in tables if all(union in table.rows_of(side) for side in "ab")), None)
-        if table is None:
-            continue
-        one, two = (_strides(scene, table, union, side) for side in ("a", "b"))
-        if one and two and one != two:
-            clauses.append(f"{_name(scene, union)} is {one} in a and {two} in b")
+        for table in [table for table in tables if all(union in table.rows_of(side) for side in "ab")][:1]:
+            one, two = (_strides(scene, table, union, side) for side in "ab")
+            if one and two and one != two:
+                clauses.append(f"{_name(scene, union)} is {one} in a and {two} in b")
     return clauses
 
 
 def _went_in(scene: Scene) -> Iterator[int]:
-    """Union numbers of what went into a module's call, or into an operator."""
+    """Union numbers of what went into a module's call, or in run a into an operator, as far as that is on record."""
     step, site = scene.step, scene.site
     if site.kind is Kind.OP_OUTPUT:
-        yield from _given(scene)
+        row, given = scene.table.rows_of("a").get(scene.union), scene.table.a.given
+        operands = given.row(row) if row is not None and given is not None else None
+        # the sites of run a have the first union numbers
+        yield from (int(number) for number in ([] if operands is None else operands.inputs) if number >= 0)
         return
     yield from step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     for fqn in sorted(step.comparison.tensors_in(site.fqn)):
         unions = (int(union) for union in step.alignment.by_fqn[fqn])
         yield from [u for u in unions if KINDS[step.alignment.kind[u]] in {Kind.PARAM, Kind.BUFFER}][-1:]
-
-
-def _given(scene: Scene) -> Iterator[int]:
-    """What an operator was given in run a, as far as that is on record."""
-    row, given = scene.table.rows_of("a").get(scene.union), scene.table.a.given
-    if row is not None and given is not None:
-        operands = given.row(row)
-        sites = [] if operands is None else [number for number in operands.inputs if number >= 0]
-        yield from (int(number) for number in sites)  # the sites of run a have the first union numbers
 
 
 def _strides(scene: Scene, table: Table, union: int, side: str) -> str:

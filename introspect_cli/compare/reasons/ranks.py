@@ -101,7 +101,7 @@ def _reduction(scene: Scene) -> tuple[int, dict[str, str]] | None:
 
 
 def _groups(run: Run) -> set[int]:
-    """How many ranks share the samples between them, as wrappers told each rank."""
+    """How many ranks share the samples between them, as wrappers recorded it on each rank."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
@@ -118,9 +118,8 @@ def _most_calls(scene: Scene) -> int:
 
 def together(scene: Scene) -> list[str]:
     """Lines on how the ranks diverge at the place of the first divergence."""
-    first = scene.first
     uneven = [f"{text[0].upper()}{text[1:]}." for text in uneven_ranks(scene)]
-    same = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
+    same = _at_the_place(scene)
     if len(same) < 2:
         return uneven
     scales = {peer.rank: peer.scale for peer in same}
@@ -189,9 +188,13 @@ def _ranks(scene: Scene) -> str:
 
 def _on_all(scene: Scene) -> bool:
     """Whether all ranks that are compared diverge first at the same place, by the same factor or without one."""
-    first = scene.first
-    alike = [peer for peer in scene.peers if (peer.step, peer.site) == (first.step, first.site)]
+    alike = _at_the_place(scene)
     return len(alike) == scene.ranks and _one(alike)
+
+
+def _at_the_place(scene: Scene) -> list[Divergence]:
+    """The first divergences of ranks that are where the first of all is."""
+    return [peer for peer in scene.peers if (peer.step, peer.site) == (scene.first.step, scene.first.site)]
 
 
 def _scaled_on_all(scene: Scene) -> bool:
@@ -207,10 +210,9 @@ def _one(peers: Sequence[Divergence]) -> bool:
 
 
 class Collective(Reason):
-    """What was sent to other ranks, or came from them."""
+    """Ranks sent or received something else."""
 
     word = "collective"
-    meaning = "Ranks sent or received something else."
     place = "the collectives of the ranks"
     kinds = frozenset({Kind.COLLECTIVE})
     priority = 5
@@ -294,10 +296,9 @@ def _line(scene: Scene, side: str, site: Site | None = None) -> str:
 
 
 class NotWhole(Reason):
-    """A tensor of which a run's ranks, all of them, have not each element once."""
+    """The ranks of a run do not hold each element of a tensor exactly once."""
 
     word = "parts"
-    meaning = "The ranks of a run do not hold each element of a tensor exactly once."
     place = "how it is cut over the ranks"
     kinds = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
     priority = 5

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.join.sites import KINDS, PHASES, kind_code, of_kinds
 from introspect_cli.compare.match.names import ancestors
 from introspect_cli.compare.reasons.beginning import differs_unseen
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.draws import Draw, lone_draws
-from introspect_cli.compare.reasons.hyperparameters import Changed, hyperparameter_changes, renumbered
+from introspect_cli.compare.reasons.differences import Difference, describe
+from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
 from introspect_cli.compare.result import Role, SettingChange, Size
@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def tells(self) -> str:
-        """The word of the reason whose sentence is true: what merely follows is told as that."""
+        """The word of the reason whose sentence is true: of what merely follows, that it does."""
         stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
         return self.cause.reason if stands else "propagated"
 
@@ -170,16 +170,21 @@ class Scene:
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """How many of this step's records that come before it are in which state; settings are told as settings."""
+        """How many of this step's records that come before it are in which state; settings are left out."""
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
         return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, FORM, DIFFERENT)}
 
     @cached_property
-    def hyperparameters(self) -> Changed:
+    def setup(self) -> Optimizers:
+        """The optimizers of both runs, by their settings."""
+        return Optimizers(*self.documents("optimizers").values())
+
+    @cached_property
+    def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
-        return {} if renumbered(*self.documents("optimizers").values()) else hyperparameter_changes(self.table)
+        return [] if self.setup.renumbered else hyperparameter_changes(self.table)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
@@ -206,42 +211,29 @@ class Scene:
         changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
         return min(changed, key=lambda item: item[0].count("."), default=None)
 
+    def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
+        """Those of the sites that a run recorded in the step."""
+        rows = self.table.rows_of(side)
+        return [site for site in sites if site in rows]
+
     @cached_property
     def losses(self) -> tuple[int, int]:
         """How many losses the step has in a and in b."""
-        kind = self.table.alignment.kind
-        one, two = (sum(KINDS[kind[union]] is Kind.LOSS for union in self.table.rows_of(side)) for side in "ab")
-        return one, two
-
-    @cached_property
-    def draws(self) -> list[Draw]:
-        """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
-        if self.step.comparison.goes_on_at(self.table.step):
-            return []
-        return [
-            draw
-            for draw in lone_draws(self.step, self.step.table)
-            if draw.sequence < (self.table.sequence(self.union, draw.side) or 0)
-        ]
+        losses = self.step.of(Kind.LOSS, frozenset(Phase))
+        return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
     @cached_property
     def rounding(self) -> bool:
         """Whether the distance is a few roundings of the dtype."""
         return self.first.size is Size.ROUNDING
 
-    @cached_property
-    def numerics(self) -> tuple[SettingChange, ...]:
-        """Settings that differ and change how a computer rounds: hardware, threads, libraries, flags."""
-        return tuple(change for change in self.settings if rounds_differently(change))
-
     def rounding_words(self) -> str:
         """A sentence on a distance that rounding alone can make; "" where it cannot."""
-        if not self.rounding:
-            return ""
-        if not self.numerics:
-            return " Rounding alone can make such a difference."
-        changes = "; ".join(describe(change) for change in self.numerics[:3])
-        return f" Rounding alone can make such a difference, and these settings can change it: {changes}."
+        text, changes = " Rounding alone can make such a difference", filter(rounds_differently, self.settings)
+        words = "; ".join(describe(change) for change in islice(changes, 3))
+        return (
+            "" if not self.rounding else f"{text}, and these settings can change it: {words}." if words else f"{text}."
+        )
 
     @property
     def no_rates(self) -> bool:
@@ -273,10 +265,8 @@ class Scene:
 
 def untouched_side(table: Table, before: Table | None, union: int) -> str:
     """The side where a step did not change a tensor, where the other side's step did."""
-    before_it = {side: last_value(table, before, union, side) for side in ("a", "b")}
-    same = [
-        side for side in ("a", "b") if before_it[side] is not None and before_it[side] == table.checksum(union, side)
-    ]
+    last = {side: last_value(table, before, union, side) for side in "ab"}
+    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
     return same[0] if len(same) == 1 else ""
 
 

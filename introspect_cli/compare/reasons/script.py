@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 
 class Batch(Reason):
-    """What a data loader gives."""
+    """The data loader gave another batch."""
 
     word = "batch"
-    meaning = "The data loader gave another batch."
     place = "the data pipeline"
     kinds = frozenset({Kind.BATCH})
     weights: ClassVar = {"command": 0.9, "seeds": 0.95}
@@ -114,10 +113,9 @@ def _hash_seed(scene: Scene) -> str:
 
 
 class Script(Reason):
-    """The input of a module that no other module called."""
+    """The code between the data loader and the model gives the model another input."""
 
     word = "script"
-    meaning = "The code between the data loader and the model gives the model another input."
     place = "the script's code before this module"
     kinds = frozenset({Kind.INPUT})
     priority = 40
@@ -165,10 +163,9 @@ _UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
 
 
 class Loss(Reason):
-    """What backward is called on."""
+    """The loss differs although the model's outputs are equal: the loss code, or the targets."""
 
     word = "loss"
-    meaning = "The loss differs although the model's outputs are equal: the loss code, or the targets."
     place = "the loss code or the targets"
     kinds = frozenset({Kind.LOSS})
     weights: ClassVar = {"scalers": 0.96}
@@ -196,11 +193,10 @@ class Loss(Reason):
         return f"{text}; {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
 
 
-class OwnValue(Reason):
-    """What was given to `introspect_cli.record`."""
+class RecordedValue(Reason):
+    """A value that the script gave to `introspect_cli.record` differs."""
 
     word = "value"
-    meaning = "A value that the script gave to `introspect_cli.record` differs."
     place = "the script's code that computes this value"
     kinds = frozenset({Kind.VALUE})
     priority = 40
@@ -218,12 +214,9 @@ _UNSEEN = "No module is called in these runs, so no operation between these tens
 
 
 class Plain(Reason):
-    """The loss, or a gradient, of a script in which no module runs."""
+    """The loss or a gradient differs in a script that calls no module, so no place inside the model can be named."""
 
     word = "plain"
-    meaning = (
-        "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named."
-    )
     place = "the script's own operations"
     kinds = frozenset({Kind.LOSS, Kind.GRAD})
     priority = 45
@@ -251,10 +244,9 @@ class Plain(Reason):
 
 
 class Product(Reason):
-    """A tensor in a file that both runs save."""
+    """A file that the script saves holds another value although what it was computed from is equal."""
 
     word = "product"
-    meaning = "A file that the script saves holds another value although what it was computed from is equal."
     place = "the script's code that computes what is saved"
     kinds = frozenset({Kind.PRODUCT})
     priority = 20

@@ -9,18 +9,21 @@ to be noise is left out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from introspect_cli.compare.reasons.differences import RUN_NOISE, differences, on_one_line
-from introspect_cli.compare.reasons.files import FileChange
-from introspect_cli.compare.reasons.hyperparameters import Changed, Label
+from introspect_cli.compare.evidence import RANDOM, Known
+from introspect_cli.compare.reasons.differences import Difference, on_one_line
+from introspect_cli.compare.reasons.documents import FILES, RUN_NOISE, differences, holds_tensors
+from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.watched import lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -72,9 +75,13 @@ _USUAL = 0.3
 _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 """Options of an optimizer that choose the kernel, and compute the same but for rounding."""
 
-_OF_OPTIMIZERS = frozenset({"hyperparameter", "optimizers"})
+_OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
 _OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
+
+
+SAYS_NOTHING = 0.1
+"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
 
 
 class Explained(Protocol):
@@ -119,7 +126,7 @@ class Blame:
 
     Attributes:
         reason: why the runs diverge; None where they do not.
-        hyperparameters: name to (value in a, value in b), as recorded at the diverging step.
+        hyperparameters: what differs of them as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         modules: the module whose code is meant and those around it, the innermost first.
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
@@ -127,25 +134,36 @@ class Blame:
     """
 
     reason: Explained | None = None
-    hyperparameters: Changed = field(default_factory=dict)
+    hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
     rates: bool = False
 
-    def weight(self, source: str, name: str) -> float:
+    def weight(self, change: Difference) -> float:
         """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
+        if change.source == FILES and change.about:  # a value of configuration weighs as an argument does
+            name = change.about.rpartition(".")[2]
+            return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
+        if change.source == FILES:
+            return self._of_file(change)
+        if change.source in _BUILT:
+            return self._of_built(change)
+        weight = self._of_setting(change.source, change.name)
+        return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
+
+    def _of_setting(self, source: str, name: str) -> float:
         reason = self.reason
         if source == "environment":
             if ENV_NOISE.match(name):
                 return 0.0
             if re.search(_ENV_NAMES, name):
-                return 0.1
+                return SAYS_NOTHING
             if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
                 return 0.95
             return 0.65 if re.match(_ENV_STRONG, name) else 0.25
         if (source == "command" and _says_where(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
-            return 0.1
+            return SAYS_NOTHING
         if source in {"runtime", "hardware", "command"} and RUN_NOISE.search(name.lower()):
             return 0.0
         if reason is None:
@@ -163,31 +181,31 @@ class Blame:
             base += 0.1
         return min(base, 1.0)
 
-    def of_built(self, source: str, name: str) -> float:
-        """How well it explains the divergence that something was built with another argument, named with its place."""
-        if _says_where(name.rpartition(".")[2]):
-            return 0.1
+    def _of_built(self, change: Difference) -> float:
+        """Of something that was built with another argument, named with its place."""
+        if _says_where(change.name.rpartition(".")[2]):
+            return SAYS_NOTHING
         if self.reason is None:
-            return 0.5
-        if source == "loaders":
-            fed = self.fed
-            mine = fed is not None and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
-            return 0.97 if mine else 0.85 if fed == "" else _USUAL
-        if source == "schedulers":
-            return max(0.9 * self.reason.weights.get("optimizers", _USUAL), _USUAL) if self.rates else _USUAL
-        return self.reason.weights.get(source, _USUAL)
+            weight = 0.5
+        elif change.source == "schedulers":
+            weight = max(0.9 * self.reason.weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
+        elif change.source != "loaders":
+            weight = self.reason.weights.get(change.source, _USUAL)
+        elif self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", change.name):
+            weight = 0.97
+        else:
+            weight = 0.85 if self.fed == "" else _USUAL
+        # torch sets it itself where there are workers
+        return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
 
-    def of_file(self, change: FileChange) -> float:
-        """How well it explains the divergence that a file, or a value in one, is another: this as an argument."""
-        if change.value:
-            name = change.value.rpartition(".")[2]
-            return self.weight("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
+    def _of_file(self, change: Difference) -> float:
+        """Of a file that is another one, or that one run alone read: often a cache."""
         if self.reason is None:
             return 0.5
+        tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
         if change.a is None or change.b is None:
-            return self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.3  # often a cache
-        data = 0.3 if self.fed is None else 0.96 if self.fed else 0.85
-        return max(self.reason.weights.get("checkpoints", 0.3) if change.checkpoint else 0.0, data)
+            return tensors or 0.3
+        return max(tensors, 0.3 if self.fed is None else 0.96 if self.fed else 0.85)
 
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
@@ -195,30 +213,18 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     blame = blame or Blame()
     diverged = blame.reason is not None
     changes: list[SettingChange] = []
-    for name, (one, two) in blame.hyperparameters.items():
-        weight = max(blame.weight("hyperparameter", name), 0.5 if diverged else 0.0)
-        changes.append(SettingChange("hyperparameter", name, one, two, weight >= 0.5, weight))
-    recorded = {name.about for name in blame.hyperparameters}
-    for source, name, one, two in differences(a, b):
-        if isinstance(name, Label) and name.about in recorded:
-            continue
-        if isinstance(name, FileChange):
-            weight = blame.of_file(name)
-        elif source in _BUILT:
-            weight = blame.of_built(source, name)
-            if None in (one, two) and name.endswith(": prefetch_factor"):
-                weight = min(weight, _USUAL)  # torch sets it itself where there are workers
-        else:
-            weight = blame.weight(source, name)
-        if weight > 0:
-            shown = name.name if isinstance(name, FileChange) else str(name)
-            values = on_one_line(one, two)
-            changes.append(SettingChange(source, shown, *values, diverged and weight >= 0.5, round(weight, 3)))
+    recorded = {change.about for change in blame.hyperparameters}
+    for change in (*blame.hyperparameters, *differences(a, b)):
+        weight = blame.weight(change)
+        if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
+            values = on_one_line(change.a, change.b)
+            explains = diverged and weight >= 0.5
+            changes.append(SettingChange(change.source, change.name, *values, explains, round(weight, 3)))
     if diverged:
         changes = _by_file(changes, blame.modules)
         if blame.rounding:
             changes = _rounding_first(changes)
-        named = [change for change in changes if change.source == "environment" and change.weight > 0.1]
+        named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
         if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
             changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
     changes.sort(key=lambda change: -change.weight)
@@ -229,7 +235,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
 
 
 def _by_file(changes: list[SettingChange], modules: Sequence[ModuleInfo]) -> list[SettingChange]:
-    """The changed file in which the blamed module's class stands before all others; told with the line."""
+    """The changed file in which the blamed module's class stands before all others, with the line."""
     changed = {change.name for change in changes if change.source == "sources"}
     for module in modules:
         file, _, line = module.source.rpartition(":")
@@ -249,7 +255,7 @@ def _at_most(
 def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
     """Settings that change how results are rounded, where any does, before the script's name, arguments and files.
 
-    An argument that made such a setting another is told by it; one that made none is left as the best there is.
+    An argument that changed such a setting is shown by it; one that changed none is left as the best there is.
     """
     tuned = (change for change in changes if change.source in _OF_OPTIMIZERS and change.explains)
     if not any(map(rounds_differently, changes)) or not all(map(rounds_differently, tuned)):
@@ -258,3 +264,42 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
         replace(change, weight=max(change.weight, 0.9), explains=True) if rounds_differently(change) else change
         for change in _at_most(0.75, changes, lambda change: change.source in _OF_THE_SCRIPT)
     ]
+
+
+# --- where nothing differs
+
+
+def nothing_changed(
+    runs: tuple[Run, Run], settings: Sequence[SettingChange], code: CodeChanges | None, cause: Cause, *, rounding: bool
+) -> tuple[str, ...]:
+    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    if code is None or any(name not in run.settings for run in runs for name in ("sources", "packages", "command")):
+        return ()
+    differ = [change for change in settings if change.weight > SAYS_NOTHING]
+    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
+        return ()
+    unseen = "" if all("environment" in run.settings for run in runs) else "; environment variables were not recorded"
+    comments = ", but for comments" if code.in_comments else ""
+    comments = ", but for comments and the names of variables" if code.in_names else comments
+    comments += ", but the hardware does" if differ else ""
+    equal = f"No source file, setting or package on record differs{comments}"
+    machine = next((change for change in settings if change.source == "hardware"), None)
+    recorded = all("hardware" in run.settings for run in runs)
+    hardware = f"the hardware ({'the same as far as recorded' if recorded else 'not on record'})"
+    if machine is not None:
+        hardware = f"the hardware ({machine.name} {machine.a} -> {machine.b})"
+    return (f"{equal}{unseen}. What is left: {_left(cause, hardware, rounding=rounding)}.",)
+
+
+def _left(cause: Cause, hardware: str, *, rounding: bool) -> str:
+    if cause.reason == "rng":
+        text = "randomness, from a generator that nothing on record seeded"
+        return f"{text}, or {hardware}" if "->" in hardware else text
+    random = [evidence.known for evidence in cause.rests_on(*RANDOM)]
+    race = "a race (threads, workers, memory that was never written)"
+    if rounding:
+        race = "sums in another order (threads, atomics, kernels chosen by timing)"
+    rest = f"{race}, {hardware}, or a file that the script reads"
+    if random and all(known is Known.EQUAL for known in random):
+        return f"{rest}; the random states are equal, so randomness only from a generator of the script"
+    return f"randomness (no random state is on record there), {rest}"

@@ -44,14 +44,13 @@ Finding = Callable[["Scene"], str]
 
 
 class Split(Reason):
-    """A loss, a gradient or an output that another split of the batch makes different."""
+    """A batch is cut into microbatches in another way, and that has an effect.
+
+    Their losses are added up and not averaged, means over uneven numbers of tokens or samples count alike, the last
+    step has fewer microbatches, gradients are clipped before all are added up, or the samples are others.
+    """
 
     word = "split"
-    meaning = (
-        "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
-        "averaged, means over uneven numbers of tokens or samples count alike, the last step has fewer microbatches, "
-        "gradients are clipped before all are added up, or the samples are others."
-    )
     place = "how the batch is cut into microbatches"
     kinds = frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH})
     priority = 4

@@ -1,18 +1,22 @@
-"""Tensors that differ when a step begins: initialised differently, or changed by no optimizer step."""
+"""The cause lies before the step, or further up: tensors that differ at its start, and what the records do not show.
+
+A tensor is initialised differently, or changed by no optimizer step; a checkpoint did not restore it; something that
+went in was not recorded, or differs too.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from introspect_cli.compare.evidence import Cause, Known, answer
-from introspect_cli.compare.reasons.base import Reason
+from introspect_cli.compare.evidence import Cause, Known, answer, those
+from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.beginning import filled
-from introspect_cli.compare.reasons.module import attribute_changes
+from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.reasons.words import how_far, listed, what
+from introspect_cli.compare.reasons.words import how_far, listed, thing, what
 from introspect_cli.compare.rests_on import updates_by_hand
-from introspect_cli.compare.result import Size
+from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.size import has_nonfinite
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
@@ -28,12 +32,9 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 class Initial(Reason):
-    """A tensor that a step finds for the first time."""
+    """A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from."""
 
     word = "initial"
-    meaning = (
-        "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from."
-    )
     place = "the initialisation"
     kinds = TENSORS
     weights: ClassVar = {"command": 0.9, "seeds": 1.0, "options": 0.95, "checkpoints": 0.97}
@@ -151,10 +152,9 @@ _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"
 
 
 class Outside(Reason):
-    """A tensor that a step finds with another value than the step before left."""
+    """A parameter or buffer changed between two steps, and not by an optimizer step."""
 
     word = "outside"
-    meaning = "A parameter or buffer changed between two steps, and not by an optimizer step."
     place = "a change outside of an optimizer step"
     kinds = TENSORS
     weights: ClassVar = {"checkpoints": 0.97}
@@ -220,3 +220,104 @@ def _gradient(scene: Scene, number: str) -> str:
     gradients = step.of(Kind.GRAD, frozenset({Phase.BACKWARD, Phase.OPTIMIZER}), scene.site.fqn)
     equal = answer(step.state_before[gradients], every=True) is Known.EQUAL
     return f"; its gradient in {number} is equal" if equal else ""
+
+
+# --- where the records do not show the cause, or it lies elsewhere
+
+
+class Gap(Reason):
+    """Not everything that went in was recorded, so the cause cannot be named.
+
+    The sentence lists what is missing and which causes remain.
+    """
+
+    word = "gap"
+    priority = 21
+    weights: ClassVar = {"scalers": 0.6}
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """Most gaps are other reasons that lack evidence; this one is of tensors after steps that were not recorded."""
+        site = step.sites[position]
+        if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
+            return None
+        if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.was_there(site.fqn):
+            return None
+        return self.cause(role=Role.PROPAGATED)
+
+    def sentence(self, scene: Scene) -> str:
+        """What is known, and between which records it happened."""
+        cause, site = scene.cause, scene.site
+        if not cause.instead:
+            differ, _ = initial_tensors(scene.step)
+            more = f", as {'does' if differ == 2 else 'do'} {differ - 1} more" if differ > 1 else ""
+            text = f"{what(site)} differs when the step begins{how_far(scene.first)}{more}"
+            return f"{text}. {_between(scene, 'before')}"
+        unseen = those(cause.evidence, Known.UNSEEN)
+        text = scene.differs([fact for fact in cause.evidence if fact.known is not Known.UNSEEN])
+        lacks = "is not on record" if scene.dropped else "was not recorded"
+        lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
+        place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
+        changed = attribute_changes(scene) if cause.instead == Module.word else []
+        changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
+        place += f" ({'; '.join(changed[:3])})" if changed else ""
+        if scene.step.gap:
+            return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
+        text = f"{text}; {scene.the_cause_is} {place}, or lies in what {lacks}."
+        return text if site.phase is Phase.START else text + scene.rounding_words()
+
+
+def _between(scene: Scene, until: str) -> str:
+    """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
+    last, now = scene.last_before, scene.first.step
+    if last is None:
+        return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
+    steps = range(last + 1, now)
+    names = (
+        f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}" if len(steps) > 1 else f"step {now - 1}"
+    )
+    return f"The records of step {last} agree and {names} cannot be compared: the runs diverged {until} step {now}."
+
+
+class Resumed(Reason):
+    """A run that continues from a checkpoint began with values that the checkpoint did not restore."""
+
+    word = "resumed"
+    place = "the checkpoint"
+    priority = 90
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """One run began later, with other values than the other had then."""
+        del position
+        return self.cause(role=Role.PROPAGATED) if step.resumed else None
+
+    def sentence(self, scene: Scene) -> str:
+        """Which tensors were not restored."""
+        carried = scene.step.carried
+        unequal = (
+            *sorted(carried.params | carried.buffers),
+            *(f"{path} of {fqn}" for fqn, path in sorted(carried.states)),
+        )
+        return (
+            f"{scene.differs(named=False)}, because the later run began with different values than the earlier run had "
+            f"then ({', '.join(unequal[:3])}): the checkpoint did not restore them."
+        )
+
+
+class Propagated(Reason):
+    """Something that went into this record differs already. The cause lies further up."""
+
+    word = "propagated"
+    priority = 100
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """Always."""
+        del step, position
+        return self.cause(role=Role.PROPAGATED)
+
+    def sentence(self, scene: Scene) -> str:
+        """Where to look instead."""
+        text = f"{scene.differs(named=False)}, but what went into it differs too or was not compared"
+        earliest = scene.step.sites[0]
+        if earliest != scene.site:
+            return f"{text}. The first of all records that differ in this step is {what(earliest)}."
+        return f"{text}, so the origin lies elsewhere (earlier, or outside of what was selected)."

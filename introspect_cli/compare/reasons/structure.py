@@ -7,39 +7,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import PHASES
-from introspect_cli.compare.match.merged import merge_words
+from introspect_cli.compare.evidence import Known
+from introspect_cli.compare.join.sites import PHASES, phase_code
 from introspect_cli.compare.match.names import FORWARD, owner_of
+from introspect_cli.compare.match.parameters import merge_words
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
-from introspect_cli.compare.reasons.one_sided_optimizers import (
-    changed_optimizer,
-    evaluations,
-    graded,
-    no_gradient,
-    no_state,
-    not_optimized,
-    unused,
-)
 from introspect_cli.compare.reasons.operator import attention_back_ends
-from introspect_cli.compare.reasons.words import how_far, listed, often, what
+from introspect_cli.compare.reasons.words import although, how_far, listed, often, what
+from introspect_cli.compare.rests_on import Place, backward
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.table import EQUAL, OTHER
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
 
+_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+
+
 class Structure(Reason):
-    """Whatever only one run has."""
+    """Only one run has this value: the runs differ in modules, calls or names."""
 
     word = "structure"
-    meaning = "Only one run has this value: the runs differ in modules, calls or names."
     place = "the structure"
     priority = 30
     names = re.compile(r"layer|depth|head|accum|freeze|tie|batch|step|block|width|bias", re.IGNORECASE)
@@ -53,8 +48,8 @@ class Structure(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """What only one run has and why, the most telling reason first."""
-        looks = (look for kinds, look in _LOOKS if not kinds or scene.site.kind in kinds)
-        return next(text for look in looks if (text := look(scene))) + _follows(scene)
+        clauses = (clause for kinds, clause in _CLAUSES if scene.site.kind in kinds)
+        return next(text for clause in clauses if (text := clause(scene))) + _follows(scene)
 
 
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
@@ -72,13 +67,13 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
 
 
 def drawn(step: Step) -> int | None:
-    """The first parameter that one run only has, where all tensors found before it are equal; None for none.
+    """The first parameter that one run only has, where all tensors recorded before it are equal; None for none.
 
     A parameter that is drawn at random takes numbers from the generator, so that all that is drawn after it differs:
     tensors that are equal before it show that the seed was the same.
     """
     for position, site in enumerate(step.sites):
-        if site.phase is not Phase.START or site.kind not in {Kind.PARAM, Kind.BUFFER}:
+        if site.phase is not Phase.START or site.kind not in _TENSORS:
             continue
         if not step.is_one_sided(position):
             return None
@@ -115,23 +110,30 @@ def _tied(scene: Scene) -> str:
     return f"the parameter {scene.site.fqn} exists only in {scene.first.only}; in {scene.lacks} it is tied to {target}."
 
 
+def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
+    """What a parameter is tied to, by the aliases of its module."""
+    owner, _, name = fqn.rpartition(".")
+    for module in modules:
+        for alias in module.aliases:
+            alias_name, equals, target = alias.partition("=")
+            if equals and module.fqn == owner and alias_name == name:
+                return target
+            if equals and target == fqn:
+                return f"{module.fqn}.{alias_name}"
+    return ""
+
+
 def _losses(scene: Scene) -> str:
     one, two = scene.losses
-    if one == two:
-        return ""
-    return f"{scene.only_has}: backward runs {often(one)} in this step of a and {often(two)} in b."
+    return (
+        f"{scene.only_has}: backward runs {often(one)} in this step of a and {often(two)} in b." if one != two else ""
+    )
 
 
 def _no_forward(scene: Scene) -> str:
-    alignment = scene.step.alignment
-    forward = np.flatnonzero(alignment.phase == PHASES.index(Phase.FORWARD)).tolist()
-    lacking = _side_without(scene, forward)
-    if not lacking:
-        return ""
-    return (
-        f"{scene.only_has}: this step of {lacking} holds no forward pass, so its optimizer stepped once more for the "
-        "same gradients."
-    )
+    lacking = _side_without(scene, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist())
+    stepped = "holds no forward pass, so its optimizer stepped once more for the same gradients."
+    return f"{scene.only_has}: this step of {lacking} {stepped}" if lacking else ""
 
 
 def _did_not_run(scene: Scene) -> str:
@@ -146,8 +148,8 @@ def _did_not_run(scene: Scene) -> str:
 
 def _side_without(scene: Scene, unions: Iterable[int]) -> str:
     """The side that recorded none of these sites in the step, where the other recorded some; "" for none."""
-    every = set(unions)
-    recorded = [side for side in "ab" if not every.isdisjoint(scene.table.rows_of(side))]
+    every = list(unions)
+    recorded = [side for side in "ab" if scene.recorded(side, every)]
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
 
 
@@ -174,7 +176,7 @@ def _subject(scene: Scene) -> str:
     if not _missing(scene):
         return ""
     subject, side = scene.cause.subject, scene.first.only
-    tensor = scene.site.kind in {Kind.PARAM, Kind.BUFFER} and subject == scene.site.fqn
+    tensor = scene.site.kind in _TENSORS and subject == scene.site.fqn
     kind = scene.site.kind.one.removeprefix("the ") if tensor else "module"
     replaced = other_class(scene, owner_of(subject))
     text, verb, of_class = "the structure differs:", "exists", ""
@@ -191,93 +193,156 @@ def _subject(scene: Scene) -> str:
     return f"{text} the {kind} {subject} {verb} only in {side}{of_class}."
 
 
+def _missing(scene: Scene) -> bool:
+    """Whether the run that lacks it has nothing at all of the subject or inside it."""
+    alignment, subject = scene.step.alignment, scene.cause.subject or scene.site.fqn
+    names = alignment.names_a if scene.lacks == "a" else alignment.names_b
+    return not any(name == subject or name.startswith(f"{subject}.") for name in names)
+
+
 def _calls(scene: Scene) -> str:
     if not scene.calls:
         return ""
     name, one, two = scene.calls
     whole = not owner_of(name) and scene.losses[0] != scene.losses[1]
     why = "a different number of accumulated batches" if whole else "one run calls it more often"
-    one_of, two_of = (sorted(graded(scene, name)) for name in "ab")
+    one_of, two_of = (sorted(_graded(scene, name)) for name in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
         why = f"in a an optimizer that has {one_of[0]} steps first, in b one that has {two_of[0]}"
     return f"{scene.only_has}: {name} runs {often(one)} in this step of a and {often(two)} in b ({why})."
 
 
 def _paths(scene: Scene) -> str:
-    paths = _other_paths(scene)
-    if paths is None:
+    """What a call of a module is given, or gives, on either side, where both have something and not the same."""
+    alignment, site, shown = scene.step.alignment, scene.site, []
+    for side in "ab":
+        unions = scene.recorded(side, scene.step.of_call(site.phase, site.kind, site.fqn, site.call))
+        paths = [alignment.path[u] or "the value itself" for u in unions]
+        shown.append(f"{', '.join(paths[:4])}{', ...' * (len(paths) > 4)} in {side}")
+        if not paths:
+            return ""
+    of = "the batch" if site.kind is Kind.BATCH else "its output"
+    text = "it is called with different arguments" if site.kind is Kind.INPUT else f"the structure of {of} is different"
+    return f"{scene.only_has}: {text} ({'; '.join(shown)})."
+
+
+# --- what an optimizer takes or keeps in one run alone
+
+
+def _not_optimized(scene: Scene) -> str:
+    """That no optimizer of the other run has the parameter."""
+    has, lacks = (scene.setup.has(side, scene.site.fqn) for side in (scene.first.only, scene.lacks))
+    text = f"{_taken(scene)}: no optimizer that steps in {scene.lacks} has this parameter."
+    return text if has is True and lacks is False else ""
+
+
+def _changed_optimizer(scene: Scene) -> str:
+    """That another of the optimizers, which both runs have, steps it."""
+    changed = scene.setup.other_for(scene.site.fqn)
+    return f"{scene.only_has} at this optimizer step: {changed}." if changed else ""
+
+
+def _taken(scene: Scene) -> str:
+    return f"{scene.only_has}, as the optimizer sees it"
+
+
+def _evaluations(scene: Scene) -> str:
+    """That an optimizer with a closure evaluates the loss another number of times within its step."""
+    if scene.site.phase is not Phase.OPTIMIZER or not scene.site.call or scene.losses[0] == scene.losses[1]:
         return ""
-    by_kind = {
-        Kind.INPUT: "it is called with different arguments",
-        Kind.BATCH: "the structure of the batch is different",
-    }
-    text = by_kind.get(scene.site.kind, "the structure of its output is different")
-    return f"{scene.only_has}: {text} ({paths[0]} in a; {paths[1]} in b)."
+    names = list(dict.fromkeys([*scene.optimizers[0], *scene.optimizers[1]]))
+    changes = [f"{change.name} {change.a} -> {change.b}" for change in scene.hyperparameters]
+    why = f": {', '.join(changes)}" if changes else ", though its hyper-parameters are equal"
+    if not names:  # with them, its hyper-parameters are on record
+        names, why = ["the optimizer (its hyper-parameters were not recorded)"], ""
+    one, two = map(often, scene.losses)
+    return f"{listed(names)} evaluates the loss {one} within the step of a and {two} in b{why}."
+
+
+def _unused(scene: Scene) -> str:
+    """A parameter's gradient that one optimizer step alone takes."""
+    seen, setup = _taken(scene), scene.setup
+    one, two = scene.optimizers
+    if not one or not two:  # then by whose parameters' gradients are there
+        one, two = (setup.holders(side, _graded(scene, side)) for side in "ab")
+    # each run has the optimizers that step in either here, and none of them steps in both
+    both = {*one, *two}
+    exchanged = one and two and not {*one} & {*two} and all(both <= held.keys() for held in setup.named.values())
+    if one != two and (sorted(one) == sorted(two) or exchanged):
+        by_run = f"{', '.join(one)} in a; {', '.join(two)} in b"
+        return f"{seen}: the optimizers step in a different order ({by_run})."
+    elsewhere = _another_steps(scene, {"a": one, "b": two})
+    if elsewhere:
+        return f"{seen}: {elsewhere}"
+    (passed,) = backward(scene.step, Place(scene.site, np.inf))
+    if passed.known in {Known.EQUAL, Known.WITHIN}:
+        return (
+            f"{seen}{although([passed])}: in {scene.lacks} it was cleared between the backward pass and the optimizer "
+            "step (zero_grad), or the parameter was replaced in the model after the optimizer was built."
+        )
+    return ""
+
+
+def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:
+    """That a run's step is of an optimizer which has no such parameter, though another of its optimizers has it."""
+    setup, here, there = scene.setup, steps[scene.first.only], steps[scene.lacks]
+    held_here, held_there = ({*setup.holders(side, {scene.site.fqn})} for side in (scene.first.only, scene.lacks))
+    if not {*here} & held_here or not there or not held_there or {*there} & held_there:
+        return ""
+    if here == there and setup.renumbered:
+        first = next(iter(setup.named[scene.lacks].get(there[0], ())), "")
+        return (
+            f"in {scene.first.only} the {here[0].partition('#')[0]} that has it steps here, and in {scene.lacks} the "
+            f"one that has {first}."
+        )
+    return (
+        f"{listed(here)} {'steps' if len(here) == 1 else 'step'} here in {scene.first.only}, and in {scene.lacks} "
+        f"{listed(there)}, which {'does' if len(there) == 1 else 'do'} not have this parameter."
+    )
+
+
+def _graded(scene: Scene, side: str) -> set[str]:
+    """The parameters whose gradients an optimizer sees in this step of a run."""
+    gradients = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
+    return {scene.step.alignment.fqn[union] for union in scene.recorded(side, gradients)}
+
+
+def _no_gradient(scene: Scene) -> str:
+    """That no gradient reaches it in the other run, and in which ways that happens."""
+    ways = "frozen, detached, under no_grad, not part of the loss"
+    if scene.site.kind is Kind.GRAD:
+        ways += ", or replaced in the model after the optimizer was built"
+    return f"{scene.only_has}: in {scene.lacks} no gradient reaches it ({ways})."
+
+
+def _no_state(scene: Scene) -> str:
+    return f"{scene.only_has}: the optimizer of {scene.lacks} does not keep it, or does not step this parameter."
 
 
 def _batches(scene: Scene) -> str:
     return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
 
 
-def _otherwise(scene: Scene) -> str:
-    return f"{scene.only_has}: the structure differs there."
-
-
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
-_ALL = frozenset[Kind]()
-_LOOKS = (
+_ALL = frozenset(Kind)
+_CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (frozenset({Kind.OP_OUTPUT}), _operator),
-    (_UPDATED, not_optimized),
-    (_UPDATED, changed_optimizer),
+    (_UPDATED, _not_optimized),
+    (_UPDATED, _changed_optimizer),
     (_ALL, _tied),
     (frozenset({Kind.LOSS}), _losses),
     (_ALL, _no_forward),
     (_ALL, _did_not_run),
     (_ALL, _merged),
     (_ALL, _subject),
-    (_ALL, evaluations),
+    (_ALL, _evaluations),
     (_ALL, _calls),
-    (frozenset({Kind.GRAD}), unused),
-    (_GRADIENTS, no_gradient),
-    (frozenset({Kind.OPTIMIZER_STATE}), no_state),
+    (frozenset({Kind.GRAD}), _unused),
+    (_GRADIENTS, _no_gradient),
+    (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), _batches),
-    (_ALL, _otherwise),
+    (_ALL, lambda scene: f"{scene.only_has}: the structure differs there."),
 )
-"""Asked in this order, each of records of these kinds."""
-
-
-def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
-    """What a parameter is tied to, by the aliases of its module."""
-    owner, _, name = fqn.rpartition(".")
-    for module in modules:
-        for alias in module.aliases:
-            alias_name, equals, target = alias.partition("=")
-            if equals and module.fqn == owner and alias_name == name:
-                return target
-            if equals and target == fqn:
-                return f"{module.fqn}.{alias_name}"
-    return ""
-
-
-def _missing(scene: Scene) -> bool:
-    """Whether the run that lacks it has nothing at all of the subject or inside it."""
-    alignment, subject = scene.step.alignment, scene.cause.subject or scene.site.fqn
-    prefix = subject + "."
-    names = alignment.names_a if scene.lacks == "a" else alignment.names_b
-    return not any(name == subject or name.startswith(prefix) for name in names)
-
-
-def _other_paths(scene: Scene) -> tuple[str, str] | None:
-    """What a call of a module is given, or gives, on either side, where both have something and not the same."""
-    alignment, site = scene.step.alignment, scene.site
-    paths = []
-    for side in ("a", "b"):
-        recorded = set(scene.table.rows_of(side))
-        unions = [u for u in scene.step.of_call(site.phase, site.kind, site.fqn, site.call) if u in recorded]
-        paths.append([alignment.path[u] or "the value itself" for u in unions])
-    if not paths[0] or not paths[1]:
-        return None
-    shown = [", ".join(path[:4]) + (", ..." if len(path) > 4 else "") for path in paths]
-    return shown[0], shown[1]
+"""Asked in this order, each of records of these kinds; the first that says something is the reason."""

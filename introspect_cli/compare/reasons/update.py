@@ -10,14 +10,7 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import (
-    Changed,
-    changes_for,
-    has_parameter,
-    hyperparameter_changes,
-    in_words,
-    other_optimizer,
-)
+from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes, in_words
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
@@ -26,18 +19,18 @@ from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, ow
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from introspect_cli.compare.reasons.differences import Difference
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 
 
 class Optimizer(Reason):
-    """What an optimizer step leaves."""
+    """A parameter or optimizer state differs after the step although its gradient and its value before are equal.
+
+    The cause is the optimizer or its hyper-parameters.
+    """
 
     word = "optimizer"
-    meaning = (
-        "A parameter or optimizer state differs after the step although its gradient and its value "
-        "before are equal: the optimizer or its hyper-parameters."
-    )
     place = "the optimizer or its hyper-parameters"
     kinds = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE})
     weights: ClassVar = {"hyperparameter": 1.0, "optimizers": 0.98}
@@ -81,7 +74,7 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
-        other = other_optimizer(scene.documents("optimizers"), first.site.fqn)
+        other = scene.setup.other_for(first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
         side = untouched_side(scene.table, scene.step.before, scene.union)
@@ -101,7 +94,7 @@ class Optimizer(Reason):
         if applying:
             whose = f"{name}'s " if len(set(a)) == 1 else ""
             return f"{text} {scene.the_cause_is} {whose}{in_words(applying).strip(' ()')}."
-        rounded = scene.rounding_words() if all(chooses_kernel(label) for label in changed) else ""
+        rounded = scene.rounding_words() if all(chooses_kernel(change.name) for change in changed) else ""
         return f"{text} {scene.the_cause_is} {name} or its hyper-parameters{words}.{rounded}"
 
 
@@ -117,17 +110,15 @@ def _owed(scene: Scene) -> str:
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
     """Why one run's optimizer leaves a parameter as it was, as far as the records tell."""
-    rates = [both for label, both in changes(scene).items() if label.about == "lr" and both["ab".index(side)] == "0"]
+    changed, has = changes(scene), scene.setup.has(side, scene.site.fqn)
+    rates = [change for change in changed if change.about == "lr" and getattr(change, side) == "0"]
     if rates:
-        return f"the cause is lr {rates[0][0]} -> {rates[0][1]}: with lr 0, {name} leaves it as it was in {side}."
-    has = has_parameter(scene.documents("optimizers")[side], scene.site.fqn)
+        return f"the cause is lr {rates[0].a} -> {rates[0].b}: with lr 0, {name} leaves it as it was in {side}."
     left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
-    settings = in_words(changes(scene))
-    return (
-        f"{left}, although it is among its parameters{settings}." if has else f"{left}: it is not among its parameters."
-    )
+    among = f", although it is among its parameters{in_words(changed)}" if has else ": it is not among its parameters"
+    return f"{left}{among}."
 
 
 def _amplified(name: str) -> str:
@@ -138,33 +129,29 @@ def _amplified(name: str) -> str:
     return f"{text}."
 
 
-def tuned(scene: Scene) -> Changed:
+def tuned(scene: Scene) -> list[Difference]:
     """The diverging parameter's hyper-parameters that differ, where all else that it rests on is on record and equal.
 
     Not those that choose the kernel alone, nor those of a group or an optimizer that may be another parameter's.
     """
     if scene.tells != Optimizer.word or those(scene.cause.evidence, Known.UNSEEN):
-        return {}
+        return []
     others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
     if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
-        return {}  # that comes first
-    settled = changes_for(scene.documents("optimizers"), scene.site.fqn)
-    return {
-        label: both
-        for label, both in changes(scene).items()
-        if (label in settled or (label.of_all and label == label.about)) and not chooses_kernel(label)
-    }
+        return []  # that comes first
+    return [change for change in changes(scene) if change.name == change.about and not chooses_kernel(change.name)]
 
 
-def changes(scene: Scene) -> Changed:
+def changes(scene: Scene) -> list[Difference]:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
-    clauses = changes_for(scene.documents("optimizers"), scene.site.fqn)
-    others = {
-        name: both
-        for name, both in scene.hyperparameters.items()
-        if not (name.of_all and name.about in clauses) and not (clauses and None in both)
-    }
-    return clauses | others
+    settled = scene.setup.changes_for(scene.site.fqn)
+    names = {change.name for change in settled}
+    others = [
+        change
+        for change in scene.hyperparameters
+        if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
+    ]
+    return [*settled, *others]
 
 
 def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
@@ -183,10 +170,9 @@ def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
 
 
 class Buffer(Reason):
-    """A buffer at the end of a step."""
+    """A buffer differs at the end of the step: how its module updates it."""
 
     word = "buffer"
-    meaning = "A buffer differs at the end of the step: how its module updates it."
     place = "the way the module updates it"
     kinds = frozenset({Kind.BUFFER})
     names = re.compile(r"momentum|ema|stat|norm", re.IGNORECASE)

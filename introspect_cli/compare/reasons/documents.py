@@ -1,55 +1,130 @@
-"""Files that two runs read and that differ: configuration value by value, others as another file.
+"""What differs between the documents of two runs: settings, optimizers, what was built, and the files that they read.
 
-A text is parsed as its ending says, with the limits of a store: it came from somebody's disk. What cannot be parsed is
-compared line by line. A comment or another order of keys is no change, and a file that lies elsewhere and holds the
-same is none either.
+A file of configuration is compared value by value, others as another file. A text is parsed as its ending says, with
+the limits of a store: it came from somebody's disk. What cannot be parsed is compared line by line. A comment or
+another order of keys is no change, and a file that lies elsewhere and holds the same is none either.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons.differences import (
+    READ,
+    Difference,
+    argv_of,
+    built_differences,
+    command_options,
+    describe,
+    on_one_line,
+    unequal_values,
+)
+from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer_differences
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.errors import StoreError
+from introspect_cli.store.documents import gpu_names
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
 
-READ = "read"
-"""The value of a file that one run alone read."""
+FILES = "files"
+"""The document that says what a run read, and the source of what differs in it."""
+
 _MOST = 20
 _LONGEST = 60
 _MOST_NODES = 20_000
 _CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack"})
 
+RUN_NOISE = re.compile(
+    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
+)
+_NO_SETTINGS = frozenset({DOCUMENT, FILES, "operators"})
+"""Documents that are compared elsewhere."""
+_GIT = frozenset({"commit", "dirty"})
+_OF_A_GPU = frozenset({"cudnn", "nccl"})
+"""Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
-class FileChange(NamedTuple):
-    """What differs of a file.
 
-    Attributes:
-        name: the file, and a value in it.
-        a: the value in a; "" of a file that is another one.
-        b: the value in b; of a file that is another one, how it differs.
-        value: the name of the value in it; "" where the file is none of configuration.
-        checkpoint: whether its ending is one of files that hold tensors.
+def differences(a: Run, b: Run) -> Iterator[Difference]:
+    """All settings that differ, from two runs' settings and manifests."""
+    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
+    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
+    same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
+    if same_name and "sources" in settings_a and "sources" in settings_b:
+        words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
+    for change in unequal_values(command_options(words_a), command_options(words_b)):
+        yield Difference("command", *change)
+    for source in settings_a:
+        if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
+            yield from _of_document(source, settings_a[source], settings_b[source])
+    if all(FILES in run.settings for run in (a, b)):
+        yield from file_differences(a, b)
+    given = [run.manifest.get("options") for run in (a, b)]
+    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in given)
+    for name in ("seed", "deterministic", "compile", "perturb"):
+        if options_a.get(name) != options_b.get(name):
+            yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
+
+
+def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+    if source in {"built", OPTIMIZERS}:
+        yield from (built_differences if source == "built" else optimizer_differences)(a, b)
+        return
+    for name, one, two in unequal_values(a, b):
+        if source == "sources":
+            both = one is not None and two is not None
+            yield Difference(source, name, *(("", "changed") if both else (one and "imported", two and "imported")))
+        elif source == "hardware" and name == "gpus":
+            yield Difference(source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two)))
+        elif source == "git" and name in _GIT:
+            yield Difference(source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two)))
+        elif source != "git" and not (source == "runtime" and name in _OF_A_GPU and None in (one, two)):
+            yield Difference(source, name, one, two)
+
+
+_MOST_RANKS = 16
+"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
+
+
+def on_some_ranks(a: Run, b: Run) -> list[str]:
+    """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
+
+    Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
+    nothing diverges, and nothing else would tell of it.
     """
+    ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
+    notes: dict[SettingChange, list[int]] = {}
+    for rank in ranks if len(ranks) > 1 else ():
+        one, two = a.settings_of(rank), b.settings_of(rank)
+        for source in (OPTIMIZERS, "runtime"):
+            for change in _of_document(source, one[source], two[source]) if source in one and source in two else ():
+                if not RUN_NOISE.search(change.name.lower()):
+                    shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
+                    notes.setdefault(shown, []).append(rank)
+    return [
+        f"On {rank_list(these)} alone a setting differs: {describe(change)} ({change.source})."
+        for change, these in notes.items()
+        if ranks[0] not in these
+    ]
 
-    name: str
-    a: Any
-    b: Any
-    value: str = ""
-    checkpoint: bool = False
+
+# --- files
 
 
-def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]]) -> Iterator[FileChange]:
-    """What differs between the files that two runs read."""
+def file_differences(a: Run, b: Run) -> Iterator[Difference]:
+    """What differs between the files that two runs read: values of configuration; else b is how the file differs."""
     one, two = (_documents(run) for run in (a, b))
     imported = [
         sources if isinstance(sources, Mapping) else {}
@@ -57,27 +132,27 @@ def file_changes(a: Run, b: Run, nested: Callable[[Any, Any], Iterable[tuple[str
     ]
     pairs, only_a, only_b = _paired(one, two)
     for first, second in pairs:
-        if first in imported[0] and second in imported[1]:
-            continue  # told among the sources
-        yield from _changes(a, b, (first, one[first]), (second, two[second]), nested)
-    for name in only_a:
-        yield FileChange(name, READ, None, checkpoint=_ending(name) in _CHECKPOINTS)
-    for name in only_b:
-        yield FileChange(name, None, READ, checkpoint=_ending(name) in _CHECKPOINTS)
+        if not (first in imported[0] and second in imported[1]):  # those are among the sources
+            yield from _differences(a, b, (first, one[first]), (second, two[second]))
+    yield from (Difference(FILES, name, READ, None) for name in only_a)
+    yield from (Difference(FILES, name, None, READ) for name in only_b)
+
+
+def holds_tensors(name: str) -> bool:
+    """Whether a file is one of tensors, by its ending."""
+    return _ending(name) in _CHECKPOINTS
 
 
 def tensor_files(run: Run) -> dict[str, str]:
     """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
     return {
-        str(document.get("digest") or name): name
-        for name, document in _documents(run).items()
-        if _ending(name) in _CHECKPOINTS
+        str(document.get("digest") or name): name for name, document in _documents(run).items() if holds_tensors(name)
     }
 
 
 def _documents(run: Run) -> dict[str, Mapping[str, Any]]:
     """What a run says of single files, by name."""
-    documents = run.settings.get("files")
+    documents = run.settings.get(FILES)
     if not isinstance(documents, Mapping):
         return {}
     return {
@@ -116,34 +191,28 @@ def _paired(
     return pairs, only_a, only_b
 
 
-def _changes(
-    a: Run,
-    b: Run,
-    one: tuple[str, Mapping[str, Any]],
-    two: tuple[str, Mapping[str, Any]],
-    nested: Callable[[Any, Any], Iterable[tuple[str, Any, Any]]],
-) -> Iterator[FileChange]:
+def _differences(
+    a: Run, b: Run, one: tuple[str, Mapping[str, Any]], two: tuple[str, Mapping[str, Any]]
+) -> Iterator[Difference]:
     (name, first), (other, second) = one, two
     if _content(first) == _content(second) or not (first.get("digest") and second.get("digest")):
         return
     text_a, text_b = _text(a, first), _text(b, second)
-    checkpoint = _ending(name) in _CHECKPOINTS
     if text_a is not None and text_b is not None:
         shown = name if name == other else f"{name} and {other}"
         values = parsed(text_a, _ending(name)), parsed(text_b, _ending(other))
         if None not in values:
-            for count, (value, x, y) in enumerate(nested(*values)):
-                if count < _MOST:
-                    yield FileChange(f"{shown}: {value}", x, y, value)
+            for value, x, y in islice(unequal_values(*values), _MOST):
+                yield Difference(FILES, f"{shown}: {value}", x, y, value)
             return
         for line, x, y in _lines(text_a, text_b):
-            yield FileChange(f"{shown}:{line}", x, y, f"{x} {y}")
+            yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
     elif name != other:
-        yield FileChange(name, "", f"was read in a, {other} in b", checkpoint=checkpoint)
+        yield Difference(FILES, name, "", f"was read in a, {other} in b")
     else:
         sizes = [document.get("size") for document in (first, second)]
         how = "of the same size" if sizes[0] == sizes[1] else f"{sizes[0]:,} bytes in a, {sizes[1]:,} in b"
-        yield FileChange(name, "", f"is another file ({how})", checkpoint=checkpoint)
+        yield Difference(FILES, name, "", f"is another file ({how})")
 
 
 def _text(run: Run, document: Mapping[str, Any]) -> str | None:
@@ -158,7 +227,7 @@ def _text(run: Run, document: Mapping[str, Any]) -> str | None:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """A configuration file as nested plain data; None where it is of no format that is known, or none of it."""
+    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
     try:
         if ending == ".json":
             content = json.loads(text)

@@ -1,22 +1,29 @@
-"""What each rank is given, samples and settings, and how far it gets: what was skipped, and what has no gradient."""
+"""What ranks that train one model are given, samples and settings, and by what their gradients are scaled.
+
+The gradient of a bias adds up to that of its module's output. So what an optimizer takes tells, beside what the
+backward passes of all ranks gave, whether they were averaged. And gradients that were clipped have the norm that they
+were clipped to: where different gradients of all ranks have one norm, each rank clipped by itself.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
+from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from introspect_cli.health.aligned import Rows, Value
 
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
 _RANK_LOCAL = frozenset({"local_rank", "host", "hostname", "pid", "process_id"})
@@ -91,7 +98,7 @@ class Given(Gathered):
     "a loader without a DistributedSampler, or one that does not know its rank",
 )
 def same_samples(ranks: Ranks) -> Iterator[Hit]:
-    # Without a loader of torch's, what the models are given tells, where a wrapper says who has samples of its own.
+    # Without a loader of torch's, what the models are given shows it, where a wrapper says who shares samples.
     given = ranks.of(Given)
     drawn = given.batches or (given.inputs if ranks.groups else {})
     observed(drawn and is_data_parallel(ranks), "data-parallel ranks and their batches")
@@ -183,123 +190,142 @@ def _flat(settings: object) -> Iterator[tuple[str, object]]:
                 yield name, value
 
 
+# --- sums in place of means, and clipping by a local norm
+
+_NEAR, _TELLS = 1e-5, 1e-3
+_ONE_NORM, _OTHER = 1e-6, 1e-3
+
+
 @dataclass
-class Progress(Gathered):
-    """Steps in which ranks did not do the same.
+class Scaling(Gathered):
+    """How gradients are scaled.
 
     Attributes:
-        losses: the first step in which ranks have another number of losses.
-        unmoved: the first step in which no parameter of some ranks changed, and those of others did.
-        missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
+        summed: the first step in which a gradient is the sum of what the ranks' backward passes gave, by FQN.
+        averaged: parameters whose gradient is the mean of these.
+        clipped: the first step in which all ranks' gradients have one norm though they differ.
+        compared: whether norms of different gradients were compared.
     """
 
-    losses: Hit | None = None
-    unmoved: Hit | None = None
-    missing: dict[str, Hit] = field(default_factory=dict)
-    _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
-
-    @property
-    def begun(self) -> list[int]:
-        """The steps in which they began to be so."""
-        return [hit.step for hit in self.hits]
-
-    @property
-    def hits(self) -> list[Hit]:
-        """Where ranks began to be at different steps."""
-        return [hit for hit in (self.losses, self.unmoved) if hit is not None]
+    summed: dict[str, int] = field(default_factory=dict)
+    averaged: set[str] = field(default_factory=set)
+    clipped: Hit | None = None
+    compared: bool = False
 
     def step(self, now: AlignedStep) -> None:
-        """Compare what the ranks did in a step."""
-        self._gradients(now)
-        if self.losses is None:
-            self.losses = self._losses(now)
-        moved = self._moves(now)
-        if self.unmoved is None and len(set(moved.values())) > 1:
-            changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
-            evidence = (
-                f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
-                "were: the optimizer step was skipped there alone (a gradient that was not finite, or a condition of "
-                "its own)"
-            )
-            self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
+        """Compare what optimizers take with what backward passes gave, and the ranks' norms."""
+        if len(now.batches) < max(self.ranks.run.world_size, 2):
+            return
+        gradients = {now.sites[number].fqn: now.rows[number] for number in now.of(Kind.GRAD, Phase.OPTIMIZER)}
+        if self._share_samples():
+            for fqn, numbers in self.ranks.adding_up.items():
+                if fqn in gradients:
+                    self._compare(now, fqn, gradients[fqn], [now.rows[n] for n in numbers if n in now.rows])
+        if self.clipped is None:
+            self._norms(now, gradients)
 
-    def _losses(self, now: AlignedStep) -> Hit | None:
-        times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
-        if len(times) < len(self.ranks.numbers) or len(set(times.values())) < 2:
+    def _share_samples(self) -> bool:
+        """Whether all ranks train one model, each on other samples."""
+        base, *others = self.ranks.numbers
+        return is_data_parallel(self.ranks) and all(share_samples(self.ranks, base, rank) for rank in others)
+
+    def _compare(self, now: AlignedStep, fqn: str, rows: Rows, outputs: Sequence[Rows]) -> None:
+        taken, passed, ranks = self._taken(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
+        if taken is None or passed is None:
+            return
+        total, size = passed
+        if abs(total) * (1 - 1 / ranks) <= _TELLS * size:
+            return  # sum and mean are as good as equal
+        if abs(taken - total) <= _NEAR * size:
+            self.summed.setdefault(fqn, now.step)
+        elif abs(taken - total / ranks) <= _NEAR * size:
+            self.averaged.add(fqn)
+
+    @staticmethod
+    def _taken(now: AlignedStep, rows: Rows) -> float | None:
+        """What the elements of a gradient add up to, of which each rank has all or a part; None where that is open."""
+        if len(rows) < len(now.batches):
             return None
-        most, least = (pick(self.ranks.numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        parts = {now.layout(rank, row).part: now.value(rank, row) for rank, row in rows.items()}
+        if None in parts:
+            same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
+            return next(iter(parts.values())).total if same else None
+        if any(part.owed for part in parts if part is not None):
+            return None
+        return sum(value.total for value in parts.values() if value.numel)
+
+    def _norms(self, now: AlignedStep, gradients: Mapping[str, Rows]) -> None:
+        """Look at the norms of the parts that optimizers take, and of what goes into reductions."""
+        parts: dict[int, list[Value]] = {rank: [] for rank in now.batches}
+        for rows in gradients.values():
+            for rank, row in rows.items():
+                part = now.layout(rank, row).part
+                if part is not None and not part.owed and part.numel:
+                    parts[rank].append(now.value(rank, row))
+        self._one_norm(now, parts, "the parts of gradients that each optimizer takes have")
+        sent: dict[int, list[Value]] = {rank: [] for rank in now.batches}
+        for rank, calls in self.ranks.of(Collectives).calls.items():
+            for call in calls.values() if rank in sent else ():
+                if call.operation in REDUCTIONS:
+                    went = [row for path, row in call.rows.items() if path.startswith(".in")]
+                    sent[rank] += [now.value(rank, row) for row in went]
+        self._one_norm(now, sent, "what goes into the reductions of each rank has")
+
+    def _one_norm(self, now: AlignedStep, values: Mapping[int, list[Value]], words: str) -> None:
+        kept = {rank: [value for value in values[rank] if value.numel > 1 and value.squares > 0] for rank in values}
+        if not all(kept.values()) or len({len(several) for several in kept.values()}) > 1:
+            return
+        base, *others = kept.values()
+        if all(
+            abs(one.squares - two.squares) <= _OTHER * one.squares
+            for other in others
+            for one, two in zip(base, other, strict=True)
+        ):
+            return  # equal copies have one norm
+        self.compared = True
+        norms = [sum(value.squares for value in several) ** 0.5 for several in kept.values()]
+        if max(norms) - min(norms) <= _ONE_NORM * max(norms) and self.clipped is None:
+            evidence = (
+                f"{words} one norm, {norms[0]:.6g}, though they differ: each rank clips by the norm of these alone"
+            )
+            self.clipped = Hit(now.step, "grad norm", evidence)
+
+
+@rank_rule(
+    "summed-gradients",
+    Level.WARNING,
+    "gradients are summed over data-parallel ranks, not averaged",
+    "by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where these "
+    "are not near zero, nor clipped or scaled",
+    "an all-reduce without the division by the number of ranks; the learning rate is as many times as large",
+)
+def summed_gradients(ranks: Ranks) -> Iterator[Hit]:
+    scaling = ranks.of(Scaling)
+    needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
+    observed(scaling.summed or scaling.averaged, f"{needs} (capture --record default)")
+    size = count(ranks.run.world_size, "rank")
+    for fqn, step in scaling.summed.items():
         evidence = (
-            f"rank {most} has {count(times[most], 'loss', 'losses')} in step {now.step} and rank {least} "
-            f"{times[least]}: it did not step its optimizer where the others did, or ran more batches for it"
+            f"the gradient of {fqn} that the optimizer takes is the sum of what the backward passes of the {size} "
+            "gave, not their mean: right only where each rank divides its loss by the samples of all"
         )
-        return Hit(now.step, f"rank {most}", evidence, most)
-
-    def _gradients(self, now: AlignedStep) -> None:
-        holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
-        gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
-        stepping = {rank for number in gradients for rank in now.rows[number]}
-        for number in gradients:
-            fqn, rows = now.sites[number].fqn, now.rows[number]
-            params = [item for item in holders.get(fqn, {}).items() if item[0] in stepping and item[0] not in rows]
-            without = [rank for rank, row in params if now.numel(rank, row)]
-            if without and all(now.layout(rank, row).part is None for rank, row in rows.items()):
-                evidence = (
-                    f"{rank_list(without)} has no gradient of {fqn} in step {now.step} and {rank_list(list(rows))} has "
-                    "one: it was not used there, and nobody reduced it"
-                )
-                self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
-
-    def _moves(self, now: AlignedStep) -> dict[int, bool]:
-        """Whether a rank changed any of the parameters that it has a gradient of."""
-        with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
-        before, moved = dict(self._last), dict[int, bool]()
-        for phase in (Phase.START, Phase.OPTIMIZER):
-            for number in now.of(Kind.PARAM, phase):
-                for rank, row in now.rows[number].items():
-                    held, checksum = (rank, now.sites[number].fqn), now.checksum(rank, row)
-                    if phase is Phase.START:
-                        before[held] = checksum
-                    elif held in before and held in with_grad:
-                        moved[rank] = moved.get(rank, False) or before[held] != checksum
-                    self._last[held] = checksum
-        return moved
+        if scaling.averaged:
+            evidence += f"; that of {min(scaling.averaged)} is the mean"
+        yield Hit(step, f"grad {fqn}", evidence)
 
 
 @rank_rule(
-    "lost-rank",
-    Level.ERROR,
-    "a rank left nothing, was cut off, or ended before the others",
-    "its records are missing, have no end, or stop at an earlier step than the others'",
-    "a crash, a kill or a hang of that rank; its own output says more",
+    "local-clip",
+    Level.WARNING,
+    "each rank clips its gradients by a norm of its part of them",
+    "norms of different gradients are equal on all ranks, to rounding",
+    "clip_grad_norm_ on local shards, or before the reduction; the norm has to be that of all ranks",
 )
-def lost_rank(ranks: Ranks) -> Iterator[Hit]:
-    run = ranks.run
-    last = {rank: run.rank(rank).last_step for rank in run.ranks}
-    missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
-    latest = max((step for step in last.values() if step is not None), default=0)
-    short = [rank for rank, step in last.items() if step is not None and step < latest]
-    rank = (missing or short or [0])[0]
-    for sentence in run.lost_ranks:
-        yield Hit(last.get(rank) or 0, f"rank {rank}", sentence, rank)
-
-
-@rank_rule(
-    "rank-steps",
-    Level.ERROR,
-    "ranks are at different steps: one skipped an optimizer step, or took one more",
-    "no parameter of a rank changes in a step in which others' do, or it has more losses in one",
-    "a step that one rank skips alone (gradients not finite there), or a condition on its own loss",
-)
-def rank_steps(ranks: Ranks) -> Iterable[Hit]:
-    return ranks.of(Progress).hits
-
-
-@rank_rule(
-    "rank-gradients",
-    Level.ERROR,
-    "a parameter has a gradient on some ranks only",
-    "both have other gradients in the step; parameters that are cut over ranks do not count",
-    "a parameter that some ranks do not use, and a reduction that leaves out what is None",
-)
-def rank_gradients(ranks: Ranks) -> Iterable[Hit]:
-    return ranks.of(Progress).missing.values()
+def local_clip(ranks: Ranks) -> Iterator[Hit]:
+    scaling = ranks.of(Scaling)
+    needs = (
+        "gradients of which each rank has a part, or what goes into reductions (capture --record default,collective)"
+    )
+    observed(scaling.compared, needs)
+    if scaling.clipped is not None:
+        yield scaling.clipped

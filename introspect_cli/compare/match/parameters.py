@@ -1,4 +1,4 @@
-"""Parameters that are one tensor in one run and several in the other: q, k and v against one qkv.
+"""Parameters by what they hold: equal, transposed, or one tensor in one run and several in the other (q, k, v: qkv).
 
 A checksum is keyed by an element's place in its tensor, so that of the whole does not follow from those of its parts.
 What does add up are sums, and extrema are those of the extreme part: the number of elements, smallest, largest and
@@ -18,8 +18,13 @@ from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, phase_c
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from introspect_cli.compare.join.distance import Layouts
     from introspect_cli.compare.table import Table
+    from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
 
 _MOST = 8  # parts of one whole
@@ -140,3 +145,89 @@ def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) ->
                         used |= {whole, *names}
                         merges.append(Merge(tuple(names), whole, side))
     return merges
+
+
+# --- all parameters of two implementations
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A record that can prove something.
+
+    Attributes:
+        site: what was recorded.
+        row: its row in the step's batch.
+        order: its place in the order of recording.
+        shape: its shape.
+        checksum: its checksum.
+        moments: what adds up of it.
+        sketch: its sketch; None where none was kept.
+        module_class: class of its module.
+    """
+
+    site: Site
+    row: int
+    order: int
+    shape: tuple[int, ...]
+    checksum: int
+    moments: Moments
+    sketch: NDArray[np.float64] | None
+    module_class: str
+
+    @property
+    def owner(self) -> str:
+        """The module that a parameter is of."""
+        return self.site.fqn.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Which parameters of a are which of b.
+
+    Attributes:
+        pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
+        merges: parts of one run that are one tensor of the other.
+        only_a: telling parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
+        only_b: the other way round.
+    """
+
+    pairs: tuple[tuple[Value, Value], ...]
+    merges: tuple[Merge, ...]
+    only_a: tuple[Value, ...]
+    only_b: tuple[Value, ...]
+
+    @property
+    def transposed(self) -> int:
+        """How many pairs hold the same numbers in another order."""
+        return sum(one.checksum != two.checksum for one, two in self.pairs)
+
+
+def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
+    """Put parameters together: by checksum, then by extrema and sums, then as parts of one."""
+    pairs, *rest = _paired(one, two)
+    merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
+    used = {name for merge in merges for name in (*merge.parts, merge.whole)}
+    only = [
+        tuple(value for value in left if value.site.fqn not in used and value.checksum not in there)
+        for left, there in zip(rest, ({value.checksum for value in side} for side in (two, one)), strict=True)
+    ]
+    return Parameters(tuple(pairs), tuple(merges), *only)
+
+
+def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+    """Parameters that hold the same, and those of a and of b that are left."""
+    index: dict[int, list[Value]] = defaultdict(list)
+    for value in two:
+        index[value.checksum].append(value)
+    partners = {value: index[value.checksum].pop(0) for value in one if index[value.checksum]}
+    left, taken = [value for value in one if value not in partners], set(partners.values())
+    rest = [value for value in two if value not in taken]
+    unpaired = []
+    for value in left:
+        other = next((other for other in rest if same_numbers(value.moments, other.moments)), None)
+        if other is None:
+            unpaired.append(value)
+        else:
+            partners[value] = other
+            rest.remove(other)
+    return list(partners.items()), unpaired, rest

@@ -1,0 +1,342 @@
+"""What a step trains with: parameters that do not learn or learn too fast, their optimizer, batches, BatchNorm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
+from introspect_cli.health.table import Table, lasting
+from introspect_cli.records import SCALER, Kind, Layout, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+LEAST = 5
+"""Steps that must have been seen before a parameter is said to rest or to race."""
+
+TINY = 2e-8
+"""Update relative to the parameter below which float32 (24 bits, 6e-8) rounds most of it away."""
+
+HUGE = 0.3
+"""Update relative to the parameter above which it is replaced rather than trained; 1e-3 is usual."""
+
+ROUNDING = 1e-5
+"""A gradient this much smaller than the median parameter's is rounding, not a gradient."""
+
+LATE = 10
+"""Steps after which optimizer state that is still zero counts."""
+
+
+def _layouts(table: Table) -> dict[str, Layout]:
+    """The layout of each parameter."""
+    layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
+    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
+
+
+def _gradients(table: Table) -> dict[str, float]:
+    """For each parameter with recorded gradients, the largest mean absolute value; infinite where not finite."""
+    sizes: dict[str, float] = {}
+    for site in table.pick(Kind.GRAD):
+        _, size = table.stat(site, "amean")
+        if not len(size):
+            continue  # its optimizer holds it, and never had one
+        _, bad = table.stat(site, "bad")
+        largest = np.inf if (bad > 0).any() else float(size.max(initial=0.0))
+        sizes[table.fqn[site]] = max(sizes.get(table.fqn[site], 0.0), largest)
+    return sizes
+
+
+def _resting(table: Table) -> Iterator[tuple[str, int, int, bool]]:
+    """Parameters that were seen often enough: name, the first step, in how many, and whether any changed their bits."""
+    for place, name in enumerate(table.moves.names):
+        changed = table.moves.changed[:, place]
+        seen = np.flatnonzero(changed >= 0)
+        if len(seen) >= LEAST:
+            yield name, int(table.moves.steps[seen[0]]), len(seen), bool((changed[seen] == 1).any())
+
+
+@rule(
+    "never-changes",
+    Level.WARNING,
+    "parameters with a gradient that never change",
+    f"a parameter has a gradient, above {ROUNDING:g} of the median parameter's, and the same bits after each of "
+    f"{LEAST} steps or more",
+    "a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype",
+)
+def never_changes(table: Table) -> Iterator[Hit]:
+    observed(table.moves.names, "parameters after optimizer steps")
+    observed(table.pick(Kind.GRAD), "gradients of parameters")
+    sizes, layouts = _gradients(table), _layouts(table)
+    # A bias in front of a normalisation gets a gradient that is nothing but rounding.
+    noise = ROUNDING * float(np.median(list(sizes.values()))) if sizes else np.inf
+    for name, first, times, changed in _resting(table):
+        if sizes.get(name, 0.0) > noise and not changed:
+            dtype = layouts[name].dtype if name in layouts else "?"
+            yield Hit(first, f"param {name}", f"has a gradient and the same bits ({dtype}) after each of {times} steps")
+
+
+@rule(
+    "no-gradient",
+    Level.WARNING,
+    "parameters in an optimizer that never get a gradient",
+    f"a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more",
+    "a layer that is frozen, not used or detached from the loss",
+)
+def no_gradient(table: Table) -> Iterator[Hit]:
+    observed(
+        table.moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps"
+    )
+    sizes = _gradients(table)
+    for name, first, times, _ in _resting(table):
+        if not sizes.get(name, 0.0) > 0:
+            what = "its gradient is zero" if name in sizes else "it has no gradient"
+            yield Hit(first, f"param {name}", f"{what} at each of {times} steps, though an optimizer holds it")
+
+
+@rule(
+    "not-in-optimizer",
+    Level.INFO,
+    "parameters that no optimizer holds, beside others that one does",
+    "no optimizer was seen to hold a parameter of a model that is trained",
+    "frozen on purpose, or added after the optimizer was built",
+)
+def not_in_optimizer(table: Table) -> Iterator[Hit]:
+    trained = set(observed(table.moves.names, "parameters after optimizer steps"))
+    roots = {name.partition(".")[0] for name in trained}
+    aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
+    for site in table.pick(Kind.PARAM, phase=Phase.START):
+        name = table.fqn[site]
+        if name not in trained and name not in aliases and name.partition(".")[0] in roots:
+            yield Hit(int(table.many.steps[0]), f"param {name}", "no optimizer step was seen to hold it")
+
+
+def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
+    """Of each weight of two or more dimensions, steps that were not skipped, and the update's length over its own."""
+    moves = table.moves
+    observed(moves.names, "parameters after optimizer steps")
+    optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
+    if optimizers and all(name.startswith("LBFGS") for name in optimizers):
+        raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
+    if np.isnan(moves.relative).all():
+        raise NotObservedError("sketches and statistics of parameters")
+    layouts, sizes = _layouts(table), _gradients(table)
+    taken = ~np.isin(moves.steps, list(moves.skipped))
+    updates = []
+    for place, name in enumerate(moves.names):
+        rows = np.flatnonzero(~np.isnan(moves.relative[:, place]) & taken)
+        if name in layouts and len(layouts[name].shape) > 1 and sizes.get(name) != 0 and len(rows) >= LEAST:
+            updates.append((name, moves.steps[rows], moves.relative[rows, place].astype(np.float64)))
+    return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
+
+
+@rule(
+    "tiny-updates",
+    Level.WARNING,
+    "weights whose updates are lost in rounding",
+    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is below {TINY:g} of "
+    "its norm, which float32 rounds away; L-BFGS does not count",
+    "a learning rate that is far too low, or decayed to nothing",
+)
+def tiny_updates(table: Table) -> Iterator[Hit]:
+    sizes = _gradients(table)
+    for name, steps, relative in _updates(table):
+        if sizes.get(name, 0.0) > 0 and (relative > 0).any() and float(np.median(relative)) < TINY:
+            text = f"an update is {np.median(relative):.1e} of its size (median), less than float32 can tell apart"
+            yield Hit(int(steps[0]), f"param {name}", text)
+
+
+@rule(
+    "huge-updates",
+    Level.WARNING,
+    "weights that are mostly replaced at each step",
+    f"the median update of a weight of two dimensions or more, over {LEAST} steps or more, is above {HUGE:.0%} "
+    "of its norm; a thousandth is usual. L-BFGS does not count",
+    "a learning rate that is too high, or no warm-up",
+)
+def huge_updates(table: Table) -> Iterator[Hit]:
+    for name, steps, relative in _updates(table):
+        if float(np.median(relative)) > HUGE:
+            first = steps[np.argmax(relative > HUGE)]
+            text = f"an update is {np.median(relative):.0%} of its size (median over {len(steps)} steps)"
+            yield Hit(int(first), f"param {name}", text)
+
+
+@rule(
+    "idle-optimizer-state",
+    Level.WARNING,
+    "optimizer state that is all zero late in training",
+    f"a tensor of it is all zero at the last {LATE} steps or more",
+    "gradients that are zero: a layer that is not used, is dead or is detached",
+)
+def idle_optimizer_state(table: Table) -> Iterator[Hit]:
+    sites = table.tensors(Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER, floats=False)
+    observed(sites, "optimizer state")
+    for site in sites:
+        steps, zeros = table.stat(site, "zeros")
+        start = lasting(zeros == 1, LATE)
+        if start is not None:
+            text = f"all zero since step {steps[start]}, after {len(steps)} steps"
+            yield table.hit(site, steps[start], text)
+
+
+@rule(
+    "zero-learning-rate",
+    Level.WARNING,
+    "a learning rate of zero",
+    f"a learning rate is zero at {LEAST} steps or more",
+    "a schedule that has ended, or one that is stepped too often",
+)
+def zero_learning_rate(table: Table) -> Iterator[Hit]:
+    sites = observed(
+        [site for site in table.pick(Kind.HYPERPARAMETER) if table.path[site].endswith("['lr']")], "learning rates"
+    )
+    for site in sites:
+        steps, rate = table.stat(site, "mean")
+        zero = np.flatnonzero(rate == 0)
+        if len(zero) >= LEAST:
+            text = f"the learning rate is 0 at {len(zero)} of {len(steps)} steps"
+            yield Hit(int(steps[zero[0]]), f"{table.fqn[site]}{table.path[site]}", text)
+
+
+# --- batches, and running statistics
+
+REST = 5
+"""Steps over which running statistics must move."""
+
+BURN_IN = 30
+"""Steps after which running statistics have forgotten where they began (momentum 0.1: 0.9**30 is 4%)."""
+
+DRIFT_VARIANCE = 10.0
+"""Times by which a running variance may change after that."""
+
+DRIFT_MEAN = 3.0
+"""Running standard deviations by which a running mean may move after that."""
+
+
+class _Batch(NamedTuple):
+    """One batch.
+
+    Attributes:
+        step: that it was drawn in.
+        checksums: of all its tensors.
+        samples: how many, by its largest tensor.
+    """
+
+    step: int
+    checksums: tuple[int, ...]
+    samples: int
+
+
+def _batches(table: Table) -> dict[str, list[_Batch]]:
+    """Every loader's batches, in order."""
+    columns = table.few
+    groups: dict[tuple[str, int], list[int]] = {}
+    for site in table.pick(Kind.BATCH, phase=Phase.DATA):
+        groups.setdefault((table.fqn[site], table.call[site]), []).append(site)
+    batches: dict[str, list[_Batch]] = {}
+    for row, step in enumerate(columns.steps):
+        for (loader, _), sites in sorted(groups.items()):
+            places = [columns.place[site] for site in sites]
+            places = [place for place in places if columns.layout[row, place] >= 0]
+            if places:
+                layouts = [table.layouts[int(columns.layout[row, place])] for place in places]
+                largest = max(layouts, key=lambda layout: layout.numel)
+                checksums = tuple(int(columns.checksum[row, place]) for place in places)
+                samples = largest.shape[0] if largest.shape else 1
+                batches.setdefault(loader, []).append(_Batch(int(step), checksums, samples))
+    return observed(batches, "batches of a DataLoader")
+
+
+@rule(
+    "repeated-batch",
+    Level.WARNING,
+    "the same batch twice in a row",
+    "a loader yields a batch twice in a row, and other batches too; batches of one sample do not count",
+    "an iterator that is not advanced, workers with one seed, or a sampler that repeats itself",
+)
+def repeated_batch(table: Table) -> Iterator[Hit]:
+    for loader, batches in _batches(table).items():
+        if len({batch.checksums for batch in batches}) < 2:
+            continue
+        twice = [(one, two) for one, two in pairwise(batches) if one.checksums == two.checksums and one.samples > 1]
+        if twice:
+            before, after = twice[0]
+            times = f", and {len(twice) - 1} more times" if len(twice) > 1 else ""
+            text = f"the batch of step {after.step} is the one of step {before.step} again, bit for bit{times}"
+            yield Hit(after.step, loader, text)
+
+
+@rule(
+    "one-batch",
+    Level.INFO,
+    "a loader that yields one batch only",
+    f"a loader yields one and the same batch {REST} times or more and no other",
+    "full-batch training, or a data set cut down to try something",
+)
+def one_batch(table: Table) -> Iterator[Hit]:
+    for loader, batches in _batches(table).items():
+        if len(batches) >= REST and len({batch.checksums for batch in batches}) == 1:
+            yield Hit(batches[0].step, loader, f"all {len(batches)} batches are the same, bit for bit")
+
+
+def _running(table: Table, name: str) -> list[int]:
+    """The running statistics of that name."""
+    buffers = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER)
+    sites = [site for site in buffers if table.fqn[site].endswith(f".{name}") and "Norm" in table.module_class[site]]
+    return observed(sites, "running statistics of a BatchNorm")
+
+
+@rule(
+    "batchnorm-frozen",
+    Level.WARNING,
+    "BatchNorm statistics that never change in training",
+    f"running statistics keep their bits over more than {REST} steps in which the module ran in training",
+    "a model left in eval mode, a momentum of 0, or statistics frozen on purpose",
+)
+def batchnorm_frozen(table: Table) -> Iterator[Hit]:
+    called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
+    for site in _running(table, "running_mean"):
+        if table.fqn[site].rpartition(".")[0] not in called:
+            continue
+        column = table.column(site)
+        rows = np.flatnonzero(column.layout >= 0)
+        if len(rows) > REST and len(set(column.checksum[rows].tolist())) == 1:
+            yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")
+
+
+@rule(
+    "batchnorm-drift",
+    Level.WARNING,
+    "BatchNorm statistics that do not settle",
+    f"after {BURN_IN} steps, by the end, a running variance changes by a factor of {DRIFT_VARIANCE:g}, or a "
+    f"running mean moves by {DRIFT_MEAN:g} running standard deviations",
+    "activations that grow, data whose distribution changes, or a learning rate that is too high",
+)
+def batchnorm_drift(table: Table) -> Iterator[Hit]:
+    long_enough = False
+    for site in _running(table, "running_var"):
+        steps, var = table.stat(site, "mean")
+        owner = table.fqn[site].rpartition(".")[0]
+        mean_site = table.site(Phase.OPTIMIZER, Kind.BUFFER, f"{owner}.running_mean")
+        mean = table.stat(mean_site, "mean")[1] if mean_site is not None else np.zeros(0)
+        after = int(np.searchsorted(steps, steps[0] + BURN_IN)) if len(steps) else 0
+        if after >= len(steps) - REST:
+            continue
+        long_enough = True
+        change = var[-1] / var[after] if var[after] > 0 else np.inf
+        moved = abs(mean[-1] - mean[after]) / np.sqrt(max(var[after], 1e-12)) if len(mean) == len(var) else 0.0
+        if change > DRIFT_VARIANCE or change < 1 / DRIFT_VARIANCE:
+            where = f"from {var[after]:.3g} at step {steps[after]} to {var[-1]:.3g} at step {steps[-1]}"
+            text = f"the running variance goes {where}"
+            yield Hit(int(steps[after]), f"buffer {owner}.running_var", text)
+        elif moved > DRIFT_MEAN:
+            text = (
+                f"the running mean moves by {moved:.1f} running deviations between steps {steps[after]} and {steps[-1]}"
+            )
+            yield Hit(int(steps[after]), f"buffer {owner}.running_mean", text)
+    observed(long_enough, f"more than {BURN_IN + REST} steps of a BatchNorm")
