@@ -53,7 +53,7 @@ pass_by()  # marks all code of the package, once
 for module in list(sys.modules.values()): sources.is_users(sources.file_of(module))  # which remembers its answers
 """
 _PLAIN = f"""
-import sys, numpy.ma, pyarrow, rich.console, rich.table
+import sys, numpy.ma, rich.console, rich.table
 {_PACKAGE}
 for verb in introspect_cli.cli.VERBS: introspect_cli.cli.command_of(verb)
 imported("store", "compare", "inspect", "health", "exchange", "rerun", "publish", "render")
