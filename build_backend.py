@@ -41,6 +41,9 @@ OPERATORS: Final = "introspect_cli/capture/ops/operators.cpp"
 _BOTH: Final = (
     "intake",
     "memory",
+    "times",
+    "lock",
+    "numbers",
     "large",
     "team",
     "pace",
@@ -54,7 +57,7 @@ EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules", "standing")),
             OPERATORS,
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],

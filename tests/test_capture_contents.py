@@ -11,7 +11,9 @@ from torch import nn
 
 from introspect_cli.capture.contents import holders_in, tensors_in
 from introspect_cli.capture.probes.attributes import _Watched
+from introspect_cli.capture.probes.state import Holders
 from introspect_cli.records import Kind
+from introspect_cli.tensors.kernels import KERNELS
 
 BOTH = frozenset({Kind.PARAM, Kind.BUFFER})
 
@@ -90,3 +92,42 @@ def test_a_module_that_is_gone_is_noticed():
     assert watched.is_current()
     del module
     assert not watched.is_current()
+
+
+def hold_another(root):
+    root[0].weight = nn.Parameter(torch.zeros(2))
+
+
+def write_to_a_buffer_s_place(root):
+    root[0].running_mean = torch.zeros(2)
+
+
+def untie(root):
+    root[3].weight = nn.Parameter(torch.zeros(2, 2))
+
+
+def put_in_a_module(root):
+    root[1].append(nn.Linear(1, 1))
+
+
+def take_out_a_buffer(root):
+    del root[0]._buffers["running_var"]
+
+
+@pytest.mark.parametrize(
+    "change", [hold_another, write_to_a_buffer_s_place, untie, put_in_a_module, take_out_a_buffer, id]
+)
+def test_tensors_are_found_again_where_a_module_holds_another(change):
+    """Also those of a model that holds itself, and is looked at three times before: what is compared is compiled."""
+    root = model()
+    holders = Holders(root)
+    for kinds in (BOTH, frozenset({Kind.BUFFER}), BOTH, BOTH):
+        assert holders.tensors(kinds) == tensors_in(list(map(weakref.ref, holders_in(root))), kinds)
+    assert holders.are_current() is (KERNELS is not None)
+    change(root)
+    assert holders.are_current() is (KERNELS is not None and change is id)
+    if not holders.are_current():
+        holders = Holders(root)
+    of, tensors, stand = tensors_in(list(map(weakref.ref, holders_in(root))), BOTH)
+    found = holders.tensors(BOTH)
+    assert (found[0], list(map(id, found[1])), found[2]) == (of, list(map(id, tensors)), stand)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from summaries import taken
 
+from introspect_cli.capture.step_rows import Times, new_times
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -18,13 +19,14 @@ class Into:
 
     def __init__(self):
         self.summarizer = Summarizer()
-        self.rows, self.slots, self.times = [], [], {}
-        self.lock = threading.RLock()
+        self.rows, self.slots = kernels.new_numbers(), kernels.new_numbers()
+        self.times = None if kernels.KERNELS is None else kernels.KERNELS.times()
+        self.lock = kernels.new_lock()
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
 
     def told(self, sums=None):
-        own = (self.rows, self.slots, self.times, self.lock.acquire, self.lock.release)
+        own = (self.rows, self.slots, self.times, self.lock)
         self.summarizer.intake.into(*own, sums, self.summarizer.sample_headers)
         return self
 
@@ -33,7 +35,7 @@ class Into:
 
     @property
     def noted(self):
-        return self.rows, self.slots, self.times
+        return self.rows, self.slots, {site: times for site in range(10) if (times := self.times.of(site))}
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_what_goes_the_long_way_is_left_to_it_and_nothing_is_noted(into, odd):
 
 
 def test_a_site_that_comes_twice_is_left_to_others(into):
-    into.told().times[5] = 1
+    into.told().times.add(5, 1)
     assert into.record_all([1, 2, 1], some(3)) == [0, 1, 2]
     assert into.noted == ([], [], {5: 1})
 
@@ -95,7 +97,7 @@ def test_what_is_not_to_be_recorded_is_left_alone(into, why):
         into.told({} if why == "samples" else None)
     sites, tensors = [4, 5], some(2)
     if why == "recorded":
-        into.times[5] = 1
+        into.times.add(5, 1)
     elif why == "no room":
         sites, tensors = list(range(2000)), some(2000)
     elif why == "too few sites":
@@ -119,9 +121,9 @@ def test_what_is_not_to_be_recorded_is_left_alone(into, why):
         assert done is False
         assert into.record_all(sites, tensors) is True
         return
-    times = dict(into.times)
+    before = into.noted
     assert into.record_all(sites, tensors) is False
-    assert into.noted == ([], [], times)
+    assert into.noted == before
     assert len(taken(into.summarizer)) == 0
 
 
@@ -153,7 +155,7 @@ def test_large_ones_are_summarised_together_and_the_same(into):
     expected = taken(into.summarizer)
     into.told()
     for _ in range(2):
-        for own in into.noted:
+        for own in (into.rows, into.slots, into.times):
             own.clear()
         assert into.record_all(list(range(6)), tensors) is True
         table = taken(into.summarizer)
@@ -161,3 +163,60 @@ def test_large_ones_are_summarised_together_and_the_same(into):
         np.testing.assert_array_equal(table.sketch, expected.sketch)
         for name, column in expected.floats.items():
             np.testing.assert_array_equal(table.floats[name], column)
+
+
+def test_a_step_s_numbers_are_a_list_that_keeps_its_room():
+    numbers, plain = kernels.new_numbers(), []
+    for held in (numbers, plain):
+        held.extend([5, 6])
+        held.extend((7, 2**40))
+        held.append(8)
+        held[1] = 9
+        del held[4:]
+    assert numbers == plain == [5, 9, 7, 2**40]
+    assert numbers != [5, 9, 7]
+    assert (numbers[1:3], numbers[-1], len(numbers), list(numbers)) == ([9, 7], 2**40, 4, plain)
+    with pytest.raises(IndexError):
+        numbers[4]
+    kept = numbers.copy()
+    numbers.clear()
+    assert (len(numbers), bool(numbers), kept) == (0, False, plain)
+
+
+def test_a_lock_is_its_thread_s_until_it_was_given_back_as_often_as_taken():
+    lock, over, seen = kernels.new_lock(), threading.Event(), []
+
+    def other():
+        seen.append(lock.acquire(blocking=False))
+        with lock:  # waits
+            seen.append(over.is_set())
+
+    with lock, lock:
+        thread = threading.Thread(target=other)
+        thread.start()
+        while not seen:
+            pass
+        assert lock.acquire()
+        lock.release()
+        over.set()
+    thread.join()
+    assert seen == [False, True]
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+@pytest.mark.parametrize("made", [Times, new_times], ids=["python", "the quickest"])
+def test_times_count_the_sites_of_one_step(made):
+    times = made()
+    assert not times
+    assert times.once([3, 5000])
+    assert not times.once([4, 4])
+    assert not times.once([6, 3])
+    times.add(3, 2)
+    times.add(7, 1)
+    times.add(7, -1)
+    assert [times.of(site) for site in (3, 4, 5000, 6, 7, 10**6)] == [3, 0, 1, 0, 0, 0]
+    assert times
+    times.clear()
+    assert not times
+    assert (times.of(3), times.once([3])) == (0, True)

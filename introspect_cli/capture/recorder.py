@@ -8,7 +8,6 @@ summariser's slots together when threads meet.
 
 from __future__ import annotations
 
-import threading
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from introspect_cli.capture.samples import SampleKeeper
 from introspect_cli.capture.step_block import EndedStep
 from introspect_cli.capture.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
+from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bo
 
 class Recorder:
     """Collects the records of one step at a time and appends them to one rank's streams."""
+
+    __slots__ = ("__dict__", "step", "wanted")  # asked for in each call of a module, by compiled code that knows slots
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Recorder:
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._keeping = keeping
         self.undecided = keeping.undecided
         self._store_lost = store_lost
@@ -103,7 +105,7 @@ class Recorder:
         if on and self.step_rows.only is None:
             sums = self._samples.step.sums if self._samples.first else None
             rows = self.step_rows
-            held = (rows.sites, rows.slots, rows.times, self._lock.acquire, self._lock.release)
+            held = (rows.sites, rows.slots, rows.times, self._lock)
             self.intake.into(*held, sums, self.summarizer.sample_headers)
             self._short, self._all_short = self.intake.record, self.intake.record_all
         else:
@@ -162,10 +164,8 @@ class Recorder:
             if looks:
                 for site, slot, value in zip(sites, slots, values, strict=True):
                     self._samples.note(site, self._sites.of[site].kind, slot, value)
-            times = dict.fromkeys(sites, 1)
             rows = self.step_rows
-            if rows.only is None and len(times) == len(sites) and rows.times.keys().isdisjoint(times):
-                rows.times.update(times)
+            if rows.only is None and rows.times.once(list(sites)):
                 rows.sites.extend(sites)
                 rows.slots.extend(slots)
             else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment.redact import is_secret_path
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.selection import selects
+from introspect_cli.tensors.kernels import KERNELS, new_numbers
 
 if TYPE_CHECKING:
     import threading
@@ -77,6 +78,43 @@ class Sites:
         return self.number(replace(self.of[number], **changes), self._infos[number])
 
 
+class Times:
+    """How often each site has been recorded in the current step; `times.cpp` has a quicker one."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._of: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any has been counted, or was and then taken back."""
+        return bool(self._of)
+
+    def of(self, site: int) -> int:
+        """The times of one site."""
+        return self._of.get(site, 0)
+
+    def add(self, site: int, by: int) -> None:
+        """Count a site so many times more."""
+        self._of[site] = self.of(site) + by
+
+    def once(self, sites: list[int]) -> bool:
+        """Count each site once; False, and nothing is done, where one was counted before or comes twice."""
+        new = dict.fromkeys(sites, 1)
+        if len(new) < len(sites) or any(self.of(site) for site in sites):
+            return False
+        self._of.update(new)
+        return True
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._of.clear()
+
+
+def new_times() -> Any:
+    """Compiled ones where there are any."""
+    return Times() if KERNELS is None else KERNELS.times()
+
+
 class StepRows:
     """Rows in their order; the compiled intake appends to the lists, too.
 
@@ -88,11 +126,12 @@ class StepRows:
         only: sites that may be recorded; all where None.
     """
 
+    __slots__ = ("__dict__", "given")  # a slot as in `Recorder`
+
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
         """Start with none; `numbering` numbers sites, under the recorder's lock."""
-        self.sites: list[int] = []
-        self.slots: list[int] = []
-        self.times: dict[int, int] = {}
+        self.sites, self.slots = new_numbers(), new_numbers()
+        self.times = new_times()
         self.given: dict[int, Given] = {}
         self.only: frozenset[Site] | None = None
         self._numbering = numbering
@@ -108,13 +147,13 @@ class StepRows:
         """Append a row; the lock is held."""
         if self.only is not None and self._numbering.of[site] not in self.only:
             return
-        times = self.times.get(site, 0)
-        self.times[site] = times + 1
+        times = self.times.of(site)
+        self.times.add(site, 1)
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
             site = self._numbering.changed(site, path=f"{self._numbering.of[site].path}@{times}")
-            self.times[site] = self.times.get(site, 0) + 1
+            self.times.add(site, 1)
         self.sites.append(site)
         self.slots.append(slot)
 
@@ -126,7 +165,7 @@ class StepRows:
             for row in [row for row in self.given if row >= start]:
                 del self.given[row]
             for site, _ in taken:
-                self.times[site] -= 1
+                self.times.add(site, -1)
             return taken
 
     def give_back(self, taken: list[tuple[int, int]]) -> None:
@@ -149,8 +188,8 @@ class StepRows:
                 site = self._numbering.of[number]
                 if site.kind is kind and names.get(site.fqn, site.fqn) != site.fqn:
                     self.sites[row] = self._numbering.changed(number, fqn=names[site.fqn])
-                    self.times[number] -= 1
-                    self.times[self.sites[row]] = self.times.get(self.sites[row], 0) + 1
+                    self.times.add(number, -1)
+                    self.times.add(self.sites[row], 1)
 
     def rearrange(self, places: Sequence[tuple[int, int]]) -> None:
         """Put some rows in another order among themselves.

@@ -183,6 +183,8 @@ def frame_of(schema: Schema) -> Frame:
 
 
 Piece = bytes | memoryview | np.ndarray[Any, Any]
+Pieces = list[bytes | memoryview]
+"""Bytes that are written one after the other."""
 """A buffer."""
 
 
@@ -266,8 +268,12 @@ class Message:
 
     def encoded(self) -> bytes:
         """The bytes of the message as it is filled in; every column must have been."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Pieces:
+        """The same, not joined: the first piece is where the columns lie."""
         nodes, lengths = self._nodes.copy(), self._lengths.copy()
-        pieces: list[bytes | memoryview] = [self._memory]
+        pieces: Pieces = [self._memory]
         for column, encoded in self._rest.values():
             if encoded is None:
                 raise ValueError(f"the column {column.name} was not filled in")
@@ -278,7 +284,7 @@ class Message:
             self._framed = None
             self._header[:] = self._frame.filled(self.rows, nodes, lengths)
             self._framed = (nodes, lengths)
-        return b"".join(pieces)
+        return pieces
 
 
 def encode_batch(schema: Schema, columns: Mapping[str, ColumnData], rows: int) -> bytes:

@@ -99,13 +99,15 @@ class Appended(Handle):
         if locked:
             take_lock(self.fd)
 
-    def append(self, data: bytes) -> None:
+    def append(self, *pieces: bytes | memoryview) -> None:
         """Write at the end of what was written, wherever the descriptor stands."""
         self.secure()
-        rest, end = memoryview(data), self.length
-        while rest:
-            written = os.pwrite(self.fd, rest, end)
-            rest, end = rest[written:], end + written
+        end = self.length
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                written = os.pwrite(self.fd, rest, end)
+                rest, end = rest[written:], end + written
         self.length = end
 
     def secure(self) -> None:

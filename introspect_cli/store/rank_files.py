@@ -22,6 +22,7 @@ from introspect_cli.store.totals import TOTALS
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from introspect_cli.store.arrow import Pieces
     from introspect_cli.store.files import Folder
     from introspect_cli.store.names import Stream
 
@@ -97,7 +98,7 @@ class RankFiles:
         """Whether there is anything to close."""
         return bool(self._files)
 
-    def commit(self, pieces: Mapping[str, bytes], entry: bytes, written: Written) -> None:
+    def commit(self, pieces: Mapping[str, Pieces], entry: bytes, written: Written) -> None:
         """Write pieces, then the index entry that vouches for them; from then on they count.
 
         Args:
@@ -109,7 +110,7 @@ class RankFiles:
         for name, data in pieces.items():
             if name not in self._files:
                 self._files[name] = Appended(self.folder, name)
-            self._files[name].append(data)
+            self._files[name].append(*data)
         self._sync(*pieces)
         self._files[INDEX].append(entry)
         self._sync(INDEX)

@@ -7,6 +7,7 @@ plain write; what no index entry vouches for does not exist. The first failure e
 
 from __future__ import annotations
 
+import functools
 import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
-from introspect_cli.store.arrow import END_OF_STREAM, Message, Schema, schema_message
+from introspect_cli.store.arrow import END_OF_STREAM, Message, Pieces, Schema, schema_message
 from introspect_cli.store.files import (
     INDEX,
     LAYOUTS,
@@ -158,8 +159,8 @@ class RankWriter:
         rows, columns = message.rows, message.columns
         if message.largest("site") >= streams[SITES].rows or message.largest("layout") >= streams[LAYOUTS].rows:
             raise ValueError("a record names a site or a layout that was never given a number")
-        data = message.encoded()
-        if len(data) > LIMIT_BATCH:
+        data = message.pieces()
+        if sum(map(len, data)) > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         if before.lengths[INDEX] + 2 * ENTRY.itemsize > LIMIT_INDEX:  # the end mark needs room, too
             raise StoreError(f"more steps than a store holds ({LIMIT_INDEX // ENTRY.itemsize:,})")
@@ -172,7 +173,9 @@ class RankWriter:
         if self._totals is not None and before.lengths.get(TOTALS, 0) < LIMIT_TOTALS:
             names[TOTALS] = self._totals.encoded(step, digest, columns, before.lengths.get(TOTALS, 0))
         self._files.commit(
-            {**names, RECORDS: data}, entry, Written(step, chain, before.rows + rows, crc, streams, before.lengths)
+            {**{name: [new] for name, new in names.items()}, RECORDS: data},
+            entry,
+            Written(step, chain, before.rows + rows, crc, streams, before.lengths),
         )
         self.digest = digest
 
@@ -216,15 +219,16 @@ class RankWriter:
         return message
 
     def _entry(
-        self, kind: int, step: int, streams: Mapping[str, Stream], data: bytes, rows: int, digest: bytes, chain: bytes
+        self, kind: int, step: int, streams: Mapping[str, Stream], data: Pieces, rows: int, digest: bytes, chain: bytes
     ) -> tuple[bytes, int]:
         """The next entry of the index, and the CRC-32 of the index with it."""
+        crc_of_data = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data, 0)
         sites, layouts, modules = streams[SITES], streams[LAYOUTS], streams[MODULES]
         entry = ENTRY_VALUES.pack(
-            *(step, self._files.written.lengths[RECORDS], len(data), rows),
+            *(step, self._files.written.lengths[RECORDS], sum(map(len, data)), rows),
             *(sites.rows, layouts.rows, modules.rows),
             *(sites.length, layouts.length, modules.length),
-            *(sites.crc, layouts.crc, modules.crc, zlib.crc32(data)),
+            *(sites.crc, layouts.crc, modules.crc, crc_of_data),
             *(digest, chain, kind, 0),
         )[:-4]
         covered = zlib.crc32(entry, self._files.written.crc)
@@ -256,8 +260,9 @@ class RankWriter:
             self._files.guard()
             names, streams = self._take_names()
             written = self._files.written
-            entry, _ = self._entry(END_ENTRY, written.step, streams, b"", 0, bytes(16), written.chain)
-            self._files.commit({name: names.get(name, b"") + END_OF_STREAM for name in STREAMS}, entry, written)
+            entry, _ = self._entry(END_ENTRY, written.step, streams, [], 0, bytes(16), written.chain)
+            ends: dict[str, Pieces] = {name: [names.get(name, b""), END_OF_STREAM] for name in STREAMS}
+            self._files.commit(ends, entry, written)
         except (OSError, StoreError) as error:
             self._fail(reason(error))
 

@@ -11,9 +11,12 @@
 
 #include "intake.h"
 #include "large.h"
+#include "lock.h"
 #include "memory.h"
+#include "numbers.h"
 #include "team.h"
 #include "tensor.h"
+#include "times.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -23,17 +26,18 @@ namespace {
 
 enum Held {
     TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
-    LOCK, UNLOCK, HELD
+    LOCK, HELD
 };
-// Of a recorder: two lists, a dictionary, its lock; where samples count, a dictionary for their sums, else None; and what the
+// Of a recorder: its rows and slots, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
 // checksum of a sample begins with, for each layout.
-enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, ACQUIRE, RELEASE, OWN_SUMS, HEADERS, INTO };
+enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, OWN_SUMS, HEADERS, INTO };
 
 struct Intake {
     PyObject_HEAD
     const Functions *functions;
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
+    PyObject *numbers;        // slots as Python has them, made once: the same objects in each step are equal at a glance
     Shapes shapes;
     Large large;
 };
@@ -83,25 +87,45 @@ bool hand_over(const Later &later, PyObject *items) {
     return done;
 }
 
+// A slot as Python has it: a new reference, or null with an exception.
+PyObject *slot_number(Intake *self, i64 slot) {
+    for (Py_ssize_t made = slot < 0 ? 0 : PyList_Size(self->numbers); made <= slot; made++) {
+        PyObject *number = PyLong_FromSsize_t(made);
+        const bool failed = !number || PyList_Append(self->numbers, number);
+        if (number) Py_DecRef(number);
+        if (failed) return nullptr;
+    }
+    return slot < 0 ? PyLong_FromLongLong(slot) : Py_NewRef(PyList_GetItem(self->numbers, slot));
+}
+
+// Where the row of a slot is. Rows lie in blocks, so only the address of the first of each is asked for.
+u64 row_of(const Intake *self, Py_ssize_t slot) {
+    constexpr Py_ssize_t BLOCK = 1024;  // ROWS of rows.py
+    return PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot / BLOCK * BLOCK)) + u64(slot % BLOCK) * sizeof(Row);
+}
+
 // The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
 // With `later`, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the tensor told,
 // where it was looked at before.
 i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *seen = nullptr) {
     Look found;
-    Py_ssize_t slot = PyList_Size(self->held[LAYOUTS]);
+    Py_ssize_t slot = size_of_numbers(self->held[LAYOUTS]);
     if (slot >= PyList_Size(self->held[ADDRESSES]) || !self->shapes.used) return -1;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return -1;
     const i64 number = find(self->shapes, found.shape)->layout;
     if (number < 0 || !is_there(self, tensor, found)) return -1;
-    u64 row = PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot));
+    const u64 row = row_of(self, slot);
     if (found.count < self->limit) {
-        RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, (Row *)row);
+        Row own;  // of which nothing but the checksum is looked at where nothing else is wanted: three lines of memory less each
+        Row *to = self->flags ? (Row *)row : &own;
+        RUN((const void *)found.address, found.count, 0, found.code, int(self->flags), nullptr, to);
+        if (to == &own) ((Row *)row)->raw = own.raw;
     } else if (!summarise_large(self->large, found, self->flags, (Row *)row, later)) {
         return -1;
     }
     PyObject *layout = PyLong_FromLongLong(number);
-    int failed = !layout || PyList_Append(self->held[LAYOUTS], layout);
+    const bool failed = !layout || !add_number(self->held[LAYOUTS], layout);
     Py_DecRef(layout);
     return failed ? -2 : i64(slot);
 }
@@ -115,9 +139,9 @@ PyObject *add(PyObject *object, PyObject *tensor) {
 PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
-    if (given && !(PyList_Check(arguments[OWN_ROWS]) && PyList_Check(arguments[OWN_SLOTS]) &&
-                   PyDict_Check(arguments[OWN_TIMES])))
-        return PyErr_Format(PyExc_TypeError, "two lists and a dictionary wanted at the beginning");
+    if (given && !(is_numbers(arguments[OWN_ROWS]) && is_numbers(arguments[OWN_SLOTS]) &&
+                   is_times(arguments[OWN_TIMES]) && is_lock(arguments[OWN_LOCK])))
+        return PyErr_Format(PyExc_TypeError, "rows, slots, times and a lock wanted at the beginning");
     if (given && !((arguments[OWN_SUMS] == Py_None || PyDict_Check(arguments[OWN_SUMS])) && PyList_Check(arguments[HEADERS])))
         return PyErr_Format(PyExc_TypeError, "a dictionary or None, and a list wanted at the end");
     for (int i = 0; i < INTO; i++) {
@@ -158,19 +182,17 @@ bool note_samples(Intake *self, PyObject *tensor, i64 slot) {
 template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *slots = self->into[OWN_SLOTS];
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyDict_GetItemWithError(times, sites[i])) return -1;  // it came before in this step
+        if (times_of(times, PyLong_AsLongLong(sites[i]))) return -1;  // it came before in this step
         if (PyErr_Occurred()) return -2;
         for (Py_ssize_t j = 0; j < i; j++)
             if (PyLong_AsLongLong(sites[i]) == PyLong_AsLongLong(sites[j])) return -1;
     }
     i64 slot = find();
     if (slot < 0) return slot;
-    PyObject *once = PyLong_FromLong(1), *number = PyLong_FromLongLong(slot);
-    bool done = once && number;
+    PyObject *number = slot_number(self, slot);
+    bool done = number;
     for (Py_ssize_t i = 0; done && i < count; i++)
-        done = PyDict_SetItem(times, sites[i], once) == 0 && PyList_Append(rows, sites[i]) == 0 &&
-               PyList_Append(slots, number) == 0;
-    if (once) Py_DecRef(once);
+        done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && add_number(rows, sites[i]) && add_number(slots, number);
     if (number) Py_DecRef(number);
     return done ? slot : -2;
 }
@@ -179,18 +201,12 @@ template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssiz
 template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     if (!self->into[OWN_ROWS]) return -1;
     // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *held = PyObject_CallFunctionObjArgs(self->into[ACQUIRE], Py_False, nullptr);
-    if (!held) return -2;
-    const bool is_held = PyObject_IsTrue(held) == 1;  // python's own RLock says 1 where it was held already
-    Py_DecRef(held);
-    if (!is_held) return -1;
+    PyObject *lock = self->into[OWN_LOCK];
+    if (!try_take(lock)) return -1;
+    Py_IncRef(lock);
     i64 slot = note_one(self, sites, count, find);
-    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-    if (slot == -2) PyErr_Fetch(&type, &value, &traceback);  // without memory: the lock has to be free all the same
-    PyObject *freed = PyObject_CallNoArgs(self->into[RELEASE]);
-    if (freed) Py_DecRef(freed);
-    else slot = -2;
-    if (type) PyErr_Restore(type, value, traceback);
+    give_back(lock);
+    Py_DecRef(lock);
     return slot;
 }
 
@@ -220,7 +236,7 @@ struct Ahead {
 
 // A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
 template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
-    constexpr Py_ssize_t AHEAD = 8, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
+    constexpr Py_ssize_t AHEAD = 8, STORAGE = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
     if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
     Py_ssize_t count = PyList_Size(tensors);
     PyObject *all = PyList_New(count);
@@ -228,6 +244,8 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
     for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
         PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
+        PyObject *nearer = i + STORAGE < count ? PyList_GetItem(tensors, i + STORAGE) : nullptr;
+        if (nearer && is_plain(self, nearer)) fetch_storage(self->functions, nearer);
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
         const bool is_small = seen && seen->count < self->limit;
@@ -251,7 +269,7 @@ PyObject *slots_of(Intake *self, PyObject *tensors, i64 threads, PyObject *items
     const bool may = unseen(self);
     PyObject *slots = of_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
         const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
-        return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
+        return slot == -2 ? nullptr : slot_number(self, slot);
     });
     if (!slots || !later.count) return slots;
     summarise_later(self->large, later, self->flags);
@@ -268,7 +286,7 @@ PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given
 // Whether none of the sites has been recorded in this step.
 bool are_new(PyObject *times, PyObject *sites) {
     for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
-        if (PyDict_GetItemWithError(times, PyList_GetItem(sites, i)) || PyErr_Occurred()) return PyErr_Clear(), false;
+        if (times_of(times, PyLong_AsLongLong(PyList_GetItem(sites, i))) || PyErr_Occurred()) return PyErr_Clear(), false;
     return true;
 }
 
@@ -276,21 +294,10 @@ bool are_new(PyObject *times, PyObject *sites) {
 // others; -1 with an exception.
 int note_all(Intake *self, PyObject *sites, PyObject *slots) {
     PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *own = self->into[OWN_SLOTS];
-    const Py_ssize_t count = PyList_Size(sites), before = PyDict_Size(times);
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
         if (PyLong_AsLongLong(PyList_GetItem(slots, i)) < 0) return PyErr_Occurred() ? -1 : 0;
-    PyObject *once = PyLong_FromLong(1);
-    bool done = once != nullptr;
-    for (Py_ssize_t i = 0; done && i < count; i++) done = PyDict_SetItem(times, PyList_GetItem(sites, i), once) == 0;
-    if (once) Py_DecRef(once);
-    if (!done) return -1;
-    if (PyDict_Size(times) != before + count) {  // a site comes twice
-        for (Py_ssize_t i = 0; i < count; i++)
-            if (PyDict_DelItem(times, PyList_GetItem(sites, i))) PyErr_Clear();
-        return 0;
-    }
-    const Py_ssize_t end = PyList_Size(rows), last = PyList_Size(own);
-    return PyList_SetSlice(rows, end, end, sites) || PyList_SetSlice(own, last, last, slots) ? -1 : 1;
+    if (const int noted = note_once(times, sites); noted != 1) return noted;
+    return add_numbers(rows, sites) && add_numbers(own, slots) ? 1 : -1;
 }
 
 // Summarises tensors and notes them at their sites. True: done. False: nothing is. A list of slots, -1 for those that go the long
@@ -303,20 +310,20 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
         return Py_NewRef(Py_False);
     const Py_ssize_t count = PyList_Size(sites);
     if (count != PyList_Size(tensors) ||
-        PyList_Size(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
+        size_of_numbers(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
         !are_new(self->into[OWN_TIMES], sites))
         return Py_NewRef(Py_False);
     const i64 threads = threads_of(self->large);
-    if (!threads || !acquire(self->large)) return Py_NewRef(Py_False);
+    if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
     PyObject *slots = slots_of(self, tensors, threads, nullptr);
     const int noted = slots && PyList_Size(slots) == count ? note_all(self, sites, slots) : -1;
-    release(self->large);
+    give_back(self->large.lock);
     if (slots && !noted) return slots;
     if (slots) Py_DecRef(slots);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
 }
 
-PyObject *VERSION = nullptr, *GIVEN = nullptr;  // names
+PyObject *VERSION = nullptr;  // a name
 
 // How a tensor stands, in 64 bits: its count of writes, its address, a glance at its memory. None: the long way.
 PyObject *stand(Intake *self, PyObject *tensor, const Look *seen) {
@@ -362,6 +369,7 @@ void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (PyObject *one : self->held) Py_DecRef(one);
+    Py_DecRef(self->numbers);
     for (PyObject *one : self->into)
         if (one) Py_DecRef(one);
     std::free(self->shapes.table);
@@ -397,16 +405,15 @@ i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObje
     });
 }
 
-i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *rows, PyObject *given) {
+i64 record_given(PyObject *object, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given) {
     Intake *self = (Intake *)object;
     return note_locked(self, &site, 1, [=]() -> i64 {
         if (self->into[OWN_SUMS] != Py_None) return -1;  // sums of samples are of no operator
         const i64 slot = unseen(self) ? add_one(self, tensor) : -1;
         if (slot < 0) return slot;
-        PyObject *of = PyObject_GetAttr(rows, GIVEN), *row = PyLong_FromSsize_t(PyList_Size(self->into[OWN_ROWS]));
-        const bool done = of && row && PyDict_SetItem(of, row, given) == 0;
-        for (PyObject *one : {of, row})
-            if (one) Py_DecRef(one);
+        PyObject *row = PyLong_FromSsize_t(size_of_numbers(self->into[OWN_ROWS]));
+        const bool done = row && PyDict_SetItem(all, row, given) == 0;
+        if (row) Py_DecRef(row);
         return done ? slot : -2;
     });
 }
@@ -430,23 +437,24 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     i64 flags = PyLong_AsLongLong(arguments[0]), limit = PyLong_AsLongLong(arguments[1]);
     Team *team = (Team *)PyLong_AsUnsignedLongLongMask(arguments[2]);
     if (PyErr_Occurred()) return nullptr;
-    if (!PyList_Check(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
-        !is_memory(arguments[NUMBERS + MEMORY]))
-        return PyErr_Format(PyExc_TypeError, "two lists and a memory wanted");
+    if (!is_numbers(arguments[NUMBERS + LAYOUTS]) || !PyList_Check(arguments[NUMBERS + ADDRESSES]) ||
+        !is_memory(arguments[NUMBERS + MEMORY]) || !is_lock(arguments[NUMBERS + LOCK]))
+        return PyErr_Format(PyExc_TypeError, "numbers, a list, a memory and a lock wanted");
     char *bytes = PyBytes_AsString(arguments[NUMBERS + FUNCTIONS]);
     if (!bytes) return nullptr;
     if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
         return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
-    if (!GIVEN && !(GIVEN = PyUnicode_InternFromString("given"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
+    PyObject *numbers = PyList_New(0);
+    Intake *self = numbers ? PyObject_New(Intake, (PyTypeObject *)TYPE) : nullptr;
+    if (!self) return Py_DecRef(numbers), nullptr;
+    self->numbers = numbers;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
     self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
     PyObject **held = self->held;
-    self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK], held[UNLOCK]};
+    self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK]};
     return (PyObject *)self;
 }

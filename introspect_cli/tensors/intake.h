@@ -11,8 +11,8 @@ HIDDEN u64 glance(const char *bytes, i64 size);  // 64 bits of what lies at plac
 // Summarises a small plain tensor and notes it at sites, as the recorder does: its slot; -1, and nothing is done, where it
 // goes the long way; -2 with an exception.
 HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count, PyObject *tensor);
-// The same of a small or large tensor that an operator gave: what it was given is noted by row, in `given` of `rows`.
-HIDDEN i64 record_given(PyObject *intake, PyObject *site, PyObject *tensor, PyObject *rows, PyObject *given);
+// The same of a small or large tensor that an operator gave: what it was given is noted by row, in the dictionary `all`.
+HIDDEN i64 record_given(PyObject *intake, PyObject *site, PyObject *tensor, PyObject *all, PyObject *given);
 HIDDEN bool is_intake(PyObject *object);
 struct Functions;
 HIDDEN const Functions *functions_of(PyObject *intake);

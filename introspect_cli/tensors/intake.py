@@ -7,7 +7,7 @@ Python object, but no header promises that; so it is looked for, and everything 
 tensors is compared with what torch says in Python. Where anything is missing or differs there are none.
 
 `add` and `add_all` are the summarizer's. A recorder tells `into` what it records into: its list of rows, that of slots
-and the dictionary of times, how to acquire and to release its lock, which nobody who uses the summarizer does without,
+and the times of sites, its lock, which nobody who uses the summarizer does without,
 a dictionary for the sums of samples by slot, or None, and the summarizer's `sample_headers`. Then:
 
 - `record(site, tensor)` returns the slot; or -1, and nothing is done, where the tensor has to go the long way or the
@@ -32,7 +32,6 @@ from introspect_cli.tensors import parallel
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    import threading
     from ctypes import _NamedFuncPointer as _Function
 
     import numpy as np
@@ -45,7 +44,7 @@ def new_intake(
     addresses: list[int],
     team: npt.NDArray[np.int64],
     memory: Any,
-    lock: threading.RLock,
+    lock: Any,
 ) -> Any:
     """What summarises plain tensors in one call; None where torch, or we, cannot.
 
@@ -75,8 +74,7 @@ def new_intake(
         memory,
         torch.get_num_threads,
         parallel.SCRIPT,
-        lock.acquire,
-        lock.release,
+        lock,
     )
 
 

@@ -122,6 +122,15 @@ INLINE Hashes hashes(u64 number) {  // of a block of 64 elements
     return {z >> 60, signs ^ signs >> 32};
 }
 
+// The rows of a table that some numbers are added to, a bit each: of a small tensor there are few, and the others are left alone.
+INLINE u32 rows_of(u64 first, i64 count) {
+    constexpr u64 FEW = 12;
+    const u64 begin = first / 64, end = (first + u64(count) + 63) / 64;
+    u32 rows = 0;
+    for (u64 number = begin; number < end && end - begin <= FEW; number++) rows |= u32(1) << hashes(number).row;
+    return end - begin <= FEW ? rows : 0xFFFF;
+}
+
 // Adds whole blocks of 64 finite numbers to a table of 16 rows, one for each rotation, by 16 lanes.
 template <class T> NOINLINE void sketch_blocks(const T *x, i64 blocks, u64 number, double (*table)[16]) {
     for (; blocks--; number++, x += 64) {
@@ -498,8 +507,11 @@ void run(const void *address, i64 count, i64 first, int code, int flags, const f
     alignas(64) double table[16][16];
     const int size = SIZES[code];
     Row r = EMPTY;
-    if (flags & SKETCH) std::memset(table, 0, sizeof table);
     if (code >= OPAQUE8) flags = 0;
+    const int parts = code >= C32 ? 2 : 1;
+    const u32 rows = flags & SKETCH ? rows_of(u64(first) * parts, count * parts) : 0;
+    for (int turn = 0; turn < 16; turn++)
+        if (rows >> turn & 1) std::memset(table[turn], 0, sizeof table[turn]);
     i64 step = code >= C32 ? BLOCK<double> / 2 : code >= F64 ? BLOCK<double> : BLOCK<float>;
     if (!flags) step = most<i64>(count, 1);
     // The next block is fetched while this one is worked on: by the longest loop that reads it where it lies. A checksum alone
@@ -511,8 +523,8 @@ void run(const void *address, i64 count, i64 first, int code, int flags, const f
         r.raw += words(x, some, first + start, size, ahead);
         if (flags) block(x, some, first + start, code, flags, lut, r, table);
     }
-    if (flags & SKETCH)
-        for (int turn = 0; turn < 16; turn++)
+    for (int turn = 0; turn < 16; turn++)
+        if (rows >> turn & 1)
             for (int lane = 0; lane < 16; lane++) r.sketch[lane ^ turn] += table[turn][lane];
     *out = r;
 }

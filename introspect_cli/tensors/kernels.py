@@ -33,12 +33,18 @@ Only one thread at a time may be in a call with a team, apart from `take`.
 
 from __future__ import annotations
 
-from typing import Final
+import threading
+from typing import Any, Final
 
 from introspect_cli.machine import load
 
 KERNELS, REASON = load("introspect_cli.tensors._kernels")
 """The extension, None if it cannot be had; and why, "" if it can."""
+
+
+def new_lock() -> Any:
+    """A reentrant lock, which compiled code takes without a call of Python where there is any."""
+    return threading.RLock() if KERNELS is None else KERNELS.lock()
 
 
 CHUNK: Final = 1 << 16
@@ -50,6 +56,12 @@ MAX_DIMS: Final = 16
 
 STATS: Final = 1
 SKETCH: Final = 2
+
+
+def new_numbers() -> Any:
+    """A list of numbers that keeps its room when it is cleared, where there is compiled code to fill it."""
+    return [] if KERNELS is None else KERNELS.numbers()
+
 
 ITEM_WORDS: Final = 8
 """Words in an item, a tensor to summarise: address, elements, index of the first, type code, address of the row,

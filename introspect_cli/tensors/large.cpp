@@ -4,6 +4,7 @@
 // The interpreter's lock is given away while the kernels run, the summarizer's is not.
 #include "large.h"
 
+#include "lock.h"
 #include "memory.h"
 
 #include <cstdlib>
@@ -77,23 +78,6 @@ i64 threads_of(const Large &own) {
     return threads;
 }
 
-bool acquire(const Large &own) {
-    // Waiting for a lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *held = PyObject_CallFunctionObjArgs(own.acquire, Py_False, nullptr);
-    const bool is_held = held && PyObject_IsTrue(held) == 1;
-    if (held) Py_DecRef(held);
-    PyErr_Clear();
-    return is_held;
-}
-
-void release(const Large &own) {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *freed = PyObject_CallNoArgs(own.release);
-    if (freed) Py_DecRef(freed);
-    PyErr_Restore(type, value, traceback);
-}
-
 void summarise_later(const Large &own, const Later &later, i64 flags) {
     Team *team = own.team;
     if (later.threads) with_threads(team, later.threads, [&] {
@@ -112,8 +96,8 @@ void summarise_later(const Large &own, const Later &later, i64 flags) {
 bool summarise_large(const Large &own, const Look &found, i64 flags, Row *row, Later *later) {
     if (found.count > own.team->room) return false;
     if (later) return summarise_known(own, found, flags, row, later);
-    if (!acquire(own)) return false;
+    if (!try_take(own.lock)) return false;
     const bool done = summarise_known(own, found, flags, row, nullptr);
-    release(own);
+    give_back(own.lock);
     return done;
 }

@@ -9,14 +9,11 @@ struct Large {  // of a summarizer, borrowed
     Team *team;
     PyObject *memory;             // what new_memory of reuse.py made
     PyObject *threads, *script;   // torch.get_num_threads; what parallel.py knows of the script's threads
-    PyObject *acquire, *release;  // the summarizer's lock
+    PyObject *lock;               // the summarizer's
 };
 
 // Threads that may take part where there is work for several; 0 where Python has to decide.
 HIDDEN i64 threads_of(const Large &own);
-// Acquires the summarizer's lock; false, and never an exception, where another thread has it.
-HIDDEN bool acquire(const Large &own);
-HIDDEN void release(const Large &own);
 
 struct Later {  // tensors that are summarised together, so that threads are woken once; for who has the lock
     i64 threads;

@@ -4,10 +4,13 @@
 #include "calls.h"
 #include "columns.h"
 #include "generators.h"
+#include "lock.h"
 #include "memory.h"
+#include "numbers.h"
 #include "probes.h"
 #include "strided.h"
 #include "team.h"
+#include "times.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -212,10 +215,13 @@ PyMethodDef METHODS[] = {
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
-    {"memory", new_memory, METH_O, nullptr},
+    {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
+    {"lock", new_lock, METH_NOARGS, nullptr}, {"numbers", new_numbers, METH_NOARGS, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
+    {"standing", new_standing, METH_NOARGS, nullptr},
+    {"values_of_all", (PyCFunction)(void (*)())values_of_all, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -16,6 +16,7 @@ import numpy as np
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum
+from introspect_cli.tensors.kernels import new_numbers
 from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.views import strides_kind
 
@@ -192,7 +193,7 @@ class Slots:
     flags: int
     sorted_stats: tuple[str, ...]
     arena: Arena = field(default_factory=Arena)
-    layout_of: list[int] = field(default_factory=list)
+    layout_of: Any = field(default_factory=new_numbers)
     layouts: LayoutNumbers = field(default_factory=LayoutNumbers)
     notes: RowNotes = field(default_factory=RowNotes)
 

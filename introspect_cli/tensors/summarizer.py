@@ -9,7 +9,6 @@ copy from each device. What fails becomes a row that says so; `add` raises only 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +72,7 @@ class Summarizer:
         self._slots = slots = Slots(Engine(threads), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted)
         self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
         self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes
-        self._lock = threading.RLock()
+        self._lock = k.new_lock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self._intake = None if wanted else new_intake(slots.flags, *shared)
         self._plain, self._unusual = PlainTensors(slots), UnusualTensors(slots)
@@ -239,7 +238,7 @@ class Summarizer:
 
     def abandon(self) -> None:
         """In a forked child: forget what the parent's threads hold."""
-        self._lock = threading.RLock()
+        self._lock = k.new_lock()
         self._engine.abandon()
         self._unusual.abandon()
 

@@ -35,6 +35,7 @@ struct Functions {
 // Fills in what a tensor is; false, without an exception, unless it is contiguous in CPU memory and of a known type.
 HIDDEN bool look_by_handle(const Functions *functions, PyObject *tensor, Look &found);
 HIDDEN void fetch(const Functions *functions, PyObject *tensor);  // into the cache, before it is looked at
+HIDDEN void fetch_storage(const Functions *functions, PyObject *tensor);  // the same of its storage, once it is there itself
 // Where a plain tensor's storage begins in CPU memory; 0, without an exception, where it is elsewhere or nowhere.
 HIDDEN u64 begin_by_handle(const Functions *functions, PyObject *tensor);
 // Whether elements are floating point numbers: 1 or 0, -1 for a type that is not known.

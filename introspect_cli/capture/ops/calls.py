@@ -87,6 +87,8 @@ class Scope:
 class Calls:
     """Tells which call an operator is, and which forward operator a node of autograd's was made for."""
 
+    __slots__ = ("__dict__", "between")  # a slot as in `Recorder`
+
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
     ) -> None:
@@ -159,8 +161,9 @@ class Calls:
             source = self._places.line(frame) or (origin.source if origin is not None else "")
             call = repeated.make(scope, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
-        # script's, the first that its forward runs.
-        self.by_node.setdefault(private_api.next_node() - 1, call)
+        # script's, the first that its forward runs. A backward pass that makes no graph makes none.
+        if node is None or torch.is_grad_enabled():
+            self.by_node.setdefault(private_api.next_node() - 1, call)
         return call
 
     def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:

@@ -7,15 +7,17 @@
 namespace {
 
 enum Held {
-    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, ORDER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, FLOATS, COMPILER, NODE, NEXT, TRACING,
+    PROBE, LEFT, BY_HAND, OF_PARAMETER, OVERLOAD, ORDER, RECORDER, ROWS, INTAKE, STACK, CALLS, OURS, FACTS, SCOPES, BY_NODE, SITES, PARAMETERS, NAMES, FLOATS, COMPILER, NODE, NEXT, GRAD_MODE, TRACING,
     BEGIN, TENSOR, PARAMETER, BACKWARD, OPTIMIZER, HELD
 };
 using Operators = Holder<HELD>;
 
-Name LIVE{"live"}, RUN_BY{"_op"}, WANTED{"wanted"}, STEP{"step"}, RECORDED{"recorded"}, UNWRITTEN{"unwritten"}, EACH{"each"}, WRITTEN{"written"},
-    BETWEEN{"between"}, UNDER_WAY{"calls"}, PHASE{"phase"}, WATCHED{"watched"}, FQN{"fqn"}, NUMBER{"_sequence_nr"},
-    OPERATORS{"operators"}, COUNT{"count"}, BY_NUMBER{"calls"}, OWN_SITES{"sites"}, KNOWN{"known"}, GIVEN{"given"}, DTYPE{"dtype"},
-    NO_PATH{""}, EVAL_FRAME{"torch._dynamo.eval_frame"};
+Name RUN_BY{"_op"}, UNDER_WAY{"calls"}, PHASE{"phase"}, NUMBER{"_sequence_nr"}, DTYPE{"dtype"}, NO_PATH{""}, DICTIONARY{"__dict__"}, OWN_PARAMETERS{"_parameters"},
+    EVAL_FRAME{"torch._dynamo.eval_frame"};
+Slot LIVE{{"live"}}, WANTED{{"wanted"}}, STEP{{"step"}}, RECORDED{{"recorded"}}, UNWRITTEN{{"unwritten"}}, EACH{{"each"}}, WRITTEN{{"written"}},
+    BETWEEN{{"between"}}, WATCHED{{"watched"}}, FQN{{"fqn"}}, OPERATORS{{"operators"}}, COUNT{{"count"}}, BY_NUMBER{{"calls"}},
+    CHANGES{{"changes"}}, OWN_SITES{{"sites"}}, KNOWN{{"known"}}, GIVEN{{"given"}}, ALL_GIVEN{{"given"}};
+thread_local Local stack{};
 
 struct Ref {  // an owned reference, or null; no exception is left set
     PyObject *held;
@@ -73,12 +75,27 @@ PyObject *memory_of(Operators *self, PyObject *tensor) {
     return begin ? PyLong_FromUnsignedLongLong(begin) : PyObject_CallFunctionObjArgs(self->held[BEGIN], tensor, nullptr);
 }
 
+// The site of a parameter that a module holds, as it was looked up before: null, without an exception, where Python has to.
+PyObject *site_of_parameter(Operators *self, PyObject *tensor) {
+    enum Known { ITS_SITE, MODULE, ATTRIBUTE, LOOKED_UP };
+    Ref key(PyLong_FromVoidPtr(tensor));
+    PyObject *known = item(self->held[PARAMETERS], key);
+    if (!known || integer(self->held[NAMES], CHANGES) != PyLong_AsLongLong(PyTuple_GetItem(known, LOOKED_UP))) return nullptr;
+    PyObject *module = PyWeakref_GetObject(PyTuple_GetItem(known, MODULE));
+    Ref own(module && module != Py_None ? PyObject_GenericGetDict(module, nullptr) : nullptr);
+    PyObject *held = item(item(own, OWN_PARAMETERS.get()), PyTuple_GetItem(known, ATTRIBUTE));
+    return held == tensor ? PyTuple_GetItem(known, ITS_SITE) : nullptr;
+}
+
 // The site that wrote a tensor's memory last, of a parameter its own, -1 where there is none: `Writers.of`. -2 if something was raised.
 i64 writer_of(Operators *self, Operator &ran, PyObject *tensor) {
     Ref memory(memory_of(self, tensor));
     PyObject *site = item(self->held[SITES], memory);
     if (site) return PyLong_AsLongLong(site);
     if ((PyObject *)Py_TYPE(tensor) != self->held[PARAMETER]) return -1;
+    if ((site = site_of_parameter(self, tensor)) && memory && PyDict_SetItem(self->held[SITES], memory, site) == 0)
+        return PyLong_AsLongLong(site);
+    PyErr_Clear();
     PyObject *found = PyObject_CallFunctionObjArgs(self->held[OF_PARAMETER], tensor, nullptr);
     if (!found) return PyErr_Fetch(&ran.type, &ran.value, &ran.traceback), -2;
     const i64 own = PyLong_AsLongLong(found);
@@ -163,14 +180,15 @@ struct Place {  // where an operator runs: null what is not known
 
 // Finds the module and phase that an operator runs in, where it is a module's forward pass or a node that was made in one.
 bool find_place(Operators *self, PyObject *node, Place &place) {
-    Ref calls(attribute(self->held[STACK], UNDER_WAY));
+    PyObject *values = values_of(self, STACK, stack, DICTIONARY);
+    if (!values) return PyErr_Clear(), false;
+    Ref calls(kept(value_of(values, UNDER_WAY)));
     const Py_ssize_t depth = calls && PyList_Check(calls) ? PyList_Size(calls) : -1;
     if (depth < 0 || (depth > 0) == (node != Py_None)) return false;
     if (depth > 0) {
         PyObject *state = PyList_GetItem(calls, depth - 1);
-        Ref tracing(PyObject_CallNoArgs(self->held[TRACING]));
-        if (state == Py_None || !attribute_is(state, WATCHED, Py_True) || tracing != Py_None) return false;
-        place.fqn = attribute(state, FQN), place.phase = attribute(self->held[STACK], PHASE);
+        if (state == Py_None || !attribute_is(state, WATCHED, Py_True) || !answer_is(self->held[TRACING], Py_None)) return false;
+        place.fqn = attribute(state, FQN), place.phase = kept(value_of(values, PHASE));
     } else {
         Ref ask(attribute(node, NUMBER)), number(ask ? PyObject_CallNoArgs(ask) : nullptr);
         PyObject *origin = item(self->held[BY_NODE], number);
@@ -216,7 +234,8 @@ PyObject *find_call(Operators *self, PyObject *func, PyObject *facts, const Plac
 
 // Records a result, and notes that its memory has it. False with an exception, which is the script's.
 bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) {
-    if (record_given(self->held[INTAKE], site, result, self->held[ROWS], given) < 0) {
+    Ref all(attribute(self->held[ROWS], ALL_GIVEN));
+    if (!all || !PyDict_Check(all) || record_given(self->held[INTAKE], site, result, all, given) < 0) {
         PyErr_Clear();
         PyObject *done = PyObject_CallFunctionObjArgs(self->held[BY_HAND], site, result, given, nullptr);
         if (!done) return false;
@@ -230,26 +249,53 @@ bool record(Operators *self, PyObject *site, PyObject *given, PyObject *result) 
 // Counts the call of an operator, and has the autograd node that was made last be its own: `Calls.of`.
 void count(Operators *self, PyObject *repeated, PyObject *step, i64 number, PyObject *node_number, PyObject *call) {
     Ref next(PyLong_FromLongLong(number + 1));
-    if (!next || PyObject_SetAttr(repeated, STEP.get(), step) || PyObject_SetAttr(repeated, COUNT.get(), next)) PyErr_Clear();
-    if (!item(self->held[BY_NODE], node_number) && PyDict_SetItem(self->held[BY_NODE], node_number, call)) PyErr_Clear();
+    if (!next || !set_attribute(repeated, STEP, step) || !set_attribute(repeated, COUNT, next)) PyErr_Clear();
+    if (node_number && !item(self->held[BY_NODE], node_number) && PyDict_SetItem(self->held[BY_NODE], node_number, call)) PyErr_Clear();
+}
+
+// The operators met last, by address. What is known of one holds it, so that nothing else comes to its place.
+struct Kept {
+    u64 of;  // the number of who knows it
+    PyObject *func, *facts, *run_by;
+};
+Kept &kept_of(PyObject *func) {
+    constexpr size_t PLACES = 256;
+    static Kept all[PLACES] = {};
+    return all[mix(u64(func)) % PLACES];
+}
+
+PyObject *facts_of(Operators *self, PyObject *func) {  // borrowed; null without an exception where Python has to look at it first
+    Kept &place = kept_of(func);
+    if (place.of == self->number && place.func == func) return place.facts;
+    Ref key(PyLong_FromVoidPtr(func));
+    PyObject *known = item(self->held[FACTS], key), *facts = known ? PyTuple_GetItem(known, 1) : nullptr;
+    if (!facts || PyTuple_GetItem(known, 0) != func) return PyErr_Clear(), nullptr;
+    Ref by((PyObject *)Py_TYPE(func) == self->held[OVERLOAD] ? attribute(func, RUN_BY) : nullptr);
+    place = {self->number, func, facts, by ? (PyObject *)by : func};  // the operator has it
+    return facts;
 }
 
 // 1 if the operator has been dealt with, 0 if Python has to, and nothing is done; -1 with an exception, which is the script's.
 int is_dealt_with(Operators *self, Operator &ran) {
     if (!attribute_is(self->held[RECORDER], WANTED, Py_True)) return 0;
-    Ref key(PyLong_FromVoidPtr(ran.func)), next(PyObject_CallNoArgs(self->held[NEXT]));
-    PyObject *known = item(self->held[FACTS], key);
-    if (!known || !next) return 0;
-    Ref facts(kept(PyTuple_GetItem(known, 1))), last(PyLong_FromLongLong(PyLong_AsLongLong(next) - 1));
+    Ref facts(kept(facts_of(self, ran.func)));
     if (!facts) return 0;
     const bool recorded = attribute_is(facts, RECORDED, Py_True);
     const bool is_after = attribute_is(self->held[CALLS], BETWEEN, self->held[OPTIMIZER]);  // as it is once autograd runs
     const bool is_plain = !recorded && attribute_is(facts, UNWRITTEN, Py_False) && is_of_tensor(self, ran);
+    // In a backward pass that makes no graph, no node is made that will ever run: the number of the last one says nothing.
+    const bool may_be_backward = is_after && answer_is(self->held[GRAD_MODE], Py_False);
+    Ref early(may_be_backward ? PyObject_CallNoArgs(self->held[NODE]) : nullptr);
+    const bool makes_none = may_be_backward && early && early != Py_None;
+    if (is_plain && makes_none) return 1;
+    Ref next(makes_none ? nullptr : PyObject_CallNoArgs(self->held[NEXT]));
+    Ref last(next ? PyLong_FromLongLong(PyLong_AsLongLong(next) - 1) : nullptr);
+    if (!makes_none && !last) return 0;
     if (is_plain && is_after && item(self->held[BY_NODE], last)) return 1;  // of which call it is, nothing more comes
-    Ref node(PyObject_CallNoArgs(self->held[NODE]));
+    Ref node(early ? Py_NewRef(early) : PyObject_CallNoArgs(self->held[NODE]));
     if (!node || (node != Py_None && !is_after) || !is_others(self, ran.frame)) return 0;
     if (!recorded && !is_plain && (!attribute_is(facts, UNWRITTEN, Py_False) || !is_noted(self, ran))) return 0;
-    if (!recorded && item(self->held[BY_NODE], last)) return 1;
+    if (!recorded && (makes_none || item(self->held[BY_NODE], last))) return 1;
     Place place;
     if (!find_place(self, node, place) || may_be_compiled(self)) return 0;
     Ref step(attribute(self->held[RECORDER], STEP)), met(step ? find_call(self, ran.func, facts, place, step) : nullptr);
@@ -278,9 +324,9 @@ bool recorded(Operators *self, Operator &ran) {
 
 // Runs an operator, without the frame of Python that torch has around it.
 PyObject *run(Operators *self, PyObject *func, PyObject *args, PyObject *kwargs) {
-    PyObject *by = (PyObject *)Py_TYPE(func) == self->held[OVERLOAD] ? attribute(func, RUN_BY) : nullptr;
+    const bool is_overload = (PyObject *)Py_TYPE(func) == self->held[OVERLOAD];
+    Ref by(facts_of(self, func) ? Py_NewRef(kept_of(func).run_by) : is_overload ? attribute(func, RUN_BY) : nullptr);
     PyObject *result = PyObject_Call(by ? by : func, args, kwargs == Py_None ? nullptr : kwargs);
-    if (by) Py_DecRef(by);
     if (result) return result;
     PyObject *type, *value, *traceback;  // whose frames are not there when nobody watches
     PyErr_Fetch(&type, &value, &traceback);

@@ -46,6 +46,8 @@ OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
 class OpProbe:
     """Watches operators."""
 
+    __slots__ = ("__dict__", "live")  # a slot as in `Recorder`
+
     name = "operators"
 
     def __init__(
@@ -302,10 +304,13 @@ def _compiled(
         probe.calls.scopes,
         probe.calls.by_node,
         writers.sites,
+        writers.parameters,
+        writers.names,
         FLOATS,
         private_api.compiler,
         private_api.running_node,
         private_api.next_node,
+        torch.is_grad_enabled,
         private_api.tracing_state,
         STORAGE_BEGIN,
         torch.Tensor,

@@ -43,7 +43,7 @@ _ALSO_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias"
 """Operators that give their input's own numbers without the schema saying so."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class OpFacts:
     """What is known of an operator beforehand.
 

@@ -10,6 +10,7 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
@@ -21,6 +22,9 @@ FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype,
 
 _MOST = 64
 """Inputs that are named of one operator, at most."""
+
+_MOST_PARAMETERS = 100_000
+"""Parameters whose place is remembered, at most."""
 
 _PLAIN = torch.Tensor
 _NUMBERS = (int, float, bool, str)
@@ -65,7 +69,11 @@ class Writers:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.names = context.names.parameters
         self.sites: dict[int, int] = {}
+        self.parameters: dict[int, tuple[int, weakref.ref[Any], str, int]] = {}
+        """Of parameters by identity: their site, the module that holds them, under which name, and the names' `changes`
+        when that was looked up. For `operators.cpp`, which looks whether it still does."""
 
     def clear(self) -> None:
         """Let go of the step's."""
@@ -86,9 +94,12 @@ class Writers:
         memory = memory_of(value)
         site = self.sites.get(memory, -1)
         if site < 0 and is_parameter(value):
-            name = self._context.names.parameters.of(value)
+            name = self.names.of(value)
             if name is not None:
                 site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
+                place = name.place_of(value)
+                if place is not None and len(self.parameters) < _MOST_PARAMETERS:
+                    self.parameters[id(value)] = (site, *place, self.names.changes)
         return site
 
     def of_all(self, values: tuple[Any, ...] | list[Any]) -> list[int]:

@@ -21,6 +21,7 @@ from torch import nn
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,6 +89,7 @@ class _Watched:
         plain: plain values that are watched, by identity, and
         values: themselves; while they are held, no other object gets their identities.
         sized: dictionaries that grow or shrink when something is added or taken away, by size.
+        standing: the same, compiled, in the place of all that; None where nothing is compiled.
     """
 
     modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
@@ -95,9 +97,12 @@ class _Watched:
     plain: _Places = field(default_factory=lambda: _Places(id))
     values: list[object] = field(default_factory=list)
     sized: _Places = field(default_factory=lambda: _Places(len))
+    standing: Any = field(default_factory=lambda: None if KERNELS is None else KERNELS.standing())
 
     def is_current(self) -> bool:
         """Whether everything is what it was."""
+        if self.standing is not None:
+            return bool(self.standing.holds())
         try:
             held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
             return (
@@ -109,6 +114,9 @@ class _Watched:
     def add(self, module: nn.Module, plain: dict[str, object], sized: list[str]) -> None:
         """Watch a module: plain values by name, and the names of dictionaries whose sizes count."""
         held, place = vars(module), len(self.modules)
+        if self.standing is not None:
+            self.standing.add(weakref.ref(module), len(held), tuple(plain), tuple(sized), ())
+            return
         self.modules.append(weakref.ref(module))
         self.lengths.append(len(held))
         self.plain.add(place, plain)

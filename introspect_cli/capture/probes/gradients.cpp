@@ -11,7 +11,8 @@ namespace {
 enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, USED, SPARE, HELD };
 using Gradients = Holder<HELD>;
 
-Name ON{"on"}, WANTED{"wanted"}, VERSION{"_version"}, NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
+Slot ON{{"on"}}, WANTED{{"wanted"}};
+Name VERSION{"_version"}, NODE{"grad_fn"}, NUMBER{"_sequence_nr"},
     GIVE{"_register_hook_dict"}, HOOKS{"_backward_hooks"};
 
 PyObject *TYPE = nullptr, *HOOK = nullptr;

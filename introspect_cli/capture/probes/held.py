@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
@@ -70,10 +71,14 @@ class Held:
         """Positions of the parameters that are watched and have some state, and what the optimizer keeps for each."""
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
-        by_id: dict[int, Any] = {}
-        for holder in [optimizer] if optimizer.state else [optimizer, *_made_of(optimizer)]:
-            by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
-        states = list(map(by_id.get, map(id, parameters_of(optimizer))))
+        parameters, kept = list(map(id, parameters_of(optimizer))), optimizer.state
+        if list(map(id, kept.keys())) == parameters:
+            states = list(kept.values())
+        else:
+            by_id: dict[int, Any] = {}
+            for holder in [optimizer] if kept else [optimizer, *_made_of(optimizer)]:
+                by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
+            states = list(map(by_id.get, parameters))
         if self.all_watched and all(states):
             return range(len(states)), states
         at = [at for at, (name, state) in enumerate(zip(self.names, states, strict=True)) if state and name.watched]
@@ -111,6 +116,10 @@ class Plan:
 
     def values(self, positions: Sequence[int], states: list[Any]) -> list[torch.Tensor] | None:
         """The tensors kept now, in the order of the sites; None where anything else is kept than was."""
+        if positions == self._positions and KERNELS is not None:
+            compiled: list[torch.Tensor] | None = KERNELS.values_of_all(states, self._lengths, self._keys, torch.Tensor)
+            if compiled is not None:
+                return compiled
         if set(map(type, states)) != {dict} or positions != self._positions or list(map(len, states)) != self._lengths:
             return None
         if list(chain.from_iterable(states)) != self._keys:
@@ -210,7 +219,10 @@ def _with_gradients(
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """All that an optimizer was given, group after group."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:

@@ -44,6 +44,8 @@ class ModuleValues:
         nested: the classes of nested values.
     """
 
+    __slots__ = ("__dict__", "inputs", "on_value", "outputs")  # slots as in `Recorder`
+
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Start with nothing met; `gradients` watches the gradients of inputs and outputs."""
         self._context = context

@@ -10,10 +10,12 @@ enum Held {
 };
 using Modules = Holder<HELD>;
 
-Name CALLS{"calls"}, PHASE{"phase"}, WANTED{"wanted"}, STEP{"step"}, REFERENCE{"reference"}, PLAIN{"plain"},
-    COMPILED{"compiled"}, ON_VALUE{"on_value"}, OUTPUTS{"outputs"}, MOVED{"moved"},
-    WATCHED{"watched"}, PER_CALL{"forward"}, INPUTS{"inputs"}, OUTPUT{"output"}, NEEDS{"requires_grad"}, ON{"on"},
-    ENTRY{"entry"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"}, MODULES{"_modules"};
+Name CALLS{"calls"}, PHASE{"phase"}, RUN{"forward"}, NEEDS{"requires_grad"}, CALL{"__call__"}, ITER{"__iter__"}, VERSION{"_version"},
+    MODULES{"_modules"}, DICTIONARY{"__dict__"};
+Slot COUNTS{{"calls"}}, WANTED{{"wanted"}}, STEP{{"step"}}, REFERENCE{{"reference"}}, PLAIN{{"plain"}}, COMPILED{{"compiled"}},
+    ON_VALUE{{"on_value"}}, OUTPUTS{{"outputs"}}, MOVED{{"moved"}}, WATCHED{{"watched"}}, PER_CALL{{"forward"}}, INPUTS{{"inputs"}},
+    OUTPUT{{"output"}}, ON{{"on"}}, ENTRY{{"entry"}};
+thread_local Local stack{};
 
 // ---- what a sequence hands on
 //
@@ -46,13 +48,13 @@ bool is_ours(Modules *self, PyObject *type) {  // whether calls of a class's mod
 // The modules of a module that called, if it is a sequence that runs torch's own code: a reference of ours, or null.
 PyObject *sequence_of(Modules *self, PyObject *state) {
     if (!attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || self->held[SEQUENTIAL_FORWARD] == Py_None) return nullptr;
-    if (!attribute_is(self->held[SEQUENTIAL], PER_CALL, self->held[SEQUENTIAL_FORWARD]) ||
+    if (!attribute_is(self->held[SEQUENTIAL], RUN, self->held[SEQUENTIAL_FORWARD]) ||
         !attribute_is(self->held[SEQUENTIAL], ITER, self->held[SEQUENTIAL_ITER]))
         return nullptr;
     PyObject *reference = attribute(state, REFERENCE), *module = reference ? PyWeakref_GetObject(reference) : nullptr;
     PyObject *own = nullptr, *modules = nullptr;
     if (module && (PyObject *)Py_TYPE(module) == self->held[SEQUENTIAL]) own = PyObject_GenericGetDict(module, nullptr);
-    if (own && PyDict_Check(own) && !PyDict_GetItemWithError(own, PER_CALL.get()))
+    if (own && PyDict_Check(own) && !PyDict_GetItemWithError(own, RUN.get()))
         modules = PyDict_GetItemWithError(own, MODULES.get());
     if (modules && (PyObject *)Py_TYPE(modules) == (PyObject *)&PyDict_Type) Py_NewRef(modules);
     else modules = nullptr;
@@ -101,7 +103,9 @@ bool is_quiet(Modules *self) {
 }
 
 struct Call {
-    PyObject *module, *arguments, *calls, *state;  // the last two are references of ours
+    PyObject *module, *arguments;
+    PyObject *values;          // of this thread, in the stack: borrowed
+    PyObject *calls, *state;   // references of ours
     i64 number;
     Py_ssize_t place;  // of the module in the sequence that calls it, -1 if not known
 };
@@ -157,10 +161,9 @@ bool is_plain(Modules *self, Call &call) {
     if (!attribute_is(self->held[RECORDER], WANTED, Py_True) || answered(self->held[GRAPH_TASK]) != -1) return false;
     for (Py_ssize_t i = 0; i < PyTuple_Size(call.arguments); i++)
         if ((PyObject *)Py_TYPE(PyTuple_GetItem(call.arguments, i)) != self->held[TENSOR]) return false;
-    if (!(call.calls = attribute(self->held[STACK], CALLS)) || !PyList_Check(call.calls)) return false;
     PyObject *caller = innermost(call.calls);
     if (!caller || caller == Py_None) return false;
-    if (!attribute_is(self->held[STACK], PHASE, self->held[FORWARD])) return false;
+    if (value_of(call.values, PHASE) != self->held[FORWARD]) return false;
     PyObject *key = PyLong_FromVoidPtr(call.module);
     call.state = key ? PyDict_GetItemWithError(self->held[STATES], key) : nullptr;
     if (key) Py_DecRef(key);
@@ -170,10 +173,8 @@ bool is_plain(Modules *self, Call &call) {
     const bool is_of = reference && PyWeakref_GetObject(reference) == call.module;
     if (reference) Py_DecRef(reference);
     if (!is_of || !attribute_is(call.state, COMPILED, Py_False) || !is_quiet(self)) return false;
-    PyObject *tracing = PyObject_CallNoArgs(self->held[TRACING]);
-    if (tracing) Py_DecRef(tracing);
-    if (tracing != Py_None) return false;
-    PyObject *counts = attribute(call.state, CALLS);
+    if (!answer_is(self->held[TRACING], Py_None)) return false;
+    PyObject *counts = attribute(call.state, COUNTS);
     if (!counts) return false;
     PyObject *count = integer(call.state, STEP) == integer(self->held[RECORDER], STEP)
                           ? PyDict_GetItemWithError(counts, self->held[FORWARD]) : nullptr;
@@ -184,12 +185,13 @@ bool is_plain(Modules *self, Call &call) {
 
 // Counts the call: `ModuleState.next_call`.
 bool counted(Modules *self, const Call &call) {
-    PyObject *counts = attribute(call.state, CALLS), *step = attribute(self->held[RECORDER], STEP);
+    PyObject *counts = attribute(call.state, COUNTS), *step = attribute(self->held[RECORDER], STEP);
     PyObject *next = PyLong_FromLongLong(call.number + 1);
     bool done = counts && step && next;
     if (done && integer(call.state, STEP) != PyLong_AsLongLong(step)) {
-        PyDict_Clear(counts);
-        done = PyObject_SetAttr(call.state, STEP.get(), step) == 0;
+        // what stands alone is overwritten: making it anew takes longer
+        if (PyDict_Size(counts) != 1 || !PyDict_GetItemWithError(counts, self->held[FORWARD])) PyDict_Clear(counts);
+        done = set_attribute(call.state, STEP, step);
     }
     done = done && PyDict_SetItem(counts, self->held[FORWARD], next) == 0;
     for (PyObject *one : {counts, step, next})
@@ -209,12 +211,10 @@ i64 record(Modules *self, PyObject *value, PyObject *sites, const Handed *known 
         else if ((slot = record_at(self->held[INTAKE], &site, 1, value)) < 0) left_site = site;
     }
     PyErr_Clear();
-    if (PyLong_AsLongLong(gradient) >= 0 && attribute_is(value, NEEDS, Py_True)) {
-        PyObject *enabled = PyObject_CallNoArgs(self->held[GRAD_MODE]);
-        if (enabled) Py_DecRef(enabled);
+    if (PyLong_AsLongLong(gradient) >= 0 && answer_is(self->held[GRAD_MODE], Py_True)) {
         // What is left to Python is done there in the same order.
-        if (enabled != Py_False && (left_site != none || !watch_gradient(self->held[GRADIENTS], value, gradient)))
-            left_gradient = gradient;
+        const bool done = left_site == none && watch_gradient(self->held[GRADIENTS], value, gradient);
+        if (!done && attribute_is(value, NEEDS, Py_True)) left_gradient = gradient;
     }
     PyErr_Clear();
     PyObject *done = left_site == none && left_gradient == none
@@ -234,7 +234,7 @@ PyObject *leave(Modules *self, const Call &call, PyObject *result) {
     PyObject *compiled = own ? PyDict_GetItemWithError(own, self->held[COMPILED_CALL]) : nullptr;
     bool plain = own && (!compiled || compiled == Py_None) && (PyObject *)Py_TYPE(result) == self->held[TENSOR] &&
                  attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module)) &&
-                 attribute_is(self->held[STACK], PHASE, self->held[FORWARD]) && is_quiet(self);
+                 value_of(call.values, PHASE) == self->held[FORWARD] && is_quiet(self);
     if (own) Py_DecRef(own);
     PyErr_Clear();
     bool done = true;
@@ -297,13 +297,13 @@ PyObject *plain_call(Modules *self, Call &call, PyObject *keywords, PyObject *in
 
 // Whether a call within another is none of the recorder's business: in a step that it does not want, or in a module that it
 // leaves out. 1 if so, 0 if not, -1 with an exception that came while Python made a thread's stack, and is the script's.
-int is_passed(Modules *self) {
-    PyObject *calls = PyObject_GetAttr(self->held[STACK], CALLS.get());
-    if (!calls) return -1;
-    PyObject *caller = PyList_Check(calls) ? innermost(calls) : nullptr;
-    const bool passed = caller && (caller == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
-    Py_DecRef(calls);
-    return passed;
+int is_passed(Modules *self, Call &call) {
+    if (!(call.values = values_of(self, STACK, stack, DICTIONARY))) return -1;
+    PyObject *calls = value_of(call.values, CALLS);
+    if (!calls || !PyList_Check(calls)) return 0;
+    call.calls = Py_NewRef(calls);
+    PyObject *caller = innermost(call.calls);
+    return caller && (caller == Py_None || attribute_is(self->held[RECORDER], WANTED, Py_False));
 }
 
 PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -312,10 +312,13 @@ PyObject *called(PyObject *object, PyObject *const *arguments, Py_ssize_t given)
         return PyErr_Format(PyExc_TypeError, "a module, a tuple and a dictionary wanted");
     const Handed last = handed;
     handed = {};
-    const int passed = is_passed(self);
-    if (passed) return passed < 0 ? nullptr : call_original(self, arguments[0], arguments[1], arguments[2]);
-    Call call{arguments[0], arguments[1], nullptr, nullptr, 0, -1};
-    bool plain = !PyDict_Size(arguments[2]) && is_plain(self, call);
+    Call call{arguments[0], arguments[1], nullptr, nullptr, nullptr, 0, -1};
+    const int passed = is_passed(self, call);
+    if (passed) {
+        if (call.calls) Py_DecRef(call.calls);
+        return passed < 0 ? nullptr : call_original(self, arguments[0], arguments[1], arguments[2]);
+    }
+    bool plain = call.calls && !PyDict_Size(arguments[2]) && is_plain(self, call);
     PyObject *inputs = nullptr, *result = nullptr;
     PyErr_Clear();
     const int learnt = !plain || is_known(self, call, inputs) ? 1 : learn(self, call);

@@ -10,7 +10,7 @@ sample of the memory. A tensor with another count, address or sample than when i
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
@@ -19,6 +19,7 @@ from introspect_cli.capture.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks import torch_distributed, zero
 from introspect_cli.records import Kind, Phase
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -33,6 +34,37 @@ if TYPE_CHECKING:
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
+_NAMES = {Kind.PARAM: "_parameters", Kind.BUFFER: "_buffers"}
+"""Where a module keeps its own."""
+
+
+class Holders:
+    """The modules of a root that hold tensors of their own, and what these are, as long as no module holds another."""
+
+    def __init__(self, root: nn.Module) -> None:
+        """Walk through all modules."""
+        self._modules = list(map(weakref.ref, holders_in(root)))
+        self._contents: dict[frozenset[Kind], tuple[list[Kind], list[object]]] = {}
+        self._standing: Any = None if KERNELS is None else KERNELS.standing()
+        if self._standing is not None:
+            for module in modules_in(root):
+                self._standing.add(weakref.ref(module), -1, (), (), ("_modules", "_parameters", "_buffers"))
+
+    def are_current(self) -> bool:
+        """Whether walking through them again would find the same; without anything compiled, walking is what tells."""
+        return self._standing is not None and self._standing.holds()
+
+    def tensors(self, kinds: frozenset[Kind]) -> Contents:
+        """Parameters and buffers, each once; `kinds` says which of the two."""
+        known = self._contents.get(kinds)
+        if known is not None:
+            tensors = self._standing.values(tuple(_NAMES[kind] for kind in _NAMES if kind in kinds))
+            if tensors is not None and len(tensors) == len(known[0]):
+                return known[0], tensors, known[1]
+        contents = tensors_in(self._modules, kinds)
+        if self.are_current():
+            self._contents[kinds] = contents[0], contents[2]
+        return contents
 
 
 class StateProbe(GuardedProbe):
@@ -45,7 +77,7 @@ class StateProbe(GuardedProbe):
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
-        self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
+        self._holders: ById[Holders] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
@@ -152,21 +184,23 @@ class StateProbe(GuardedProbe):
             self._after.set(stepping.optimizer, cached)
         self._write(cached[1], parameters, lambda name: self._place(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
-    def _look(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
+    def _look(self, root: nn.Module) -> Holders:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
-        references = list(map(weakref.ref, holders_in(root)))
-        self._holders.set(root, references)
+        holders = self._holders.get(root)
+        if holders is None or not holders.are_current():
+            holders = Holders(root)
+            self._holders.set(root, holders)
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
-        return references
+        return holders
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
         """A model's parameters and buffers, each once, as far as they are wanted; of gathered ones the shard."""
         holders = self._holders.get(root)
         if holders is None:
             holders = self._look(root)
-        of, tensors, stand = tensors_in(holders, kinds & self._context.kinds)
+        of, tensors, stand = holders.tensors(kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
             return of, tensors, stand
@@ -233,20 +267,32 @@ class Written:
         """Start with nothing recorded; the summarizer looks at tensors."""
         self._summarizer = summarizer
         self._marks: dict[int, Hashable] = {}
+        self._last: tuple[list[int], list[Hashable]] = (
+            [],
+            [],
+        )  # of those recorded last, who are asked for next as a rule
 
     def recorded(self, tensors: list[torch.Tensor]) -> None:
         """Remember tensors that have just been recorded."""
-        marks, held = self._summarizer.stands(tensors), self._marks
-        held.update(zip(map(id, tensors), marks, strict=True))
-        if not all(marks):
-            for tensor, mark in zip(tensors, marks, strict=True):
-                if mark is None:
-                    held.pop(id(tensor), None)
+        if tensors:
+            identities = list(map(id, tensors))
+            if identities != self._last[0]:
+                self._put_with_the_others()
+            self._last = identities, self._summarizer.stands(tensors)
 
     def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of the tensors that were recorded and have been written to since, or never were recorded."""
-        before = list(map(self._marks.get, map(id, tensors)))
-        now = self._summarizer.stands(tensors)
-        if before == now:
+        identities, now = list(map(id, tensors)), self._summarizer.stands(tensors)
+        if self._last == (identities, now):
             return []
+        self._put_with_the_others()
+        before = list(map(self._marks.get, identities))
         return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
+
+    def _put_with_the_others(self) -> None:
+        for identity, mark in zip(*self._last, strict=True):
+            if mark is None:
+                self._marks.pop(identity, None)
+            else:
+                self._marks[identity] = mark
+        self._last = [], []
