@@ -9,6 +9,7 @@ Run as a program, this file is such a server, or that python's own end of the so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -31,15 +32,31 @@ del sys.path[0], sys.modules["forks"]  # else it passes for a source of the scri
 {imported}
 serve(socket.socket(fileno=int(sys.argv[1])))
 """
-_TORCH = """
-import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
-import introspect_cli.cli, introspect_cli.commands.capture, introspect_cli.capture.probes.installed
+_PACKAGE = """
+import importlib, pkgutil, introspect_cli.cli
+def imported(*packages):
+    for package in packages:
+        place = importlib.import_module(f"introspect_cli.{package}")
+        for found in pkgutil.walk_packages(place.__path__, f"introspect_cli.{package}."):
+            importlib.import_module(found.name)
 """
-_PLAIN = """
-import numpy
-from introspect_cli import cli
-for verb in cli.VERBS: cli.command_of(verb)
-import introspect_cli.render.blocks
+"""What a fork would import for itself takes longer than most of what is asked of it."""
+_TORCH = f"""
+import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last one
+{_PACKAGE}
+import introspect_cli.commands.capture
+imported("script", "store", "capture")
+from introspect_cli.capture.environment import sources
+from introspect_cli.capture.frames import pass_by
+import sys
+pass_by()  # marks all code of the package, once
+for module in list(sys.modules.values()): sources.is_users(sources.file_of(module))  # which remembers its answers
+"""
+_PLAIN = f"""
+import sys, numpy.ma, rich.console, rich.table
+{_PACKAGE}
+for verb in introspect_cli.cli.VERBS: introspect_cli.cli.command_of(verb)
+imported("store", "compare", "inspect", "health", "exchange", "rerun", "publish", "render")
 assert "torch" not in sys.modules, "nothing but a capture imports torch"
 """
 
@@ -48,51 +65,64 @@ _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # what python reads when it starts, an
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork whenever one is asked for, until the process that started this one ends."""
+    """Fork whenever one is asked for, until the process that started this one ends.
+
+    A signal that is sent for a run goes on to it; one for which nobody asks any more is ended.
+    """
     import gc
+    import weakref
 
     gc.freeze()  # a recording looks through all objects for optimizers; there is none among these
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the runs
-    while 0 not in select.select([0, listening], [], [])[0]:
-        connection, _ = listening.accept()
-        if os.fork():
-            connection.close()
-            continue
-        listening.close()
-        asked, streams = _received(connection)
-        woken, wakes = os.pipe()
-        os.set_blocking(wakes, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakes)
-        child = os.fork()
-        if child:
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # noqa: SLF001 - torch's, which take long
+        finalizer.atexit = False
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    running: dict[int, socket.socket] = {}
+    while True:
+        heard: list[Any] = [0, listening, woken, *running.values()]
+        ready = select.select(heard, [], [])[0]
+        if 0 in ready:
+            break
+        if woken in ready:
+            os.read(woken, 64)
+            _end(running)
+        for child, connection in running.items():
+            if connection in ready:
+                sent = connection.recv(1)
+                os.kill(child, sent[0] if sent else signal.SIGKILL)
+        if listening in ready:
+            connection, _ = listening.accept()
+            try:
+                asked, streams = _received(connection)
+            except (OSError, ValueError):  # who asks has ended meanwhile
+                connection.close()
+                continue
+            child = os.fork()
+            if not child:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (woken, wakes):
+                    os.close(number)
+                for opened in (listening, connection, *running.values()):
+                    opened.close()
+                _run(streams=streams, **asked)
+            running[child] = connection
             for number in streams:
                 os.close(number)
-            _wait(connection, child, woken)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in (woken, wakes):
-            os.close(number)
-        connection.close()
-        _run(streams=streams, **asked)
+    for child in running:
+        os.kill(child, signal.SIGKILL)
     os._exit(0)  # taking apart what was imported takes a second
 
 
-def _wait(connection: socket.socket, child: int, woken: int) -> NoReturn:
-    """Hand on the signals that are sent to a child, and say how it ended; end it where nobody asks any more."""
-    while True:
-        ready = select.select([connection, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 64)
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
+def _end(running: dict[int, socket.socket]) -> None:
+    """Say how those that have ended did."""
+    for child in list(running):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            with running.pop(child) as connection, contextlib.suppress(OSError):  # who asked may have ended
                 connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-                os._exit(0)
-        elif sent := connection.recv(1):
-            os.kill(child, sent[0])
-        else:
-            os.kill(child, signal.SIGKILL)
-            os._exit(0)
 
 
 def _run(**asked: Any) -> NoReturn:
@@ -124,7 +154,7 @@ def _run(**asked: Any) -> NoReturn:
 
 
 def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, streams: list[int]) -> None:
-    """In a fork: run `python -m introspect_cli ...` or `python SCRIPT ...` as a process started so would."""
+    """In a fork: run `python -m introspect_cli ...`, `-c CODE ...` or `SCRIPT ...` as a process started so would."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -141,7 +171,11 @@ def _become(*, argv: list[str], env: dict[str, str], cwd: str, python: str, stre
     if argv[:2] == ["-m", "introspect_cli"]:
         sys.argv = ["introspect", *argv[2:]]
         sys.modules["introspect_cli.cli"].main()
-    _run_script(argv)
+    elif argv[0] == "-c":
+        sys.argv = ["-c", *argv[2:]]
+        exec(argv[1], {"__name__": "__main__"})
+    else:
+        _run_script(argv)
 
 
 def _run_script(argv: list[str]) -> None:
@@ -162,7 +196,10 @@ def _received(connection: socket.socket) -> tuple[dict[str, object], list[int]]:
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     data = b""
     while len(data) < int(size):
-        data += connection.recv(1 << 16)
+        part = connection.recv(1 << 16)
+        if not part:
+            raise ConnectionError
+        data += part
     return json.loads(data), streams
 
 
@@ -202,9 +239,15 @@ class Run:
             return int(self._connection.recv(8))
 
 
+_ALONGSIDE = "introspect_cli.commands.alongside"
+"""What a capture starts beside itself, by `python -c`."""
+_PICKLED = (".pt", ".pth", ".ckpt")
+
+
 def _server_of(argv: Sequence[str]) -> str:
-    """Which server runs it: only what trains needs torch."""
-    return "plain" if list(argv[:2]) == ["-m", "introspect_cli"] and argv[2] != "capture" else "torch"
+    """Which server runs it: only what trains needs torch, or reads what torch wrote."""
+    is_verb = list(argv[:2]) == ["-m", "introspect_cli"] and argv[2] != "capture"
+    return "plain" if (is_verb and not any(word.endswith(_PICKLED) for word in argv)) or argv[0] == "-c" else "torch"
 
 
 class Forks:
@@ -312,6 +355,7 @@ def _stand_in(name: str, about: str, *argv: str) -> int:
     python, addresses, settings = json.loads(about)
     argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
+    is_run = is_run or (argv[:1] == ("-c",) and _ALONGSIDE in argv[1])
     if not is_run or settings != _settings():
         os.execv(python, [python, *argv])
     run = Run(addresses[_server_of(argv)], argv, dict(os.environ), os.getcwd(), name, (0, 1, 2))  # noqa: PTH109

@@ -20,6 +20,9 @@ import introspect_cli
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("benchmarks", "docs")]
 
+# Where python is told to keep nothing it compiles, each process compiles all of torch that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where inductor compiles: no trial of vector extensions, which takes longer than the rest. Its header is compiled once
@@ -33,6 +36,10 @@ os.environ.pop("COLUMNS", None)
 
 PYTHON = sys.executable
 PACKAGE = str(Path(introspect_cli.__file__).parent)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "longest" not in item.keywords)
 
 
 def pytest_collection_finish():

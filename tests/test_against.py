@@ -28,6 +28,8 @@ from introspect_cli.rerun.alongside import Digests, alongside
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 TRAIN = """\
 import random, sys, time, torch
 steps, fault, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

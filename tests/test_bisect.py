@@ -147,14 +147,16 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
 
 def test_the_bad_revision_ends_soon_after_its_first_divergence(repository: Path):
     slow = '"1.001" in model.__loader__.get_data(model.__file__).decode()'  # the bad one waits, until it is ended
-    script = (repository / "train.py").read_text() + f"    import time; time.sleep(args.pause * ({slow}))\n"
+    script = (
+        repository / "train.py"
+    ).read_text() + f"    import time; time.sleep(args.pause * min(1.15**step, 100) * ({slow}))\n"
     script = script.replace("args = parser", 'parser.add_argument("--pause", type=float, default=0)\nargs = parser')
     git(repository, "checkout", "-q", "-b", "slow", "HEAD~13")
     (repository / "train.py").write_text(script)
     git(repository, "commit", "-qam", "good")
     (repository / "model.py").write_text(MODEL.replace("{fault}", " * 1.001"))
     git(repository, "commit", "-qam", "bad")
-    words = ("--steps", "80", "--pause", "0.5")
+    words = ("--steps", "80", "--pause", "0.1")
     answer = introspect(repository, "bisect", "--good", "HEAD~1", "-o", "../kept", "train.py", *words, code=1)
     assert f"first bad commit is {git(repository, 'rev-parse', 'HEAD')[:10]}: bad" in answer.stdout
     whole = sorted(steps for name, steps in steps_of(repository.parent / "kept").items() if "-to-" not in name)

@@ -73,6 +73,7 @@ def test_the_commands_of_a_guide_print_what_it_says(page, tmp_path, introspect, 
     assert follow(page, partial(ran, place=place, introspect=introspect), place)
 
 
+@pytest.mark.longest
 def test_the_commands_of_the_readme_and_the_reference_print_what_they_say(tmp_path, introspect, programs, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "PATH", os.pathsep.join([str(programs), ENVIRONMENT["PATH"]]))
     monkeypatch.setitem(ENVIRONMENT, "BROWSER", "true")

@@ -49,24 +49,27 @@ print(torch.count_nonzero(tiny.view(torch.int32)).item(), "subnormal")
 """
 
 
-def said(tmp_path, *command, **environment):
-    """What the script prints, alone or below a command."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
-    words = [sys.executable, *command, str(script)]
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
+def printed(done):
+    assert done.returncode == 0, done.stderr
     return done.stdout, re.sub(r"pid=\d+", "pid", done.stderr)  # python from 3.12 on warns of forks
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_large_summaries_start_no_workers_of_torch(tmp_path):
-    """By the kernels, by torch's operations, and of tensors that are saved whole."""
-    bare = said(tmp_path)
+def test_large_summaries_start_no_workers_of_torch(tmp_path, forks):
+    """By the kernels, by torch's operations (decided when a process begins), and of tensors that are saved whole."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    bare = printed(forks.python("script.py", cwd=tmp_path))
     assert bare[0] == "child ended 7\n0 subnormal\n"
-    for options, without_kernels in (((), ""), ((), "1"), (("--save-tensors", "*"), "")):
-        capture = ("-m", "introspect_cli", "capture", "-q", "--force", "-o", str(tmp_path / "run"), *options)
-        assert said(tmp_path, *capture, INTROSPECT_NO_KERNELS=without_kernels) == bare, (options, without_kernels)
+    capture = ("capture", "-q", "--force", "-o", "run")
+    assert printed(forks(*capture, "script.py", cwd=tmp_path)) == bare
+    assert printed(forks(*capture, "--save-tensors", "*", "script.py", cwd=tmp_path)) == bare
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env["INTROSPECT_NO_KERNELS"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-m", "introspect_cli", *capture, "script.py"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert printed(done) == bare
 
 
 @pytest.mark.skipif(parallel.find_workers() is None, reason="torch's workers cannot be called")

@@ -37,6 +37,7 @@ introspect_cli.record(3, 4)  # type: ignore[arg-type]
 """
 
 
+@pytest.mark.longest
 def test_a_users_script_is_type_checked_and_its_mistakes_are_found(tmp_path):
     """An ignored mistake that is none would be an error of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)

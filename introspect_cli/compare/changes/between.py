@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, statement_words
-from introspect_cli.compare.endings import Raised, cut_short, one_raised
+from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.beginning import (
@@ -52,7 +52,7 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
+def code_changes(a: Run, b: Run, scene: Scene | None, ended: Raised | None) -> CodeChanges | None:
     """How the source files of two runs differ; None where either run has no digests of its files.
 
     Raises:
@@ -95,7 +95,6 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
         else:
             unread.append((other, "secret"))
     every = one.all(renamed, wanted) if changes else {}, texts_b
-    ended = one_raised(a, b) if scene is None else None
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
     order = tuple(replace(each, above=_above(each.change, every)) for each in order)

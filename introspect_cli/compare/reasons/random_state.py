@@ -197,8 +197,8 @@ class RandomState(Reason):
         site = scene.site
         if site.phase is not Phase.START:
             return _within(scene)
-        sides = scene.step.sides
-        goes_on = scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
+        comparison = scene.step.comparison
+        goes_on = scene.first.step != scene.first.step_b or comparison.a.entry(0).step != comparison.b.entry(0).step
         if scene.is_first_step and goes_on:
             return (
                 f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
@@ -310,12 +310,12 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
 
 def _after(step: Step) -> Table | None:
     """The step after, where both runs recorded it."""
-    table, sides = step.table, step.sides
+    table, comparison = step.table, step.comparison
     steps = table.step + 1, table.step_b + 1
-    if steps[0] not in sides.a or steps[1] not in sides.b:
+    if steps[0] not in comparison.a or steps[1] not in comparison.b:
         return None
     every = table.alignment.mask(frozenset(), ())
-    return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
+    return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
 def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:

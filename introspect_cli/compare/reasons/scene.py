@@ -50,7 +50,7 @@ class Scene:
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
-        stored = self.step.sides.tensors
+        stored = self.step.comparison.tensors
         self.run_a, self.run_b = self.runs = stored.a, stored.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
@@ -131,7 +131,7 @@ class Scene:
     @property
     def dropped(self) -> bool:
         """Whether either run recorded steps that it does not hold any more."""
-        return bool(self.step.sides.a.thinned or self.step.sides.b.thinned)
+        return bool(self.step.comparison.a.thinned or self.step.comparison.b.thinned)
 
     @property
     def absent(self) -> str:

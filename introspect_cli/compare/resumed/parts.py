@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import Part, Restored, Resumption
-from introspect_cli.compare.join.read_on import ReadOn, looked_later
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
+from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
