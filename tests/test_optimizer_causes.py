@@ -136,3 +136,16 @@ optimizer.step()
     certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
     assert certain is (record == "default"), answer
     assert ("or its hyper-parameters, or lies in what was not recorded" in answer) is (record != "default"), answer
+
+
+@pytest.mark.parametrize("record", ["default", "param,grad,loss"])
+def test_another_class_of_optimizer_is_named_though_no_step_of_it_may_be_on_record(tmp_path, record):
+    for name, made in (("a", torch.optim.Adam), ("b", torch.optim.AdamW)):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        with introspect_cli.recording(net, tmp_path / name, record=record):
+            optimizer = made(net.parameters(), lr=0.1, weight_decay=0.1)
+            net(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+    sentence = introspect_cli.diff(tmp_path / "a", tmp_path / "b").sentence
+    assert "the optimizer is Adam in a and AdamW in b." in sentence
