@@ -61,7 +61,7 @@ for row in data:
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(row), row).backward()
     optimizer.step()
-    functions = torch.manual_seed, nn.init.normal_, random.Random.seed
+    functions = nn.init.normal_, random.Random.seed
     found = all("introspect" not in f.__code__.co_filename for f in functions)
     originals.append(found and "normal_" not in vars(torch.Tensor))
 print(originals)
@@ -75,7 +75,7 @@ def capture(tmp_path_factory, forks):
         (folder / "train.py").write_text(text)
         done = forks("capture", "-q", "-o", "run", *options, "train.py", cwd=folder)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "[True, True]\n"  # nothing is replaced any more once the first step has begun
+        assert done.stdout == "[True, True]\n"  # what looks at draws is gone once the first step has begun
         return folder / "run"
 
     return run

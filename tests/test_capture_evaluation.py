@@ -329,3 +329,69 @@ def test_a_script_that_only_runs_a_model_is_recorded_without_being_asked_to(tmp_
     with open_run(tmp_path / "run") as run:
         assert run.manifest["steps"] == 3
         assert {("data", "batch"), ("forward", "output")} <= {(phase, kind) for phase, _, kind, _ in places(run)}
+
+
+def actor_critic(speed=0.5, more=0.0):
+    """A target that the trained actor and a copy of the critic compute without gradients, within the loss."""
+
+    def run():
+        torch.manual_seed(0)
+        actor, critic = Net(), Net()
+        target = copy.deepcopy(critic)
+        optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
+        for _ in range(STEPS):
+            observed, nearer = torch.randn(8, 4), torch.randn(8, 4)
+            value = critic(observed)
+            with torch.no_grad():
+                goal = target(torch.cat([actor(nearer) * (1 + more), nearer[:, :2]], 1))
+            loss = (value - goal).square().mean() - actor(observed).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mine, its in zip(critic.parameters(), target.parameters(), strict=True):
+                    its.lerp_(mine, speed)
+
+    return run
+
+
+def test_a_target_that_a_loss_takes_without_gradients_is_no_evaluation(tmp_path):
+    runs = {"a": actor_critic(), "b": actor_critic(0.1), "c": actor_critic(more=0.5)}
+    for name, run in runs.items():
+        with watched(tmp_path / name):
+            run()
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b, open_run(tmp_path / "c") as c:
+        slower, other = compare_runs(a, b, DiffOptions()), compare_runs(a, c, DiffOptions())
+    assert (slower.first.step, slower.first.site.kind.value) == (1, "param"), slower.sentence
+    assert (other.first.step, other.first.site.kind.value) == (0, "input"), other.sentence
+
+
+def validated(fast):
+    """Validation in eval mode with gradients left on, after each step; the script ends with it."""
+
+    def run():
+        torch.manual_seed(0)
+        net, data = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(8, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            net.train()
+            optimizer.zero_grad()
+            net(data).square().mean().backward()
+            optimizer.step()
+            if not fast:
+                net.eval()
+                net(data).square().mean()
+        net.eval()
+        net(data)
+
+    return run
+
+
+def test_results_decide_though_the_script_ends_with_a_forward_that_trains_nothing(tmp_path):
+    for name, fast in (("a", False), ("b", True)):
+        with watched(tmp_path / name):
+            validated(fast)()
+    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
+        result = compare_runs(a, b, DiffOptions())
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert "What differs changed none of them, first at step 1" in result.sentence

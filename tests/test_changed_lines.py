@@ -466,3 +466,74 @@ def test_a_removed_statement_leads_to_a_draw(gone, clues):
     texts = INITIALISED, INITIALISED.replace(f"{gone}\n", "")
     found = ranked(changed_statements("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
+
+
+PENALTY = """
+def penalty(critic, images):
+    weight = {}
+    return critic(weight * images).square().mean()
+
+
+(net(x).sum() + penalty(net, x)).backward()
+"""
+OF_ITSELF = """
+class Trained(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        loss = self.net(x).square().sum()
+        loss = loss / {}
+        loss.backward()
+        return loss
+
+
+Trained()(x)
+"""
+
+
+@pytest.mark.parametrize(("text", "scope"), [(PENALTY, "penalty"), (OF_ITSELF, "Trained.forward")])
+def test_a_line_is_likely_where_a_function_is_handed_the_model_or_a_forward_trains(
+    project,  # noqa: F811 - the fixture
+    introspect,
+    text,
+    scope,
+):
+    begin = "import torch\nfrom model import Net\n\ntorch.manual_seed(0)\nnet, x = Net(), torch.ones(2, 4)\n"
+    begin += "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    for name, value in zip("ab", (2, 3), strict=True):
+        project(name, train=begin + text.format(value) + "optimizer.step()\n")
+    document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
+    assert [(one, likely) for _, one, likely in changes(document)] == [(scope, True)]
+
+
+EPOCHS = """
+import torch
+from model import Net
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Dropout(0.5), Net())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader([torch.randn(n, 4) for n in range(2, 8)], batch_size=None, shuffle=True)
+for _ in range(2):
+    net.train()
+    for x in loader:
+        optimizer.zero_grad()
+        net(x).pow(2).mean().backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net(torch.ones(2, 4))
+"""
+
+
+def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong_mode(project, introspect):  # noqa: F811 - the fixture
+    project("a", train=EPOCHS)
+    project("b", train=EPOCHS.replace("    net.eval()\n", ""))
+    document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
+    assert (
+        "it likely has other samples, for since the step began, one run drew other random numbers"
+        in document["sentence"]
+    )
+    assert changes(document) == [("train.py:15", "", True)]

@@ -19,7 +19,7 @@ from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
 from introspect_cli.store.merge import reduce_run
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import as_one
+from introspect_cli.store.spread import as_one
 
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens

@@ -14,6 +14,7 @@ from introspect_cli.health.check import check
 from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole_names import WholeNames
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -106,7 +107,7 @@ def compared(folder, a, b, **options):
 
 
 def whole(run):
-    return WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
+    return WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]))
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])

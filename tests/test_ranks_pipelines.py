@@ -9,12 +9,12 @@ import torch
 from launches import finish, launch, needs, recorded
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.join.wholes import wholes
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
+from introspect_cli.store.spread import as_one
 from introspect_cli.store.whole_names import Stages, stages_of
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -130,7 +130,9 @@ def runs(tmp_path_factory):
 def test_stages_of_one_rank_are_pieces_of_one_model(runs):
     with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
         assert stages_of(run.manifests[1]) == Stages(3, 4, (("GPT", 1), ("GPT#2", 3)))
-        names = {fqn for reader in wholes(one, run) for fqn in reader.sites.fqn if "#" in fqn and "SGD" not in fqn}
+        names = {
+            fqn for reader in (as_one(one), as_one(run)) for fqn in reader.sites.fqn if "#" in fqn and "SGD" not in fqn
+        }
         assert names == set()
 
 
@@ -178,10 +180,10 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
         assert result.verdict is Verdict.SAME, result.sentence
         assert "have the same numbers" in result.sentence
         assert any("Sequential of stage 1 is called Sequential[stage 1] here" in note for note in result.notes)
-        assert wholes(a, b)[1].names.distinct_roots == {"Sequential"}
+        assert as_one(b).names.distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
 
 
 def test_stages_with_names_of_the_whole_model_are_not_told_apart(runs):
-    with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
-        assert wholes(one, run)[1].names.distinct_roots == frozenset()
+    with open_run(runs / "interleaved") as run:
+        assert as_one(run).names.distinct_roots == frozenset()

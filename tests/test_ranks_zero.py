@@ -14,6 +14,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole_names import WholeNames
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -43,7 +44,7 @@ def runs(tmp_path_factory):
 
 def whole(folder, name, step):
     with open_run(folder / name) as run:
-        reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
+        reader = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]))
         return {record.site: record.summary for record in reader.records(step)}
 
 

@@ -11,7 +11,7 @@ from laid_out import CHANGES, write_changed
 from introspect_cli import engine
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store import merge, whole
+from introspect_cli.store import merge, spread, whole
 from introspect_cli.store.reader import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -61,12 +61,12 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
             Path(f"{run} together") / "rank0" / name
         ).read_bytes()
     with open_run(run) as opened:
-        sliced = whole.as_one(opened)
+        sliced = spread.as_one(opened)
         assert sliced.slices_of(0) > 2
         digests = sliced.entries["digest"].tolist()
     monkeypatch.undo()
     with open_run(run) as opened:
-        assert whole.as_one(opened).entries["digest"].tolist() == digests
+        assert spread.as_one(opened).entries["digest"].tolist() == digests
 
 
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):

@@ -15,6 +15,7 @@ from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.together import Together
 from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole_names import WholeNames
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.sums import header, mix
 
@@ -226,7 +227,7 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
             )
         store.close()
     with open_run(tmp_path / "run") as run:
-        whole = WholeReader("run", [run.rank(0), run.rank(1)], complete=True)
+        whole = WholeReader(WholeNames("run", [run.rank(0), run.rank(1)]), complete=True)
         first = whole.read(0)
         before = [
             np.array(own) for own in (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())

@@ -22,6 +22,7 @@ from introspect_cli.store.reader import open_run
 from introspect_cli.store.totals import TOTALS, decode
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.whole_names import WholeNames
 from introspect_cli.store.writer import StoreWriter
 
 
@@ -53,7 +54,7 @@ def blind(monkeypatch):
 def free(path):
     """The layout-free digests of a run."""
     with open_run(path) as run:
-        reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
+        reader = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]), complete=True)
         return [
             entry.digest if known else None for entry, known in zip(reader.steps, reader._free_digests(), strict=True)
         ]

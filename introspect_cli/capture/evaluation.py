@@ -133,7 +133,7 @@ class Evaluation:
         self._training: set[int] = set()
         self._fed: set[int] = set()
         self._feeder = -1
-        self._under_way = False
+        self._under_way = self._loss_is_due = False
         self._draws: list[Draw] = []
         self._trained_classes: set[str] = set()
         self._early: ById[str] = ById()
@@ -157,17 +157,18 @@ class Evaluation:
         self.has_training = True
         self._training |= self._fed
         self._fed.clear()
-        self._under_way = False
+        self._under_way = self._loss_is_due = False
 
     def left_out(self) -> None:
         """Hear that all so far was an evaluation: nothing that was drawn for it comes back."""
         self._fed.clear()
         self._draws.clear()
-        self._under_way = False
+        self._under_way = self._loss_is_due = False
 
     def ticked(self) -> None:
         """Hear that the step has ended: what was drawn in it stays."""
         self._draws.clear()
+        self._loss_is_due = False
 
     def phase(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> Phase:
         """The phase of an outermost call outside of any backward pass.
@@ -183,11 +184,12 @@ class Evaluation:
         elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
         if torch.is_grad_enabled():
             evaluates = elsewhere and (not _trains(module) if is_trained else self._under_way)
-        elif is_trained:
-            evaluates = True
+        elif is_trained:  # a target of the loss, where the script has begun to compute one
+            evaluates = not (self._loss_is_due and _trains(module))
         else:
             evaluates = self._under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
             evaluates |= is_copy
+        self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 

@@ -3,121 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from introspect_cli.compare.changes.between import code_changes, with_code
-from introspect_cli.compare.endings import after_the_end, at_the_end, before_the_end
-from introspect_cli.compare.match.names import suggest_renames, tree_at
+from introspect_cli.compare.compared import notes_on
+from introspect_cli.compare.endings import Raised, cut_short
+from introspect_cli.compare.match.names import suggest_renames
 from introspect_cli.compare.overview import strip_of, tree_of
-from introspect_cli.compare.passes.form import forms_note
-from introspect_cli.compare.reach import leaves_words, measured_by_one, perturbed_notes
+from introspect_cli.compare.reach import leaves_words, measured_by_one
+from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
+from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
+from introspect_cli.compare.reasons.copies import copies_words
+from introspect_cli.compare.reasons.differences import describe
 from introspect_cli.compare.reasons.documents import on_some_ranks
 from introspect_cli.compare.reasons.module import suspect
+from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.settings import Blame, nothing_changed, setting_changes
-from introspect_cli.compare.reasons.update import changes
-from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.result import DiffResult, Divergence, Finding, Separate, SettingChange, Verdict
-from introspect_cli.compare.table import OTHER
-from introspect_cli.compare.training import answer_of_both, separately
-from introspect_cli.compare.verdict import agreeing_lines, lines_of, undiverged
-from introspect_cli.compare.watched import blindness_notes, option_notes
-from introspect_cli.records import Kind
+from introspect_cli.compare.reasons.split import Split
+from introspect_cli.compare.reasons.update import changes, tuned
+from introspect_cli.compare.reasons.words import lines, often, what
+from introspect_cli.compare.result import DiffResult, Divergence, Separate, SettingChange, Verdict
+from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
+from introspect_cli.compare.verdict import agreeing, diverges_words, separately, subject_of
+from introspect_cli.records import Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.compare.changes.clues import CodeChanges
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
-
-
-_SHOWN = 3
 
 
 def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
-    answer = _agreeing(compared) if best is None or compared.results_agree else _diverging(compared, best)
-    return replace(answer, notes=(*_notes(compared), *answer.notes), counts=compared.counts)
-
-
-def _notes(compared: Compared) -> list[str]:
-    """What was not compared, and what else a reader must know, whatever the answer is."""
-    a, b, outcomes = compared.a, compared.b, compared.outcomes
-    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
-    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
-    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes)]
-    notes += on_some_ranks(a, b) if len(outcomes) > 1 else []
-    notes += [note for note in dict.fromkeys(forms_note(outcome.forms) for outcome in outcomes) if note]
-    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
-    if blind := compared.tally["blind_both"]:
-        seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
-        notes.append(f"{seen}, so nothing is said of them.")
-    return notes
-
-
-def _agreeing(compared: Compared) -> DiffResult:
-    """The answer where nothing diverged, or nothing that a result rests on."""
-    a, b, outcomes = compared.a, compared.b, compared.outcomes
-    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in outcomes)
-    subject = "Over the samples of each step, the runs are" if split else "The runs are"
-    verdict, text = undiverged(compared, subject, results=compared.results_agree)
-    if verdict is Verdict.UNDECIDED:
-        text = before_the_end(compared) or text
+    scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
+    explained = _explained(compared, scene)
+    if scene is None or best is None:
+        answer = agreeing(compared)
     else:
-        text += after_the_end(a, b)
-    code, settings = _explained(compared)
-    alike = Separate(verdict, text)
-    return DiffResult(
-        a=str(a.path),
-        b=str(b.path),
-        verdict=verdict,
-        sentence=text,
-        settings=settings,
-        findings=_present(code, compared.reach),
-        training=alike,
-        evaluation=alike if any(outcome.evaluated for outcome in outcomes) else None,
+        separate = separately(compared)
+        renamed = scene.cause.reason in {"structure", "initial"}
+        answer = replace(
+            _diverging(compared, scene, explained.unchanged, separate),
+            suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
+            map=best.heat.result() if best.heat is not None else None,
+        )
+    # where no value differs, what differs in structure has changed nothing
+    harmless = best is None and answer.verdict is Verdict.SAME
+    structure = compared.harmless_structure if harmless else compared.structure
+    findings = (explained.code, compared.reach, *(structure if compared.splits is None else ()))
+    return replace(
+        answer,
+        settings=explained.settings,
+        findings=tuple(one for one in findings if one is not None),
+        notes=(*notes_on(compared, explained.of_ranks), *answer.notes),
+        counts=compared.counts,
     )
 
 
-def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
+def _diverging(
+    compared: Compared,
+    scene: Scene,
+    unchanged: tuple[str, ...],
+    separate: tuple[Separate | None, Separate | None],
+) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    options, reach = compared.options, compared.reach
-    scene = Scene(best, compared.outcomes)
-    first, reason = scene.first, scene.cause.reason
-    code, scene.settings = _explained(compared, scene)
-    training, evaluation = separately(compared)
-    place, why = answer_of_both(scene, training, evaluation)
+    options, reach, first = compared.options, compared.reach, scene.first
+    training, evaluation = separate
+    place, why = _answer_of_both(scene, training, evaluation)
     if reach is not None:
         place = leaves_words(reach, first) + place
-    place, why, later = at_the_end(scene, place, why)
+    place, why, later = _at_the_end(scene, compared.ending, place, why)
     sentence = f"{place}: {why}"
-    before = agreeing_lines(scene)
-    unexplained = nothing_changed(scene.runs, scene.settings, code, scene.cause, rounding=scene.rounding)
-    trees = tree_at(best.paired.a.modules), tree_at(best.paired.b.modules)
-    renamed = reason in {"structure", "initial"}
+    before = _agreeing_lines(scene)
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        evidence=(*before, *lines_of(scene), *together(scene), *unexplained),
+        evidence=(*before, *_lines_of(scene), *together(scene), *unchanged),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
-        settings=scene.settings,
-        findings=_present(code, reach),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
-        suggestions=suggest_renames(best.paired.a, best.paired.b, options.rename) if renamed else (),
-        map=best.heat.result() if best.heat is not None else None,
-        tree=tree_of(scene.step, *trees, first, scene.cause) if options.want_map else (),
+        tree=tree_of(scene.step, first, scene.cause) if options.want_map else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, first.site),
         training=training or Separate(Verdict.DIVERGED, sentence, first),
@@ -125,20 +105,40 @@ def _diverging(compared: Compared, best: RankOutcome) -> DiffResult:
     )
 
 
-def _explained(compared: Compared, scene: Scene | None = None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs, and which settings do, the strongest explanation of a divergence first."""
+class _Explained(NamedTuple):
+    """How what the runs were made of differs.
+
+    Attributes:
+        code: how the source differs; None where either run has no digests of its files.
+        settings: those that differ, the strongest explanation of a divergence first.
+        of_ranks: sentences on those that differ on some ranks alone.
+        unchanged: of runs that diverge, the sentence that nothing on record differs which could explain it; empty else.
+    """
+
+    code: CodeChanges | None
+    settings: tuple[SettingChange, ...]
+    of_ranks: list[str]
+    unchanged: tuple[str, ...]
+
+
+def _explained(compared: Compared, scene: Scene | None) -> _Explained:
+    """How the source and the settings differ."""
     a, b = compared.a, compared.b
-    code, blame, rounding = code_changes(a, b, scene), Blame(), False
+    code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
     if scene is not None:
         tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
         rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
         blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    return code, with_code(setting_changes(a, b, blame), code, rounding=rounding)
-
-
-def _present(*findings: Finding | None) -> tuple[Finding, ...]:
-    return tuple(one for one in findings if one is not None)
+    differ = setting_changes(a, b, blame)
+    of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
+    settings = with_code(differ, code, rounding=rounding)
+    if scene is not None:
+        scene.settings = settings
+    if scene is None:
+        return _Explained(code, settings, of_ranks, ())
+    unchanged = nothing_changed(scene.runs, settings, code, scene.cause, rounding=scene.rounding)
+    return _Explained(code, settings, of_ranks, unchanged)
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
@@ -151,61 +151,129 @@ def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | Non
     return tuple(everything if limit is None else everything[:limit])
 
 
-def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
-    """That later steps were not compared, where it would have taken long."""
-    unopened = [outcome for outcome in outcomes if outcome.unopened]
-    if not unopened:
-        return []
-    which = f"{sum(outcome.unopened for outcome in unopened):,} later steps, over all ranks,"
-    if len(outcomes) == 1:
-        which = f"Steps after {int(unopened[0].paired.steps[-1])}"
-    return [f"{which} were not compared: the first divergence does not depend on them (--map compares them all)."]
+# --- the sentence, and what it rests on
 
 
-def _state_notes(compared: Compared) -> Iterator[str]:
-    """Runs that did not end, or have not yet."""
-    for name, run in compared.runs:
-        last = run.last_step
-        until = f"up to and including step {last}" if last is not None else "no complete step"
-        if run.state.value == "running":
-            yield f"Run {name} is still being written: {until} is compared."
-        elif run.state.value == "interrupted":
-            yield f"Run {name} was interrupted: it holds {until}."
-        yield from (f"Run {name}: {sentence}." for sentence in run.endings)
-        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
-            yield f"Run {name} does not hold {text}: nothing is said of what was there."
+_ROOM = 240
+"""Characters that the likely causes may take in the first sentence."""
 
 
-def _missing_notes(compared: Compared) -> Iterator[str]:
-    """Ranks, files and steps that only one run has."""
-    runs: dict[str, Run] = dict(compared.runs)
-    for name, run in runs.items():
-        missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
-        if missing and not compared.as_one:
-            ranks = ", ".join(map(str, missing[:8])) + ("..." if len(missing) > 8 else "")
-            yield f"Only run {name} has rank{'s' * (len(missing) > 1)} {ranks}: not compared."
-    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-        saved = {
-            name: {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT.value}
-            for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
-        }
-        for name, names in saved.items():
-            if alone := names - saved[OTHER[name]]:
-                yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
-        for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
-            if steps:
-                ended = f" (run {OTHER[name]} was ended at its first divergence)"
-                why = ended if runs[OTHER[name]].manifest.get("stopped") is True else ""
-                yield f"Only run {name} has step{'s' * (len(steps) > 1)} {_ranges(steps)}: not compared{why}."
+def _place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
+    """The answer: the place, and what differs there and why; `head` is what stands before the place."""
+    first, cause = scene.first, scene.cause
+    where = first.step_words
+    reduced = ranks.summed(scene)
+    where += ", backward" if reduced else ranks.where(scene)
+    if first.site.phase is Phase.RECOMPUTE:
+        where += ", recomputed"
+    elif first.site.evaluates and "evaluation" not in head:
+        where += ", in evaluation"
+    why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
+    if cause.grown and not reduced and cause.reason != Split.word:
+        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
+    why += unseeded_sentence(scene)
+    settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
+    blamed = [
+        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
+    ]
+    if blamed and not scene.lost:
+        lead = " It likely comes from" if tuned(scene) else " Likely cause:"
+        causes = [describe(change) for change in blamed[:3]]
+        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
+        why += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
+    return f"{head} {where}", why
 
 
-def _ranges(steps: Sequence[int]) -> str:
-    """Steps as ranges: `3, 5-9`."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][1] + 1:
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
-    return shown + (", ..." if len(runs) > 6 else "")
+def _agreeing_lines(scene: Scene) -> tuple[str, ...]:
+    """What agrees before the first divergence: steps, and records of its step, one sentence each."""
+    clauses = []
+    if scene.steps_before:
+        last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
+        how = " within tolerance" if scene.tolerated else " in what was selected" if scene.narrowed else " entirely"
+        clauses.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
+    equal, within, unseen, formed, other = scene.agreeing_before.values()
+    if equal or within:
+        every = equal + within + unseen + formed + other
+        verb = "is" if equal == 1 else "are"
+        much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
+        rest = [f"{within:,} within tolerance"] if within else []
+        rest += [f"{unseen:,} not observed in both runs"] if unseen else []
+        rest += [f"{formed:,} in another form"] if formed else []
+        rest += [f"{other:,} different"] if other else []
+        also = f"; {', '.join(rest)}" if rest else ""
+        clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
+    return tuple(clauses)
+
+
+def _lines_of(scene: Scene) -> tuple[str, ...]:
+    """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
+    clauses = []
+    if scene.tolerated:
+        clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
+    clauses += lines(scene.cause.evidence)
+    if scene.calls and scene.cause.reason != "structure":
+        name, one, two = scene.calls
+        clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
+    if scene.cause.reason != "rng":
+        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
+    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+        own = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
+    return tuple(clauses + reason_named(scene.tells).evidence(scene))
+
+
+# --- training and evaluation
+
+
+def _answer_of_both(scene: Scene, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
+    """The place, and what differs there and why, with what is known of the other of the two."""
+    if training is None or evaluation is None:
+        return _place_and_why(scene)
+    if scene.site.evaluates and training.verdict is Verdict.SAME:
+        subject = subject_of("Training", narrowed=scene.narrowed)
+        return _place_and_why(scene, f"{subject} the same ({training.extent}); evaluation diverges at")
+    place, why = _place_and_why(scene)
+    other = _beside(training, "Training") if scene.site.evaluates else _beside(evaluation, "Evaluation")
+    return place, f"{why} {other}"
+
+
+def _beside(separate: Separate, name: str) -> str:
+    """The answer for one of the two, after that for the other."""
+    if separate.verdict is Verdict.UNDECIDED:
+        return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
+    if separate.first is not None:
+        return diverges_words(name, separate.first, too=True)
+    return separate.sentence
+
+
+# --- a run that ended by an exception
+
+
+def _at_the_end(scene: Scene, end: Raised | None, place: str, why: str) -> tuple[str, str, str]:
+    """Place and why where a run ended by an exception, and a note of that; "" where there is no note.
+
+    The exception comes first where the first divergence is in the step that it cut off. Where that is only what the
+    run did not come to any more, the exception is the whole answer.
+    """
+    if end is None:
+        return place, why, ""
+    if cut_short(scene) is None:
+        return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
+    agreed = _last_agreed(scene)
+    until = f"The last record that agrees is {agreed}."
+    if not agreed:
+        until = f"In this step nothing agrees before; {scene.all_before}."
+    where = f"Run {end.side} ended by an exception in {scene.first.step_words} where run {OTHER[end.side]} goes on"
+    how = f"{end.words}. {until}"
+    return (where, how, "") if scene.lacks == end.side else (f"{where}: {how} {place}", why, "")
+
+
+def _last_agreed(scene: Scene) -> str:
+    """What the last record of the step is that agrees before the first divergence; "" where none does."""
+    step = scene.step
+    agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < scene.first.sequence)
+    numbers = np.flatnonzero(agree)
+    if not len(numbers):
+        return ""
+    last = int(numbers[np.argmax(step.table.order_of[numbers])])
+    return what(step.alignment.site(last))

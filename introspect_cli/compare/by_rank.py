@@ -1,35 +1,47 @@
-"""Ranks of two runs compared one by one, wherever there is a processor.
+"""Two runs compared rank by rank, wherever there is a processor; or all ranks of each as one.
 
 Thousands of ranks are compared in groups, each by a task that opens those ranks alone. What comes back of a rank is
 small: how much was compared and counted, and its first divergence. The answer is made of these; only of the rank that
 diverges first more is needed, steps and names, so that one is compared once more by whoever asks.
+
+One run that evaluates another way may train the same, and a reader who is told "diverged" looks for a fault in
+training that is not there. Evaluation touches training only through what training's own records show: random states,
+parameters, buffers. So the steps are walked once for each, with the other's records masked, though a reason still
+knows of all of them. The first divergence is the earlier of the two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
-from introspect_cli.compare.compared import first_of
+import numpy as np
+
+from introspect_cli.compare.compared import Compared
+from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.join.distance import Tensors
-from introspect_cli.compare.join.resume import checkpoints_read, detected_offset
-from introspect_cli.compare.join.steps import Sides
+from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
-from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.reasons.documents import tensor_files
-from introspect_cli.compare.structure import changes_of
-from introspect_cli.compare.training import add_evaluation
+from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
+from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.walk import compare_rank
-from introspect_cli.records import perturbed_by
-from introspect_cli.store.rank_reader import expect
+from introspect_cli.errors import UsageError
+from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.store.pieces import fetch
 from introspect_cli.store.spread import MANY, tasks_of
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.join.split import Splits
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Task, Work
     from introspect_cli.store.whole import Reader
@@ -70,31 +82,31 @@ class Pair:
     ) -> RankOutcome:
         """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
-        a, b, match = self.a, self.b, correspond(one, two, options)
+        by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
+        match = correspond(one, two, options, by_labels)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
-        sides = Sides(
+        comparison = Comparison(
             rank=one.rank,
             a=one,
             b=two,
-            noise=tuple(run.rank(one.rank) for run in noise),
-            seeds=tuple(perturbed_by(run.manifest) for run in noise),
-            manifest_a=a.manifest,
-            manifest_b=b.manifest,
-            tensors=Tensors(a, b),
-            rename=match.rename,
+            manifests=(self.a.manifest, self.b.manifest),
+            tensors=Tensors(self.a, self.b),
+            options=options,
+            noise=tuple((run.rank(one.rank), run.manifest) for run in noise),
+            match=match,
             splits=splits,
-            read=(
-                {**self.files[0], **checkpoints_read(a.settings_of(one.rank).get(DOCUMENT))},
-                {**self.files[1], **checkpoints_read(b.settings_of(two.rank).get(DOCUMENT))},
-            ),
+            files=self.files,
             ends=self.ends,
         )
         offset, note = options.offset, ""
         if offset is None:
-            offset, note = detected_offset(sides, same_size=self.same_size)
-        outcome = compare_rank(sides, options, offset)
-        outcome.match = match
-        add_evaluation(outcome, sides, options)
+            offset, note = detected_offset(comparison, by_labels, same_size=self.same_size)
+        comparison = replace(comparison, offset=offset)
+        outcome = compare_rank(comparison)
+        if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
+            alone = replace(comparison, a=self.a.rank(self.a.ranks[0]), b=self.b.rank(self.b.ranks[0]), splits=None)
+            outcome.resumption = resumption_of(alone, is_cut=splits.differ)
+        _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
@@ -105,13 +117,69 @@ class Pair:
         return self.compare((self.a.rank(rank), self.b.rank(rank)), options)
 
 
+def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
+    """Compare each rank with its partner; where the runs are split up differently, all ranks of each as one.
+
+    Where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees.
+    """
+    ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
+    if options.ranks and not ranks:
+        raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
+    pair = Pair.of(a, b, noise)
+    wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
+    if wholes is not None:
+        compared = _as_wholes(pair, wholes.options, wholes)
+        first = compared.outcomes[0].first
+        multiple = first is not None and first.scale is not None
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed and compared.diverges):
+            return compared
+    return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
+
+
+def _as_wholes(pair: Pair, options: DiffOptions, wholes: Wholes) -> Compared:
+    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
+    outcome = pair.compare(wholes.readers, options, wholes.splits)
+    first, runs = outcome.first, (pair.a, pair.b)
+    outcome.notes = [
+        *(_copies_note(first, runs) if first is not None else ()),
+        *wholes.notes,
+        *outcome.notes,
+        *(["The noise runs are not used: they say nothing of what another layout changes."] if pair.noise else ()),
+    ]
+    return Compared(*runs, options, [outcome], wholes.splits)
+
+
+def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    notes = [
+        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+        for summary, name in ((first.a, "a"), (first.b, "b"))
+        if summary is not None and summary.joined is Joined.COPIES
+    ]
+    return [*notes, *_samples_note(first, runs)]
+
+
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+        return []
+    shapes = first.a.layout.shape, first.b.layout.shape
+    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
+        return []
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
+            size = count(run.world_size, "rank")
+            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
+    return []
+
+
 def compare_group(task: Task) -> list[RankOutcome]:
     """Compare some ranks."""
     manifests, options, pair = task.given
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
-        expect((runs[0].rank(rank) for rank in task.ranks), 0, -1)
+        fetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
         pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
         return [_closed(pair.compare_rank(rank, options)) for rank in task.ranks]
 
@@ -133,7 +201,7 @@ def compare_ranks(
         options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
     )
     if work is None:
-        expect((pair.a.rank(rank) for rank in ranks), 0, -1)  # which are asked what was not seen
+        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
     if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
         return [pair.compare_rank(rank, options) for rank in ranks]
     less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options
@@ -147,7 +215,8 @@ def compare_ranks(
     outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
-    best, structural = first_of(outcomes), next((outcome for outcome in outcomes if outcome.structural), None)
+    best = Compared(pair.a, pair.b, options, outcomes).best
+    structural = next((outcome for outcome in outcomes if outcome.structural), None)
     for at, outcome in enumerate(outcomes):
         if outcome is best or outcome is structural:
             outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
@@ -164,11 +233,10 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     """An outcome without readers and steps, and what is asked of the rank alone that diverges first."""
     nobody = cast("Reader", None)  # until `_opened`
     alone = {evaluation: _closed(part) for evaluation, part in _alone(outcome).items()}
-    structure = outcome.structure
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
-        structural=structure is not None and bool(changes_of(structure, outcome.match, same=False)),
+        structural=outcome.structure is not None and outcome.structure.differs,
         cause=None,
         step=None,
         heat=None,
@@ -186,3 +254,81 @@ def _opened(pair: Pair, outcome: RankOutcome) -> RankOutcome:
     for one in (outcome, *_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
+
+
+# --- training and evaluation alone
+
+
+def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
+    """Give an outcome its steps of evaluation, and as its first divergence the earlier of training's and evaluation's.
+
+    Where ranks are put together, evaluation is not told apart.
+    """
+    options = comparison.options
+    if outcome.gathered is not None:
+        return
+    paired, (sites_a, sites_b) = outcome.paired, comparison.sites
+    outcome.paired = replace(
+        paired,
+        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
+        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
+    )
+    if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
+        return
+    steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
+    if outcome.first is None:
+        outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
+        return
+    outcome.evaluated = tuple(steps)
+
+    @cache
+    def alone(evaluation: bool) -> RankOutcome:
+        narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
+        part = compare_rank(replace(comparison, options=narrow))
+        part.evaluated = outcome.evaluated
+        return part
+
+    outcome.alone = alone
+    parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
+    _adopt(outcome, parts, options)
+
+
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
+    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
+    if tail != 1 or only[-1] not in reader:
+        return tail
+    numbers = np.asarray(reader.read(only[-1]).site)
+    start = sites.phase[numbers] == phase_code(Phase.START)
+    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
+    return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
+
+
+def _mask(sites: Columns, options: DiffOptions) -> Mask:
+    """By site number of a run, what belongs to evaluation and was selected."""
+    mask = selected(sites.kind, sites.fqn, options.kinds, options.modules)
+    return mask & evaluating(sites.phase, sites.fqn)
+
+
+def _evaluated(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
+    """The compared steps in which both runs have an evaluation."""
+    if not (mask_a.any() and mask_b.any()):
+        return
+    for entry_a, entry_b in paired:
+        if all(
+            mask[np.asarray(reader.read(entry.step).site)].any()
+            for reader, entry, mask in ((paired.a, entry_a, mask_a), (paired.b, entry_b, mask_b))
+        ):
+            yield entry_a.step
+
+
+def _adopt(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
+    """Make the earliest first divergence of the parts that of the whole, also in what is listed."""
+    firsts = [(part.first, part) for part in parts if part.first is not None]
+    if not firsts:
+        return
+    first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))
+    listed = [other for other in outcome.listed if (other.step, other.site) != (first.step, first.site)]
+    outcome.first, outcome.cause, outcome.step, outcome.tolerated = first, part.cause, part.step, part.tolerated
+    outcome.origins = part.origins
+    room = len(outcome.listed) if options.whole_step else options.limit
+    outcome.listed = [first, *listed][:room]

@@ -17,8 +17,6 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.checkpoint_forms import Form
-
 
 _NAMED = 3
 _SETTINGS = 4
@@ -42,6 +40,23 @@ class Cast:
     tensors: tuple[Divergence, ...]
     rounded: bool | None
     farthest: float | None
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor of a that is in b in another form.
+
+    Attributes:
+        a: its name, or those of several that are one in b, in their order.
+        b: its name in b, or those of several.
+        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
+        proven: whether the elements are the same; None where they could not be compared.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    form: str
+    proven: bool | None
 
 
 @dataclass
@@ -129,20 +144,15 @@ def sentence_of(
     if verdict is Verdict.SAME:
         if settings:
             rest.append(f"what differs beside them: {some([describe(change) for change in settings], _SETTINGS)}")
-        form = (
-            ", in part in another form"
-            if any(each.form not in ("tied", "constant") for each in differences.forms)
-            else ""
-        )
+        other = any(each.form not in ("tied", "constant") for each in differences.forms)
+        form = ", in part in another form" if other else ""
         same = f"The checkpoints hold the same{' values' if form else ''}"
         same = "The checkpoints agree" if differences.within else same
         return f"{_at(differences) or same}{form}: {_all_equal(differences)}.", rest
     clauses = [*_differ(differences), *_cast(differences), *_shapes(differences), *_lacking(differences)]
     if not clauses:  # forms that are not proven
-        return (
-            f"The checkpoints hold the same numbers, in part in another order: {_all_equal(differences)} otherwise.",
-            rest,
-        )
+        same = "The checkpoints hold the same numbers, in part in another order"
+        return f"{same}: {_all_equal(differences)} otherwise.", rest
     (lead, *others), moment = clauses, differences.moment
     model_differs = any(each.site.kind in MODEL for each in differences.every)
     if differences.run and not model_differs:
@@ -170,8 +180,7 @@ def _at(tensors: Differences) -> str:
 def _also(differences: Differences) -> list[str]:
     clauses = [f"run {differences.run} has the same {some(differences.alike)}"] if differences.alike else []
     if differences.unrecorded:
-        names = some([_name(tensor) for tensor in differences.unrecorded])
-        clauses.append(f"not compared, for one side alone has it on record: {names}")
+        clauses.append(f"not compared, for one side alone has it on record: {_names(differences.unrecorded)}")
     return clauses
 
 
@@ -202,6 +211,10 @@ def _name(tensor: Divergence) -> str:
     return f"{tensor.site.fqn}{tensor.site.path}"
 
 
+def _names(tensors: Iterable[Divergence]) -> str:
+    return some([_name(tensor) for tensor in tensors])
+
+
 def _differ(differences: Differences) -> list[str]:
     """Clauses on tensors whose values differ, a kind after the other."""
     clauses = []
@@ -222,7 +235,7 @@ def _where(members: Sequence[Divergence]) -> str:
         return f": {', '.join(_name(tensor) + _far(tensor) for tensor in members)}"
     measured = [member for member in members if member.rel_l2 is not None]
     if not measured:
-        return f": {some([_name(tensor) for tensor in members])}"
+        return f": {_names(members)}"
     farthest = measured[0]
     least = min(member.rel_l2 or 0.0 for member in measured)
     most = farthest.rel_l2 or 0.0
@@ -254,7 +267,7 @@ def _cast(differences: Differences) -> list[str]:
         number = len(cast.tensors)
         kinds = {tensor.site.kind for tensor in cast.tensors}
         what = (
-            _name(cast.tensors[0]) if number == 1 else f"{number:,} of {_of(differences, kinds | set(MODEL)):,} tensors"
+            f"{number:,} of {_of(differences, kinds | set(MODEL)):,} tensors" if number > 1 else _name(cast.tensors[0])
         )
         text = f"{what} {'is' if number == 1 else 'are'} {cast.a} in a and {cast.b} in b"
         coarse = max((cast.a, cast.b), key=lambda name: ROUNDING.get(name, 0.0))
@@ -284,7 +297,7 @@ def _shape(tensor: Divergence, side: str) -> str:
 
 def _lacking(differences: Differences) -> list[str]:
     return [
-        f"{side} lacks {count(len(only), 'tensor')} of {other}: {some([_name(tensor) for tensor in only])}"
+        f"{side} lacks {count(len(only), 'tensor')} of {other}: {_names(only)}"
         for only, side, other in zip(differences.only, "ba", "ab", strict=True)
         if only
     ]

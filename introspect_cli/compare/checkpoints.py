@@ -2,8 +2,9 @@
 
 A checkpoint is one moment, so nothing happens first and nothing follows from anything: the answer counts tensors.
 What the comparison of runs found out record by record is sorted here. A tensor that one side lacks may be there under
-another name (tied weights are saved once or twice), transposed, or as a part of a larger one (`checkpoint_forms`); one
-of another element type may hold the same values rounded, which the elements prove where both files can be read again.
+another name (tied weights are saved once or twice), transposed, or as a part of a larger one. Checksums find equal bits
+under other names; extrema and moments, which neither order nor cutting changes, find what may be transposed or a part;
+one of another element type may hold the same values rounded. The elements prove it where both files can be read again.
 """
 
 from __future__ import annotations
@@ -11,57 +12,36 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_forms import Forms
-from introspect_cli.compare.checkpoint_words import Cast, Differences, sentence_of
+from introspect_cli.compare.checkpoint_words import Cast, Differences, Form, sentence_of
 from introspect_cli.compare.element.elements import rounded
 from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.moment import MODEL, changed, prefixes
+from introspect_cli.compare.match.flow import values_of
+from introspect_cli.compare.match.parameters import Merge, parameters, same_numbers
+from introspect_cli.compare.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
 from introspect_cli.records import Kind, Phase, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.match.parameters import Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.reader import Run
 
-_OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
-"""Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
+_PERMUTED = 4
+"""Parts of one tensor that are put together in every order."""
 _COUNTS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
 """Settings that say how far a training is."""
-
-
-def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
-    """The options under which checkpoints are compared: names count, and all that differs is looked at.
-
-    Where hardly a name is shared, but most are with another beginning, that is a renaming: values of two steps differ,
-    and could not tell it.
-    """
-    options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
-    names = [_names(run) for run in (a, b)]
-    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
-        return options
-    change = old, new = prefixes(*names)
-    shared = sum(changed(name, change) in names[1] for name in names[0])
-    if old == new or 2 * shared < min(map(len, names)):
-        return options
-    pattern = f"^{re.escape(old)}\\." if old else _OF_A_MODEL
-    return replace(options, rename=((pattern, f"{new}." if new else ""),))
-
-
-def _names(run: Run) -> dict[str, None]:
-    """Names of the model's tensors."""
-    sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
-    return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
@@ -77,6 +57,8 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     names = [change.text for change in renamed]
     if not asked.rename and outcome.match.patterns and not differences.run:
         names += _prefixed(*outcome.match.patterns[0])
+    # what the files do not tell; not what captures of runs leave out
+    notes = [f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]]
     sentence, evidence = sentence_of(differences, verdict, names, settings)
     listed = [*differences.differ, *(one for cast in differences.casts for one in cast.tensors)]
     listed = [*differences.shapes, *differences.only[0], *differences.only[1], *sorted(listed, key=_farthest_first)]
@@ -91,7 +73,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         first=first,
         candidates=(first,) if first is not None else (),
         divergences=tuple(listed if asked.limit is None or asked.whole_step else listed[: asked.limit]),
-        notes=tuple(_notes(runs)),
+        notes=tuple(notes),
         suggestions=(),
         counts=replace(answer.counts, diverged=len(listed)),
         training=None,
@@ -104,15 +86,10 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
 
 def _prefixed(pattern: str, new: str) -> list[str]:
     """That names have another beginning, in words."""
-    old = "" if pattern == _OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
+    old = "" if pattern == OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
     if old and new:
         return [f"{old} before names in a is {new} in b"]
     return [f"names in {'a' if old else 'b'} have {old or new} before them"]
-
-
-def _notes(runs: tuple[Run, Run]) -> list[str]:
-    """What the files do not tell; not what captures of runs leave out."""
-    return [f"{name}: {text}." for run, name in zip(runs, "ab", strict=True) for text in run.manifest["not_observed"]]
 
 
 def _sorted(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
@@ -237,3 +214,118 @@ def _rounded(array: Any, dtype: str) -> Any:
         with np.errstate(over="ignore"):
             return array.astype(dtype)
     return None
+
+
+# --- the same in another form
+
+
+class Forms:
+    """Tensors that one side lacks by name, looked for on the other in another form."""
+
+    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
+        rename: Rename = outcome.match.rename or str
+        self.runs, self.matched = runs, list[Form]()
+        changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
+        self.every = tuple(map(_model, runs, changes))
+        self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
+        self.settled: tuple[set[str], set[str]] = set(), set()
+        self.left = tuple(
+            {name: values[name] for value in side if (name := value.site.fqn) in values}
+            for side, values in zip(only, self.every, strict=True)
+        )
+
+    def look(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
+        """Look for all of them; of tensors that have another shape, those that are left."""
+        for side in (0, 1):
+            every, left = self.every[1 - side], self.left[1 - side]
+            self._tied(side, {value.checksum: name for name, value in every.items() if name not in left})
+        turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
+        matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
+        for one, two in matched.pairs:
+            a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
+            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
+        for merge in matched.merges:
+            self._merge(merge)
+        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
+            self._tied(side, {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs})
+        self._constants(only)
+        for name in turned:
+            self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
+        return [shape for shape in shapes if shape.site.fqn not in turned]
+
+    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
+        self.matched.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        self.settled[0].update(a)
+        self.settled[1].update(b)
+        for side, names in zip(self.left, (a, b), strict=True):
+            for name in names:
+                side.pop(name, None)
+
+    def _tied(self, side: int, others: Mapping[int, str]) -> None:
+        for name, value in list(self.left[side].items()):
+            if value.checksum in others:
+                other = others[value.checksum]
+                a, b = (name, other) if side == 0 else (other, name)
+                self._add((a,), (b,), "tied", proven=True)
+
+    def _constants(self, only: Sequence[Sequence[Divergence]]) -> None:
+        """Tensors that hold one number all over are equal to as many others that do, whichever is which."""
+        alike: list[dict[int, list[str]]] = [{}, {}]
+        for side, members in enumerate(only):
+            for member in members:
+                summary = member.a if side == 0 else member.b
+                if member.site.kind in MODEL and member.site.fqn not in self.settled[side] and summary is not None:
+                    alike[side].setdefault(summary.checksum, []).append(member.site.fqn)
+        for checksum, names in alike[0].items():
+            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
+                self._add((a,), (b,), "constant", proven=True)
+
+    def _tensor(self, side: int, name: str) -> Any:
+        return self.runs[side].tensor(self.every[side][name].checksum)
+
+    def _is_turned(self, a: str, b: str) -> bool | None:
+        """Whether two tensors hold the same elements, one transposed or in another shape; None where nobody knows."""
+        one, two = self._tensor(0, a), self._tensor(1, b)
+        if one is None or two is None:
+            return None
+        forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
+        return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
+
+    def _has_same_numbers(self, name: str) -> bool:
+        """Whether a tensor that has another shape under its name holds the same numbers."""
+        one, two = (side.get(name) for side in self.every)
+        return one is not None and two is not None and same_numbers(one.moments, two.moments)
+
+    def _merge(self, merge: Merge) -> None:
+        """Tensors of one that are one in the other, put together and compared."""
+        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
+        members, result = merge.parts, merge.whole
+        one, pieces = self._tensor(whole, result), [self._tensor(parts, name) for name in members]
+        order: Sequence[int] | None = None
+        readable = one is not None and all(piece is not None for piece in pieces)
+        if readable:
+            every = permutations(range(len(pieces))) if len(pieces) <= _PERMUTED else [tuple(range(len(pieces)))]
+            order = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
+        together = tuple(members[at] for at in order or range(len(members)))
+        a, b = (together, (result,)) if parts == 0 else ((result,), together)
+        self._add(a, b, "merged", proven=order is not None if readable else None)
+
+
+def _model(run: Run, rename: Rename) -> dict[str, Value]:
+    """The telling tensors of a model by their names in b."""
+    values = [value for value in values_of(run.rank(0), 0) if value.site.kind in MODEL]
+    named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
+    return {value.site.fqn: value for value in named}
+
+
+def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
+    """Whether tensors, or their transposes, put together along one dimension are another one."""
+    for forms in (pieces, [piece.T for piece in pieces]):
+        for axis in range(whole.ndim):
+            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
+            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
+                joined = np.concatenate(forms, axis)
+                if joined.shape == whole.shape and np.array_equal(joined, whole):
+                    return True
+    return False

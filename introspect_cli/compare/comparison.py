@@ -15,8 +15,6 @@ import numpy as np
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.join.gathered import Gathered
-from introspect_cli.compare.join.read_on import ReadOn, read_on
-from introspect_cli.compare.join.resume import Goes, goes_on
 from introspect_cli.compare.join.sites import (
     KINDS,
     Alignment,
@@ -28,8 +26,11 @@ from introspect_cli.compare.join.sites import (
     of_kinds,
     phase_code,
 )
+from introspect_cli.compare.join.steps import Sides
 from introspect_cli.compare.match.names import owner_of, with_ancestors
 from introspect_cli.compare.reach import NoiseFloor, Reached
+from introspect_cli.compare.resumed.began import ReadOn, read_on
+from introspect_cli.compare.resumed.goes_on import Goes, goes_on
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -38,13 +39,12 @@ from introspect_cli.compare.watched import (
     notices_all_draws,
     observed_kinds,
 )
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, perturbed_by
 from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.records import ModuleInfo
@@ -53,31 +53,29 @@ _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _ACTIVATIONS = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """One rank of both runs.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison(Sides):
+    """One rank of both runs, and what counts of it.
 
     Attributes:
-        sides: the runs.
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
     """
 
-    sides: Sides
     options: DiffOptions
-    offset: int
-    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list)
-    _rounded: set[int] = field(default_factory=set)
+    offset: int = 0
+    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
+    _rounded: set[int] = field(default_factory=set, init=False)
 
     @cached_property
     def alignment(self) -> Alignment:
         """Both runs' sites under one numbering."""
-        return align(columns(self.sides.a.sites, self.sides.rename), columns(self.sides.b.sites))
+        return align(*self.sites)
 
     @property
     def layouts(self) -> tuple[Layouts, Layouts]:
         """Lookup tables over the layouts of both; where ranks are put together, a step may have brought new ones."""
-        one, two = self.sides.a.layouts, self.sides.b.layouts
+        one, two = self.a.layouts, self.b.layouts
         last = self._layouts[-1] if self._layouts else None
         if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
             last = Layouts(one), Layouts(two)
@@ -92,7 +90,7 @@ class Comparison:
             step_b: of run b.
             now: whether both runs compute so in this step, which later ones rest on.
         """
-        unseen = any(at and at - 1 not in run for at, run in ((step, self.sides.a), (step_b, self.sides.b)))
+        unseen = any(at and at - 1 not in run for at, run in ((step, self.a), (step_b, self.b)))
         if now or unseen:
             self._rounded.add(step)
         return unseen or any(earlier < step for earlier in self._rounded)
@@ -102,8 +100,8 @@ class Comparison:
     @cached_property
     def gathered(self) -> Gathered | None:
         """Compares what was gathered from several ranks; None where ranks are compared one by one."""
-        whole = isinstance(self.sides.a, WholeReader) or isinstance(self.sides.b, WholeReader)
-        return Gathered(self.sides) if whole else None
+        whole = isinstance(self.a, WholeReader) or isinstance(self.b, WholeReader)
+        return Gathered(self) if whole else None
 
     @cached_property
     def compared(self) -> Mask:
@@ -112,9 +110,9 @@ class Comparison:
         mask = alignment.mask(frozenset(), ())
         if self.gathered is not None:
             mask = mask & (alignment.kind != kind_code(Kind.RNG))
-            if self.sides.splits is not None and self.sides.splits.folded:  # operators are numbered through all calls
+            if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
                 mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
-        return np.asarray(mask & ~draws_at_other_moments(alignment, self.sides.manifest_a, self.sides.manifest_b))
+        return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
 
     @cached_property
     def chosen(self) -> Mask:
@@ -131,17 +129,16 @@ class Comparison:
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
         """By site, whether it is a divergence that a alone has it, and that b alone has it."""
-        sides = self.sides
-        same_start = sides.a.entry(0).step == sides.b.entry(0).step + self.offset
-        return covered(self.alignment, sides.manifest_a, sides.manifest_b, same_start=same_start)
+        same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
+        return covered(self.alignment, *self.manifests, same_start=same_start)
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """What each noise run differs from a by, as far as it was read."""
         sites_a = self.alignment.a
         return [
-            NoiseFloor(align(sites_a, columns(noise.sites, self.sides.rename)), len(sites_a), seed)
-            for noise, seed in zip(self.sides.noise, self.sides.seeds, strict=True)
+            NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), perturbed_by(manifest))
+            for noise, manifest in self.noise
         ]
 
     @cached_property
@@ -158,11 +155,11 @@ class Comparison:
         """
         if self.options.strict:
             return None
-        alignment, sides = self.alignment, self.sides
+        alignment = self.alignment
         random = alignment.kind == kind_code(Kind.RNG)
         alone = of_kinds(alignment.kind, _ACTIVATIONS) | alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
-        held = _named_in(sides.a.modules, sides.rename or str), _named_in(sides.b.modules, str)
+        held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
         if missing:
@@ -187,7 +184,7 @@ class Comparison:
         """Which run goes on from where the other has been; None where neither does."""
         if self.gathered is not None:
             return None
-        return goes_on(self.sides, self.offset, asked=self.options.offset is not None)
+        return goes_on(self, self.offset, asked=self.options.offset is not None)
 
     def goes_on_at(self, step: int) -> bool:
         """Whether a step of a is the one at which a resumed run goes on."""
@@ -200,11 +197,6 @@ class Comparison:
         return None if self.goes is None or self.options.strict else read_on(self.goes)
 
     # --- what was watched
-
-    @property
-    def manifests(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Those of run a and run b."""
-        return self.sides.manifest_a, self.sides.manifest_b
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
@@ -243,7 +235,7 @@ class Comparison:
     @cached_property
     def began(self) -> frozenset[str]:
         """FQNs of the parameters and buffers that both captures began with."""
-        readers = (self.sides.a, self.alignment.a), (self.sides.b, self.alignment.b)
+        readers = (self.a, self.alignment.a), (self.b, self.alignment.b)
         codes = [kind_code(kind) for kind in _TENSORS]
         one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
         return frozenset(one & two)

@@ -7,18 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer import answer_for
-from introspect_cli.compare.by_rank import Pair, compare_ranks
-from introspect_cli.compare.compared import Compared
+from introspect_cli.compare.by_rank import compared_runs
 from introspect_cli.compare.element.closeup import samples_note
-from introspect_cli.compare.findings import StructureChange
-from introspect_cli.compare.join.split import Splits, splits_of
-from introspect_cli.compare.join.wholes import copies_note, layouts_note, same_layout, stages_note, tolerances, wholes
 from introspect_cli.compare.match.names import parse_rename, renamer
 from introspect_cli.compare.match.port_answer import by_flow
-from introspect_cli.compare.moment import is_checkpoint
+from introspect_cli.compare.moment import is_checkpoint, strictly
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.origins import with_origins
-from introspect_cli.compare.outcome import unchanged
 from introspect_cli.compare.reasons.module import fault_sentence, on_one_device
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.watched import chooses_modules
@@ -73,28 +68,14 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
-        from introspect_cli.compare.checkpoints import of_checkpoints, strictly
+        from introspect_cli.compare.checkpoints import of_checkpoints
 
         options = strictly(options, a, b)
-    ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
-    if options.ranks and not ranks:
-        raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
-    pair = Pair.of(a, b, noise)
-    if a.ranks and b.ranks and not options.ranks:
-        alike = same_layout(a, b, work)
-        splits = splits_of(a, b, alike=alike)
-        if not alike or (splits.differ and not options.strict):
-            answer = _as_wholes(pair, options, splits, work)
-            # where only losses say how a batch is cut, they may be of two batches, unless what comes of them agrees
-            multiple = answer.first is not None and answer.first.scale is not None
-            if not (alike and splits.assumed and answer.verdict is Verdict.DIVERGED) or multiple:
-                return answer
-    outcomes = compare_ranks(pair, ranks, options, work)
-    compared = Compared(a, b, options, outcomes)
-    answer = answer_for(compared)
-    # where no value differs, what differs in structure has changed nothing
-    same = compared.best is None and (checkpoints or answer.verdict is Verdict.SAME)
-    answer = answer.with_findings(StructureChange, compared.structure(same=same))
+    compared = compared_runs(a, b, options, noise, work)
+    outcomes, answer = compared.outcomes, answer_for(compared)
+    if compared.splits is not None:
+        answer = answer if outcomes[0].resumption is None else with_origins(answer, compared)
+        return replace(answer, evidence=(*answer.evidence, *outcomes[0].samples_note()))
     if checkpoints:
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
     # what is nowhere may have been left out, and of what was left out nothing is known
@@ -105,7 +86,7 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
     answer = with_origins(answer, compared)
     if answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
-        kept = unchanged(outcomes[0]) if len(outcomes) == 1 and bitwise else ""
+        kept = compared.unchanged if bitwise else ""
         lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
         answer = replace(answer, evidence=(*answer.evidence, *lines))
     if noise and on_one_device([a, b, *noise]):  # what a against each, without tolerance, says of the device
@@ -113,26 +94,3 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
         fault = fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
         answer = replace(answer, notes=(*answer.notes, *([fault] if fault else ())))
     return answer
-
-
-def _as_wholes(pair: Pair, options: DiffOptions, splits: Splits, work: Work | None) -> DiffResult:
-    """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
-    a, b, noise = pair.a, pair.b, pair.noise
-    readers = wholes(a, b, splits, work)
-    options = tolerances(options, readers)
-    outcome = pair.compare(readers, options, splits)
-    outcome.notes = [
-        *(copies_note(outcome.first, (a, b)) if outcome.first is not None else ()),
-        layouts_note(a, b, options, splits),
-        *stages_note(readers),
-        *outcome.notes,
-        *(["The noise runs are not used: they say nothing of what another layout changes."] if noise else ()),
-    ]
-    answer = answer_for(Compared(a, b, options, [outcome]))
-    if outcome.first is None or outcome.step is None or outcome.gathered is None:
-        return answer
-    step, site = outcome.step, outcome.first.site
-    at = step.sites.index(site)
-    rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
-    lines = outcome.gathered.samples_note(step.table, rows, site.kind)
-    return replace(answer, evidence=(*answer.evidence, *lines))

@@ -8,8 +8,9 @@ down as a checkpoint of its own, and the two are compared.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.whole_names import WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import Run
 
 Tensor = tuple[str, str, str]
@@ -108,7 +111,8 @@ def _reader(run: Run) -> Reader:
         raise StoreError(f"{run.path} has no step on record")
     readers = [run.rank(rank) for rank in run.recorded]
     parted = any(layout.part is not None for layout in readers[0].layouts)
-    return WholeReader(str(run.path), readers, complete=True) if parted and len(readers) > 1 else readers[0]
+    whole = parted and len(readers) > 1
+    return WholeReader(WholeNames(str(run.path), readers), complete=True) if whole else readers[0]
 
 
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
@@ -208,6 +212,34 @@ def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -
 
 
 # --- names
+
+
+OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
+"""Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
+
+
+def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
+    """The options under which checkpoints are compared: names count, and all that differs is looked at.
+
+    Where hardly a name is shared, but most are with another beginning, that is a renaming: values of two steps differ,
+    and could not tell it.
+    """
+    options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+    names = [_names(run) for run in (a, b)]
+    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
+        return options
+    change = old, new = prefixes(*names)
+    shared = sum(changed(name, change) in names[1] for name in names[0])
+    if old == new or 2 * shared < min(map(len, names)):
+        return options
+    pattern = f"^{re.escape(old)}\\." if old else OF_A_MODEL
+    return replace(options, rename=((pattern, f"{new}." if new else ""),))
+
+
+def _names(run: Run) -> dict[str, None]:
+    """Names of the model's tensors."""
+    sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
+    return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
 def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from introspect_cli.selection import Selection
 
@@ -43,6 +43,18 @@ class DiffOptions(Selection):
     strict: bool = False
     by_value: bool = True
     evaluation: bool | None = None
+
+    def between_layouts(self, *, coarse: bool, throughout: bool = False) -> DiffOptions:
+        """The options with the tolerance that different layouts need, where none was asked for.
+
+        Between layouts of one training, parameters after AdamW were seen to differ by 2e-5, and by 1e-2 where both runs
+        compute in bfloat16 or float16 (`coarse`): so much may another order of summation change. Where no record says
+        what is computed so, all of it may be (`throughout`).
+        """
+        if self.tolerant:
+            return self
+        fine = 1e-4 if coarse and not throughout else 0.0
+        return replace(self, rtol=3e-2 if coarse or throughout else 1e-4, rtol_fine=fine, atol=1e-8)
 
     @property
     def tolerant(self) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.join.sites import KINDS, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.match.correspondence import Correspondence
-from introspect_cli.compare.reasons.words import listed, what
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Table
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import Kind, Phase
@@ -113,6 +112,15 @@ class RankOutcome:
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
 
+    def samples_note(self) -> list[str]:
+        """How many samples of the first divergence both have, where ranks share them out."""
+        if self.first is None or self.step is None or self.gathered is None:
+            return []
+        step, site = self.step, self.first.site
+        at = step.sites.index(site)
+        rows = int(step.divergences.row_a[at]), int(step.divergences.row_b[at])
+        return self.gathered.samples_note(step.table, rows, site.kind)
+
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
@@ -160,6 +168,14 @@ def records_results(table: Table) -> bool:
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
+def trains(table: Table) -> bool:
+    """Whether either run trains in the step (has a loss, a gradient, or what an update left) or begins otherwise."""
+    alignment = table.alignment
+    started = alignment.phase[table.site] == phase_code(Phase.START)
+    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
+    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
+
+
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)
@@ -197,17 +213,3 @@ def results_known(table: Table) -> Known:
     if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
         return Known.DIFFERS
     return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
-
-
-def unchanged(outcome: RankOutcome) -> str:
-    """The sentence on the results that agree in every step, "" where the parameters do not, or were not recorded."""
-    first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
-    if first is None or not kinds or Kind.PARAM not in kinds:
-        return ""
-    names = listed([name for kind, name in NAMES.items() if kind in kinds])
-    which = "the step" if steps == 1 else f"all {steps:,} steps"
-    clause = f"The {names} of {which} compared agree: what differs changed none of them."
-    both = outcome.shared
-    if both is None:
-        return clause
-    return f"{clause} The first value of both runs that differs is {what(both.site)} in step {both.step}."

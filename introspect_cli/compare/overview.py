@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.join.distance import Floats, Layouts, relative
 from introspect_cli.compare.join.sites import KINDS, PHASES, Alignment, Ids, phase_code
-from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of, tree_at
 from introspect_cli.compare.result import Divergence, DivergenceMap, StripCell, TreeNode
 from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, WITHIN, Table
 from introspect_cli.records import SETTING_KINDS, Kind, ModuleInfo, Phase, Site
@@ -98,10 +98,9 @@ class Heat:
         )
 
 
-def tree_of(
-    step: Step, modules_a: Sequence[ModuleInfo], modules_b: Sequence[ModuleInfo], first: Divergence, cause: Cause
-) -> tuple[TreeNode, ...]:
+def tree_of(step: Step, first: Divergence, cause: Cause) -> tuple[TreeNode, ...]:
     """All modules of both runs, in a's order, those of b alone after their neighbours."""
+    modules_a, modules_b = tree_at(step.comparison.a.modules), tree_at(step.comparison.b.modules)
     origin = cause.module or first.site.fqn
     if first.site.kind not in _OF_MODULE and not cause.module:
         origin = first.site.fqn.rpartition(".")[0]

@@ -102,7 +102,7 @@ def _fan_in(step: Step, name: str) -> int:
         for union in step.of(kind, frozenset(Phase), name):
             row = step.table.rows_of("a").get(int(union))
             if row is not None:
-                shape = step.sides.a.layouts[int(step.table.a.layout[row])].shape
+                shape = step.comparison.a.layouts[int(step.table.a.layout[row])].shape
                 return int(np.prod(shape[1:])) if len(shape) > 1 else 0
     return 0
 
@@ -155,13 +155,13 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
 def materialise(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position of a step."""
     comparison, table, divergences = step.comparison, step.table, step.divergences
-    sides, (layouts_a, layouts_b) = comparison.sides, comparison.layouts
+    layouts_a, layouts_b = comparison.layouts
     row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])
     number = int(divergences.site[position])
     site = step.sites[position]
     records = (
-        sides.a.record(table.a, row_a, table.step) if row_a >= 0 else None,
-        sides.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None,
+        comparison.a.record(table.a, row_a, table.step) if row_a >= 0 else None,
+        comparison.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None,
     )
     a, b = (None if record is None else record.summary for record in records)
     info = next((record.info for record in records if record is not None), None)
@@ -184,14 +184,14 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
                 fit = proportion(table.a.sketch[row_a], table.b.sketch[row_b])
             if fit is not None:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
-        stored = sides.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
+        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
     scale, residual = fit or (None, None)
     return Divergence(
         step=table.step,
         step_b=table.step_b,
-        rank=sides.rank,
+        rank=comparison.rank,
         sequence=step.order_at(position),
         site=site,
         module_class=step.alignment.module_class[number],
@@ -210,6 +210,6 @@ def materialise(step: Step, position: int, cause: Cause) -> Divergence:
         coarse=layouts_a.coarse or layouts_b.coarse,
         source=info.source if info is not None and site.kind is Kind.OP_OUTPUT else "",
         elements=differing,
-        labels=sides.a.labels.get(table.step, {}),
-        labels_b=sides.b.labels.get(table.step_b, {}),
+        labels=comparison.a.labels.get(table.step, {}),
+        labels_b=comparison.b.labels.get(table.step_b, {}),
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import Known, answer
-from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import Ids, kind_code, of_kinds
 from introspect_cli.compare.match.names import FORWARD, ancestors, generator_of, tree_at
+from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.table import WITHIN, Codes, Table
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
@@ -33,7 +33,6 @@ class Step:
 
     Attributes:
         comparison: both runs' rank, and what of it counts.
-        sides: both runs' rank.
         table: the step's records.
         number: the step of run a.
         alignment: both runs' sites under one numbering.
@@ -57,7 +56,7 @@ class Step:
         gap: bool = False,
         resumed: bool = False,
     ) -> None:
-        self.comparison, self.sides, self.of = comparison, comparison.sides, comparison.of
+        self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.carried = carried
@@ -99,10 +98,10 @@ class Step:
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
         """Both module trees by FQN, as they are compared and as they are at this step."""
-        change = self.sides.rename or str
+        change = self.comparison.rename or str
         return (
-            {change(module.fqn): module for module in tree_at(self.sides.a.module_rows, self.table.step)},
-            {module.fqn: module for module in tree_at(self.sides.b.module_rows, self.table.step_b)},
+            {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
+            {module.fqn: module for module in tree_at(self.comparison.b.module_rows, self.table.step_b)},
         )
 
     @cached_property
@@ -190,7 +189,7 @@ class Step:
             sites = self.alignment.by_fqn[fqn]
             if all(np.isin(sites, recorded).any() for recorded in (before.sites_a, before.sites_b)):
                 return True
-        return self.number > self.sides.a.entry(0).step and fqn in self.comparison.began
+        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.began
 
     def sequence_of(self, sites: list[int]) -> float | None:
         """Earliest sequence, in run a, of any of these sites at this step; None where none was recorded."""

@@ -21,7 +21,6 @@ from introspect_cli.compare.match.names import (
     ambiguous,
     class_of_root,
     owner_of,
-    with_ancestors,
 )
 from introspect_cli.compare.match.parameters import Merge, merge_words, merges_of
 from introspect_cli.compare.reasons.words import listed, often, what
@@ -47,6 +46,7 @@ class Structure:
 
     Attributes:
         alignment: the runs' sites.
+        match: which name of a is which of b.
         only: by side, the sites that it alone had, in the order in which they were seen.
         random: random states that differed, each with its first step.
         giving: modules that one side only has, and that gave back what they were given.
@@ -56,6 +56,7 @@ class Structure:
     """
 
     alignment: Alignment
+    match: Correspondence
     only: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
     random: dict[str, int] = field(default_factory=dict)
     giving: set[str] = field(default_factory=set)
@@ -75,6 +76,12 @@ class Structure:
             self._looked = True
             self.merges = merges_of(self.alignment, causes, layouts)
 
+    @property
+    def differs(self) -> bool:
+        """Whether there is anything to tell."""
+        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
+
     def sites(self) -> list[Site]:
         """Sites of what was seen so far."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
@@ -93,9 +100,9 @@ class Structure:
             (self.giving if gives_back else self.changing).add(fqn)
 
 
-def changes_of(structure: Structure, match: Correspondence, *, same: bool) -> tuple[StructureChange, ...]:
+def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
     """All that differs in structure on a rank, the names first."""
-    changes = [*_renames(match), *_merged(structure), *_one_sided(structure, match, same=same)]
+    changes = [*_renames(structure.match), *_merged(structure), *_one_sided(structure, same=same)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]
         if steps:
@@ -205,13 +212,13 @@ def _merged(structure: Structure) -> list[StructureChange]:
     return changes
 
 
-def _one_sided(structure: Structure, match: Correspondence, *, same: bool) -> list[StructureChange]:
+def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
     changes = []
     names = (alignment.names_a, alignment.names_b)
     for place, side in enumerate("ab"):
-        other = with_ancestors(names[1 - place])
+        other = alignment.around[1 - place]
         subjects: dict[str, set[int]] = defaultdict(set)
         calls: dict[str, set[int]] = defaultdict(set)
         for union in structure.only[place]:
@@ -223,7 +230,7 @@ def _one_sided(structure: Structure, match: Correspondence, *, same: bool) -> li
                 name = owner_of(name)
             subjects[name].add(union)
         subjects = {name: unions for name, unions in subjects.items() if name not in merged}
-        changes += _subjects(structure, side, subjects, other, match.variables[place], same=same)
+        changes += _subjects(structure, side, subjects, other, structure.match.variables[place], same=same)
         outermost = {name: unions for name, unions in calls.items() if owner_of(name) not in calls}
         changes += _calls(alignment, side, outermost)
     return _two_of_one_name(changes)

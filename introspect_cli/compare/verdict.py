@@ -1,31 +1,23 @@
-"""The verdict where nothing diverged, and the answer in plain sentences where something did.
+"""The verdict where nothing diverged, of all or of training or evaluation alone.
 
 "Same" is said of what both runs recorded and both saw; where one ends earlier, or was blind, the answer is that it
-cannot be told.
+cannot be told. Where a run ended by an exception, that is told with what agreed until then.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts
 from introspect_cli.compare.reach import within_words
-from introspect_cli.compare.reasons import ranks
-from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.beginning import MAY_REST_ON_THEM, script_generators
-from introspect_cli.compare.reasons.copies import copies_words
-from introspect_cli.compare.reasons.differences import describe
-from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
-from introspect_cli.compare.reasons.split import Split
-from introspect_cli.compare.reasons.update import tuned
-from introspect_cli.compare.reasons.words import lines, often, what, what_diverges
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.reasons.words import what, what_diverges
+from introspect_cli.compare.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.structure import sentence_of
+from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import failed
-from introspect_cli.records import Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -33,7 +25,27 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.compared import Compared
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.reasons.scene import Scene
+    from introspect_cli.compare.result import Divergence
+
+
+def agreeing(compared: Compared) -> DiffResult:
+    """The answer where nothing diverged, or nothing that a result rests on."""
+    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
+    subject = "Over the samples of each step, the runs are" if split else "The runs are"
+    verdict, text = undiverged(compared, subject, results=compared.results_agree)
+    if verdict is Verdict.UNDECIDED:
+        text = _before_the_end(compared) or text
+    else:
+        text += _after_the_end(compared)
+    alike = Separate(verdict, text)
+    return DiffResult(
+        a=str(compared.a.path),
+        b=str(compared.b.path),
+        verdict=verdict,
+        sentence=text,
+        training=alike,
+        evaluation=alike if any(outcome.evaluated for outcome in compared.outcomes) else None,
+    )
 
 
 def undiverged(compared: Compared, subject: str = "The runs are", *, results: bool = False) -> tuple[Verdict, str]:
@@ -56,7 +68,7 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
         return Verdict.SAME, _by_results(compared)
     extent = compared.extent + ("," if counts.within else "")
     agree = f"{extent} agree{'s' * (counts.equal == 1)} {compared.until}"
-    changes = sentence_of(compared.structure(same=True))
+    changes = sentence_of(compared.harmless_structure)
     if reach is not None and counts.within and not options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
     elif not changes or options.evaluation is not None:
@@ -66,7 +78,7 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
         return Verdict.UNDECIDED, f"Could not tell: {agree}, but {why}.{changes}"
     else:
         agree = f"The runs have the same numbers: {agree}"
-    return Verdict.SAME, f"{agree}.{changes}{emptied(outcomes)}"
+    return Verdict.SAME, f"{agree}.{changes}{_emptied(outcomes)}"
 
 
 def _too_little(compared: Compared) -> str:
@@ -111,10 +123,10 @@ def _by_results(compared: Compared) -> str:
     if blind := compared.tally["blind"]:
         unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
         text += f" Nothing is said of {unseen}."
-    return f"{text}{sentence_of(compared.structure(same=False))}{emptied(compared.outcomes)}"
+    return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
 
 
-def emptied(outcomes: Sequence[RankOutcome]) -> str:
+def _emptied(outcomes: Sequence[RankOutcome]) -> str:
     """A sentence on equal records of the last step that are NaN throughout; "" where there are none.
 
     NaN equals NaN whatever was computed: a fault in what follows from it leaves the same bits.
@@ -141,69 +153,72 @@ def emptied(outcomes: Sequence[RankOutcome]) -> str:
     return f" In the last step {much} (the first: {name}): these are equal whatever was computed."
 
 
-_ROOM = 240
-"""Characters that the likely causes may take in the first sentence."""
+# --- training and evaluation alone
 
 
-def place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str, str]:
-    """The answer: the place, and what differs there and why; `head` is what stands before the place."""
-    first, cause = scene.first, scene.cause
-    where = first.step_words
-    reduced = ranks.summed(scene)
-    where += ", backward" if reduced else ranks.where(scene)
-    if first.site.phase is Phase.RECOMPUTE:
-        where += ", recomputed"
-    elif first.site.evaluates and "evaluation" not in head:
-        where += ", in evaluation"
-    why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
-    if cause.grown and not reduced and cause.reason != Split.word:
-        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
-    why += unseeded_sentence(scene)
-    settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
-    blamed = [
-        change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
-    ]
-    if blamed and not scene.lost:
-        lead = " It likely comes from" if tuned(scene) else " Likely cause:"
-        causes = [describe(change) for change in blamed[:3]]
-        fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
-        why += f"{lead} {'; '.join(causes[: max(1, fitting)])}."
-    return f"{head} {where}", why
+def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
+    """The answers for training and for evaluation alone, of runs that diverge; None without an evaluation."""
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
+        return None, None
+    training, evaluation = (
+        _alone(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        for which, name in ((False, "Training"), (True, "Evaluation"))
+    )
+    return training, evaluation
 
 
-def agreeing_lines(scene: Scene) -> tuple[str, ...]:
-    """What agrees before the first divergence: steps, and records of its step, one sentence each."""
-    clauses = []
-    if scene.steps_before:
-        last = "all steps before agree" if scene.steps_before > 1 else "the step before agrees"
-        how = " within tolerance" if scene.tolerated else " in what was selected" if scene.narrowed else " entirely"
-        clauses.append(f"{scene.steps_before} compared step{'s' * (scene.steps_before > 1)}: {last}{how}.")
-    equal, within, unseen, formed, other = scene.agreeing_before.values()
-    if equal or within:
-        every = equal + within + unseen + formed + other
-        verb = "is" if equal == 1 else "are"
-        much = count(equal, "record") if equal == every else f"{equal:,} of {count(every, 'record')}"
-        rest = [f"{within:,} within tolerance"] if within else []
-        rest += [f"{unseen:,} not observed in both runs"] if unseen else []
-        rest += [f"{formed:,} in another form"] if formed else []
-        rest += [f"{other:,} different"] if other else []
-        also = f"; {', '.join(rest)}" if rest else ""
-        clauses.append(f"{much} before it in step {scene.first.step} {verb} equal{also}.")
-    return tuple(clauses)
+def _alone(compared: Compared, name: str) -> Separate:
+    """What came out for one of the two."""
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
+    verdict, text = undiverged(compared, subject_of(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
 
 
-def lines_of(scene: Scene) -> tuple[str, ...]:
-    """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
-    clauses = []
-    if scene.tolerated:
-        clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
-    clauses += lines(scene.cause.evidence)
-    if scene.calls and scene.cause.reason != "structure":
-        name, one, two = scene.calls
-        clauses.append(f"{name} runs {often(one)} in this step of a and {often(two)} in b.")
-    if scene.cause.reason != "rng":
-        clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        own = script_generators(scene.runs, scene.first.rank)
-        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
-    return tuple(clauses + reason_named(scene.tells).evidence(scene))
+def subject_of(name: str, *, narrowed: bool) -> str:
+    """What a sentence calls the same: `Training is`."""
+    return f"What was selected of {name.lower()} is" if narrowed else f"{name} is"
+
+
+def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
+    """Where training or evaluation diverges; `too` where the other does as well."""
+    return f"{name} diverges at {first.step_words}{', too' if too else ''}: {what_diverges(first)}."
+
+
+# --- a run that ended by an exception
+
+
+def _after_the_end(compared: Compared) -> str:
+    """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    other = compared.raised[0] if ending.side == "b" else None
+    rest = f", and run a by another one: {other.words}" if other is not None else ""
+    return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."
+
+
+def _before_the_end(compared: Compared) -> str:
+    """The sentence where a run ended by an exception and nothing that both recorded differs; "" else."""
+    ending = compared.ending
+    if ending is None:
+        return ""
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        if any(len(run.rank(rank)) for rank in run.ranks):
+            return f"Run {side} ended by an exception: {ending.words}. The runs have no step in common."
+        return f"Run {side} ended by an exception before its first step was complete: {ending.words}."
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+        return ""
+    everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
+    within = " within tolerance" if compared.tally["within"] else ""
+    return (
+        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
+        f"{compared.until}, {everything} agrees{within}."
+    )

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.evidence import Cause, Known, least
-from introspect_cli.compare.join.carried import Carried, is_gap, kept, resumed
 from introspect_cli.compare.join.distance import Layouts
-from introspect_cli.compare.join.sites import Mask, columns, evaluating, kind_code, selected
-from introspect_cli.compare.join.steps import Paired, Sides, differing, open_tails, pair_steps
+from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, selected
+from introspect_cli.compare.join.steps import Paired, differing, steps_of
 from introspect_cli.compare.origins import origins, shown_by
 from introspect_cli.compare.outcome import (
     RankOutcome,
@@ -24,6 +22,7 @@ from introspect_cli.compare.outcome import (
     records_results,
     results_agree,
     results_known,
+    trains,
     watches_results,
 )
 from introspect_cli.compare.overview import Heat
@@ -35,20 +34,20 @@ from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.result import Role
+from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
 from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
-from introspect_cli.compare.watched import lists, options_of
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status, perturbed_by
 from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.findings import Resumption
-    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.index import StepEntry
 
 PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
@@ -69,8 +68,8 @@ class Walk:
 
     def __init__(self, comparison: Comparison, outcome: RankOutcome) -> None:
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
-        self.structure = outcome.structure = Structure(comparison.alignment)
-        self.carried = resumed(comparison.sides, comparison.alignment, comparison.offset)
+        self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
+        self.carried = resumed(comparison, comparison.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
         if self.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
@@ -88,8 +87,8 @@ class Walk:
         counted as long as it takes seconds.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
-        sides = self.comparison.sides
-        for reader, rows in ((sides.a, self.outcome.paired.rows_a), (sides.b, self.outcome.paired.rows_b)):
+        one, two = self.comparison.a, self.comparison.b
+        for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
             reader.ahead(rows[list(places)].tolist())
         for place, table in self._opened(places):
             if (table.diverging & table.chosen).any():
@@ -97,7 +96,7 @@ class Walk:
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                records = len(table.a) * len(readers_of(sides.a)) + len(table.b) * len(readers_of(sides.b))
+                records = len(table.a) * len(readers_of(one)) + len(table.b) * len(readers_of(two))
                 outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)
@@ -126,14 +125,14 @@ class Walk:
     def _learn(self, entry_a: StepEntry) -> None:
         """Let each noise run raise its floor at a step, where it has that step and differs there."""
         comparison = self.comparison
-        for reader, floor in zip(comparison.sides.noise, comparison.floors, strict=True):
+        for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
             if entry_a.step not in reader:
                 continue
             entry = reader.entry(reader.row_of(entry_a.step))
             if entry.digest == entry_a.digest and floor.seed is not None:
                 comparison.reached.agree(entry_a.step)
             if entry.digest != entry_a.digest:
-                batches = comparison.sides.a.read(entry_a.step), reader.read(entry.step)
+                batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
                 table = matched(floor.alignment, compared, (entry_a.step, entry.step), batches)
                 floor.learn(table, comparison.layouts[0], Layouts(reader.layouts), comparison.reached)
@@ -158,7 +157,7 @@ class Walk:
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
             self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
-            outcome.forms = outcome.forms or forms_of(table, formed, self.comparison.sides)
+            outcome.forms = outcome.forms or forms_of(table, formed, comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -167,8 +166,13 @@ class Walk:
         self._count_unseen(table)
 
     def _see_results(self, table: Table) -> None:
-        """Remember which results agree in every step, while all of them do."""
+        """Remember which results agree in every step, while all of them do.
+
+        What both run after they have trained for the last time has none: what was trained until then decides.
+        """
         outcome = self.outcome
+        if outcome.results is not None and not trains(table):
+            return
         if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table)
             outcome.results = kinds if outcome.results is None else outcome.results & kinds
@@ -212,7 +216,7 @@ class Walk:
             return
         before, carried = self._before(table)
         begins = outcome.first is None
-        gap, resumed_now = is_gap(comparison.sides, table), self.resumed and begins
+        gap, resumed_now = is_gap(comparison, table), self.resumed and begins
         step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
@@ -238,7 +242,7 @@ class Walk:
         """The step before, where both runs have it, and what it left different."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
-        if step_a not in comparison.sides.a or step_b not in comparison.sides.b:
+        if step_a not in comparison.a or step_b not in comparison.b:
             return None, self.carried if self.last is None else kept(self.carried, comparison.ended)
         before = self._passed(step_a, step_b)
         if self.last == step_a:
@@ -258,7 +262,7 @@ class Walk:
         self.structure.see(causes, self.comparison.layouts)
         if causes.diverged < table.diverged:
             return False
-        outcome, sides = self.outcome, self.comparison.sides
+        outcome = self.outcome
         self.began = self.began or table
         self.new_values = self.new_values or brings_values(causes)
         if outcome.first is None:
@@ -266,7 +270,7 @@ class Walk:
             if not self.options.evaluation and not results_agree(table):
                 if records_results(table):
                     outcome.one_sided_step = table.step
-                elif not watches_results(sides.manifest_a, sides.manifest_b):
+                elif not watches_results(*self.comparison.manifests):
                     outcome.unrecorded = table.step
         return True
 
@@ -293,32 +297,28 @@ class Walk:
                 self.outcome.origins.append((materialise(step, position, other), other))
 
 
-def compare_rank(sides: Sides, options: DiffOptions, offset: int) -> RankOutcome:
+def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank of two runs."""
-    wanted = options.wants_step if options.steps else None
-    started = options_of(sides.manifest_a), options_of(sides.manifest_b)
-    listing = lists(sides.manifest_a), lists(sides.manifest_b)
-    paired = open_tails(pair_steps(sides.a, sides.b, offset, wanted, sides.ends), started, offset, listing)
-    outcome = RankOutcome(sides.rank, paired, offset=offset)
-    comparison = Comparison(sides, options, offset)
-    outcome.gathered = comparison.gathered
+    options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
+    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
+    outcome.match, outcome.gathered = comparison.match, comparison.gathered
     places = differing(paired)
-    sites = columns(sides.a.sites, sides.rename)
+    sites = comparison.sites[0]
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
     if options.evaluation is not None:
         counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
     if places:
         Walk(comparison, outcome).run(places)
         if outcome.first is None and outcome.one_sided_step is not None and not options.strict:
-            return compare_rank(sides, replace(options, strict=True), offset)
+            return compare_rank(replace(comparison, options=replace(options, strict=True)))
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
     outcome.reach = comparison.reached.result(seeds, paired.steps.tolist()) if seeds else None
-    outcome.foreign = sum(seed is not None for seed in sides.seeds) - len(seeds)
+    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
-        records = sum(int(counted[np.asarray(sides.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records, blind_both=_blind_rows(sides.a, paired, counted))
+        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
+    outcome.tally.update(records=records, blind_both=_blind_rows(comparison.a, paired, counted))
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = resumption_of(comparison)
     return outcome

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
-from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.spread import Task
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _in_pieces(
         where = (parts / str(number) if form.one else directory).absolute()
         # what is said of all ranks is said by the first of them
         opened = tuple({*ranks, *run.ranks[:2]})
-        tasks.append(Task((from_anywhere(run.path),), opened, _Piece(name, str(where), narrowed, given)))
+        tasks.append(Task((run.address,), opened, _Piece(name, str(where), narrowed, given)))
     written = sum(work(_write_piece, tasks))
     pieces = [parts / str(number) / form.one for number in range(len(tasks))] if form.one else []
     there = [path for path in directory.rglob("*") if path.is_file()]

@@ -19,7 +19,7 @@ from introspect_cli.records import Kind, Layout, Phase
 from introspect_cli.store.batch import StepBatch, fitted
 from introspect_cli.store.step_reader import l2_norm
 from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import stages_in
+from introspect_cli.store.whole_names import WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -166,7 +166,8 @@ class Ranks:
     @cached_property
     def whole(self) -> WholeReader:
         """The ranks' readers as one, which numbers their sites alike."""
-        return WholeReader(str(self.run.path), list(self.readers.values()), stages=stages_in(self.run.manifests))
+        names = WholeNames(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
+        return WholeReader(names)
 
     @cached_property
     def sites(self) -> list[SiteName]:

@@ -27,8 +27,8 @@ from introspect_cli.store.files import MANIFEST, reason
 from introspect_cli.store.manifests import launch_of, read_manifest
 from introspect_cli.store.pack import files_of, from_anywhere, local, open_store
 from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.spread import carried_out, stretches
-from introspect_cli.store.whole import WholeReader, as_one
+from introspect_cli.store.spread import as_one, carried_out, stretches
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.store.writer import StoreWriter
 from introspect_cli.texts import count
 

@@ -295,11 +295,6 @@ class RankReader(StepReader):
         return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
 
-def expect(readers: Iterable[RankReader], *rows: int) -> None:
-    """Hear which steps (positions among the entries) of ranks are read next: from object storage they come at once."""
-    fetch(reader.ranges(rows) for reader in readers)
-
-
 def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool) -> Iterator[StepBatch]:
     """A step of each rank, `over` what was read so before; from object storage many at once."""
     there = 0

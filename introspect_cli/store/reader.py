@@ -39,14 +39,14 @@ from introspect_cli.store.manifests import (
     world_size,
 )
 from introspect_cli.store.objects import is_remote
-from introspect_cli.store.pack import open_store
+from introspect_cli.store.pack import from_anywhere, open_store
 from introspect_cli.store.rank_reader import RankReader, Shared, last_common_step
 from introspect_cli.store.sources import kept_in, read_from
+from introspect_cli.store.whole_names import Stages, stages_in
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -156,6 +156,16 @@ class Run:
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
         return size if isinstance(size, int) and size > 0 else 0
+
+    @property
+    def address(self) -> str:
+        """Where a process with another working directory finds it."""
+        return from_anywhere(self.path)
+
+    @cached_property
+    def stages(self) -> dict[int, Stages]:
+        """The stages of a pipeline of each rank that names some."""
+        return stages_in(self.manifests)
 
     @property
     def alone(self) -> str:
@@ -286,9 +296,7 @@ class Run:
     def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.combined import joined
-from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import StoredWhole, WholeReader, as_one
+from introspect_cli.store.whole import StoredWhole, WholeReader
+from introspect_cli.store.whole_names import StoredNames, WholeNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
     Attributes:
         path: the run.
         mark: what it has, see `mark_of`.
-        fold: as `WholeReader` takes it.
+        fold: as `WholeNames` takes it.
         steps: their numbers.
         which: the slice.
         of: how many slices there are.
@@ -102,7 +102,7 @@ class Task(NamedTuple):
 
 def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each: int = 0) -> list[Task]:
     """Work on ranks of runs, so many at a time; `MANY` tasks where that is 0."""
-    paths, each = tuple(from_anywhere(run.path) for run in runs), each or -(-len(ranks) // MANY) or 1
+    paths, each = tuple(run.address for run in runs), each or -(-len(ranks) // MANY) or 1
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
 
@@ -170,21 +170,34 @@ def carried_out(
         forget()  # where tasks ran in this process
 
 
-def spread(run: Run, fold: Fold, work: Work | None) -> Reader:
-    """All ranks of a run as one, whose steps are put together wherever there is a processor; here without `work`."""
-    reader = as_one(run, fold)
-    if work is not None and isinstance(reader, WholeReader) and not isinstance(reader, StoredWhole):
-        reader.elsewhere = Spread(reader, run, fold, work)
-    return reader
+def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Reader:
+    """All ranks of a run as one, whose steps are put together wherever there is a processor; here without `work`.
+
+    Args:
+        run: the run.
+        fold: as `WholeNames` takes it.
+        work: runs tasks.
+    """
+    path, readers = str(run.path), [run.rank(rank) for rank in run.recorded]
+    if run.whole_of:
+        return StoredWhole(StoredNames(path, readers), many=run.whole_of)
+    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
+        return readers[0]
+    elsewhere = Spread(run.address, fold or {}, work) if work is not None else None
+    return WholeReader(
+        WholeNames(path, readers, fold, run.stages),
+        lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
+        complete=len(readers) == run.world_size,
+        elsewhere=elsewhere,
+    )
 
 
 class Spread:
     """Puts steps of a reader of all ranks together wherever there is a processor: its `elsewhere`."""
 
-    def __init__(self, reader: WholeReader, run: Run, fold: Fold, work: Work) -> None:
-        """Take the reader, its run, how calls are folded, and what runs tasks."""
-        self._reader, self._fold, self._work = reader, fold, work
-        self._path = from_anywhere(run.path)
+    def __init__(self, path: str, fold: Fold, work: Work) -> None:
+        """Take the run's address, how calls are folded, and what runs tasks."""
+        self._path, self._fold, self._work = path, fold, work
         self._rows: list[int] = []
         self._next = _FEWEST
         self._done: dict[int, StepBatch] = {}
@@ -193,13 +206,13 @@ class Spread:
         """Which steps are going to be read, in order, as far as is known."""
         self._rows = list(rows)
 
-    def read(self, row: int) -> StepBatch:
+    def read(self, reader: WholeReader, row: int) -> StepBatch:
         """The records of the `row`-th step, and those of some that are going to be read."""
         if row not in self._done:
             rows = [row]
             if row in self._rows:
                 at = self._rows.index(row)
                 rows, self._next = self._rows[at : at + self._next], min(2 * self._next, _MOST)
-            tasks = stretches(self._reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
-            self._done = dict(zip(rows, carried_out(tasks, self._work, self._reader.names.layout_number), strict=True))
+            tasks = stretches(reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
+            self._done = dict(zip(rows, carried_out(tasks, self._work, reader.names.layout_number), strict=True))
         return self._done.pop(row)

@@ -25,10 +25,9 @@ from introspect_cli.store.ranked import Places, RankedStep
 from introspect_cli.store.step_reader import StepReader
 from introspect_cli.store.together import Together
 from introspect_cli.store.whole_digest import Sample, digests
-from introspect_cli.store.whole_names import StoredNames, WholeNames, stages_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.index import Entries
     from introspect_cli.store.name_tables import SiteTable
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.whole_names import Stages
+    from introspect_cli.store.whole_names import WholeNames
 
     Array = NDArray[Any]
 
@@ -60,39 +58,32 @@ class WholeReader(StepReader):
 
     def __init__(
         self,
-        path: str,
-        readers: Sequence[RankReader],
+        names: WholeNames,
         *,
-        fold: Mapping[tuple[bool, str], int] | None = None,
-        stages: Mapping[int, Stages] | None = None,
+        many: int = 0,
         lacking: str = "",
         complete: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Take the ranks' readers, which stay theirs who opened them.
+        """Take the ranks with the names of what they recorded.
 
         Args:
-            path: the run, for messages.
-            readers: at least one, by rank.
-            fold: how many calls of a name belong to one microbatch, of what is called more often than in the other run:
-                by whether it is in evaluation, and its name. Calls are put together modulo that.
-            stages: of ranks that run stages of a pipeline, these.
+            names: of what is recorded, in the whole.
+            many: how many ranks it stands for; 0 for as many as there are readers.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
+            elsewhere: puts steps together in this one's place.
         """
-        self._fold = dict(fold or {})
-        self._stages = dict(stages or {})
+        self.names, self.path, self.readers = names, names.path, names.readers
+        self.many = many or len(self.readers)
         self._lacking, self._complete = lacking, complete
-        self.path = path
-        self.readers = list(readers)
-        self.many = len(self.readers)
         self.rank = self.readers[0].rank
-        self.running = any(reader.running for reader in readers)
-        self.ended = all(reader.ended for reader in readers)
-        self.thinned = tuple(dict.fromkeys(dropped for reader in readers for dropped in reader.thinned))
-        self.names = WholeNames(path, readers, self._fold, self._stages)
+        self.running = any(reader.running for reader in self.readers)
+        self.ended = all(reader.ended for reader in self.readers)
+        self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
         self._sizes: dict[int, int] = {}
         self._forms = np.zeros(0, np.int64)
-        self.elsewhere: Elsewhere | None = None  # puts steps together in this one's place
+        self._elsewhere = elsewhere
         self._at_hand: tuple[tuple[int, int], Together] | None = None
         self._read = lru_cache(maxsize=3)(self._put_together)
 
@@ -126,7 +117,7 @@ class WholeReader(StepReader):
 
     def _free_digests(self) -> list[bytes | None]:
         """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
-        if self._fold or self._stages or self._lacking or len(self.readers) == 1:
+        if not self.names.as_recorded or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
         found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
         return found
@@ -214,16 +205,16 @@ class WholeReader(StepReader):
 
     def ahead(self, rows: Sequence[int]) -> None:
         """Which steps are going to be read, in order, for who puts them together beforehand."""
-        if self.elsewhere is not None:
-            self.elsewhere.ahead(rows)
+        if self._elsewhere is not None:
+            self._elsewhere.ahead(rows)
 
     def read_row(self, row: int) -> StepBatch:
         """The records of the `row`-th step, put together by site."""
         return self._read(row)
 
     def _put_together(self, row: int) -> StepBatch:
-        if self.elsewhere is not None:
-            batch = self.elsewhere.read(row)
+        if self._elsewhere is not None:
+            batch = self._elsewhere.read(self, row)
         else:
             of = self.slices_of(row)
             batch = joined([self.read_slice(row, which, of) for which in range(of)])
@@ -278,12 +269,6 @@ class WholeReader(StepReader):
 class StoredWhole(WholeReader):
     """A run in which the ranks of another were put together, as these ranks as one."""
 
-    def __init__(self, path: str, reader: RankReader, many: int) -> None:
-        """Take the one reader of such a run, and how many ranks it stands for."""
-        super().__init__(path, [reader])
-        self.many = many
-        self.names = StoredNames(path, reader)
-
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # as above
         """The steps."""
@@ -301,8 +286,8 @@ class StoredWhole(WholeReader):
 class Elsewhere(Protocol):
     """Puts steps of all ranks together in other processes; see `reduce`."""
 
-    def read(self, row: int) -> StepBatch:
-        """The records of the `row`-th step."""
+    def read(self, reader: WholeReader, row: int) -> StepBatch:
+        """The records of the `row`-th step of a reader."""
 
     def ahead(self, rows: Sequence[int]) -> None:
         """Which steps are going to be read, in order, as far as is known."""
@@ -310,24 +295,6 @@ class Elsewhere(Protocol):
 
 Reader = RankReader | WholeReader
 """What can be read like one rank: one, or all as one."""
-
-
-def as_one(run: Run, fold: Mapping[tuple[bool, str], int] | None = None) -> Reader:
-    """All ranks of a run as one.
-
-    Args:
-        run: the run.
-        fold: as `WholeReader` takes it.
-    """
-    readers = [run.rank(rank) for rank in run.recorded]
-    if run.whole_of:
-        return StoredWhole(str(run.path), readers[0], run.whole_of)
-    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
-        return readers[0]
-    stages = stages_in(run.manifests)
-    recorded = f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else ""
-    complete = len(readers) == run.world_size
-    return WholeReader(str(run.path), readers, fold=fold, stages=stages, lacking=recorded, complete=complete)
 
 
 def readers_of(reader: Reader) -> list[RankReader]:

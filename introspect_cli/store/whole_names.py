@@ -97,17 +97,36 @@ def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
 
 
 class WholeNames:
-    """Sites, modules and layouts of ranks that are read as one."""
+    """Sites, modules and layouts of ranks that are read as one.
+
+    Attributes:
+        path: the run, for messages.
+        readers: the ranks' own readers.
+    """
 
     def __init__(
         self,
         path: str,
         readers: Sequence[RankReader],
-        fold: Mapping[tuple[bool, str], int],
-        stages: Mapping[int, Stages],
+        fold: Mapping[tuple[bool, str], int] | None = None,
+        stages: Mapping[int, Stages] | None = None,
     ) -> None:
-        """Take what `WholeReader` is given."""
-        self._path, self._readers, self._fold, self._stages = path, readers, fold, stages
+        """Take the ranks' readers, which stay theirs who opened them.
+
+        Args:
+            path: the run, for messages.
+            readers: at least one, by rank.
+            fold: how many calls of a name belong to one microbatch, of what is called more often than in the other run:
+                by whether it is in evaluation, and its name. Calls are put together modulo that.
+            stages: of ranks that run stages of a pipeline, these.
+        """
+        self.path, self.readers = path, list(readers)
+        self._fold, self._stages = fold or {}, stages or {}
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether sites are called as the ranks recorded them."""
+        return not (self._fold or self._stages)
 
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
@@ -117,7 +136,7 @@ class WholeNames:
         """
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
-        for reader in self._readers:
+        for reader in self.readers:
             stages = self._stages.get(reader.rank)
             if stages is None or not len(reader):
                 continue
@@ -152,7 +171,7 @@ class WholeNames:
         by_site: dict[Site, int] = {}
         rows: list[tuple[Site, SiteInfo]] = []
         last: tuple[Array, Stages | None] | None = None
-        for reader in self._readers:
+        for reader in self.readers:
             stages = self._stages.get(reader.rank)
             if last is not None and last[1] == stages and np.array_equal(last[0], reader.sites.key):
                 numbers.append(numbers[-1])
@@ -174,18 +193,18 @@ class WholeNames:
                     if number_of[key] == len(rows):
                         rows.append((site, info))
             numbers.append(np.array([number_of[key] for key in keys], np.int64))
-        return SiteTable(dict(encode_sites(rows)), f"{self._path}: its ranks"), numbers
+        return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks"), numbers
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
         """The modules of all ranks: those of the first, then what others have beside."""
-        every = (module for reader in reversed(self._readers) for module in self._named(reader, reader.modules))
+        every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
         return list({module.fqn: module for module in every}.values())
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules of all ranks, each once."""
-        return list(dict.fromkeys(row for reader in self._readers for row in self._named(reader, reader.module_rows)))
+        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
 
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
         """A rank's modules by their names in the whole model."""
@@ -227,7 +246,7 @@ class WholeNames:
     def _passed(self) -> list[Array]:
         """Of each rank's sites, whether it is what a stage of a pipeline is given by another, or gives to one."""
         out = []
-        for reader in self._readers:
+        for reader in self.readers:
             stages, sites = self._stages.get(reader.rank), reader.sites
             is_passed = np.zeros(len(sites), np.bool_)
             for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
@@ -241,7 +260,7 @@ class WholeNames:
     @cached_property
     def layouts(self) -> list[Layout]:
         """Layouts of wholes, by number; reading a step may add some."""
-        return list(dict.fromkeys(whole_layout(layout) for reader in self._readers for layout in reader.layouts))
+        return list(dict.fromkeys(whole_layout(layout) for reader in self.readers for layout in reader.layouts))
 
     @cached_property
     def _layout_numbers(self) -> dict[Layout, int]:
@@ -258,15 +277,12 @@ class WholeNames:
 class StoredNames(WholeNames):
     """Those of a run in which the ranks of another were put together: what its one reader has."""
 
-    def __init__(self, path: str, reader: RankReader) -> None:
-        super().__init__(path, [reader], {}, {})
-
     @cached_property
     def _numbered(self) -> tuple[SiteTable, list[Array]]:
-        sites = self._readers[0].sites
+        sites = self.readers[0].sites
         return sites, [np.arange(len(sites))]
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """Layouts of wholes, by number."""
-        return self._readers[0].layouts
+        return self.readers[0].layouts

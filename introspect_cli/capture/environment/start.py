@@ -17,6 +17,8 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.capture.environment.made import MADE
+
 if TYPE_CHECKING:
     import importlib.machinery
     from collections.abc import Callable, Sequence
@@ -97,6 +99,7 @@ class Start:
     def install(self) -> None:
         """Begin, before the script's first line."""
         self.states["python"] = python_state()
+        MADE.install()
         if self._seed is not None:
             random.seed(self._seed)
         if self._deterministic:
@@ -106,10 +109,13 @@ class Start:
     def remove(self) -> None:
         """Watch no more imports."""
         self._imports.remove()
+        MADE.remove()
 
     def _numpy_imported(self) -> None:
         with self._guarded:
             self.states["numpy"] = numpy_state()
+            if "torch" not in sys.modules:  # else torch imports it, and is not whole yet; a probe goes in after that
+                MADE.install()
             if self._seed is not None:
                 sys.modules["numpy"].random.seed(self._seed % 2**32)  # it takes 32 bits
 

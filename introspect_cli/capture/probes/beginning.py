@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import sys
 import threading
 import weakref
@@ -26,7 +25,7 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.draws import script_generators, state_of
-from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.environment.made import MADE, Made
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Outermost, Patches, uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -100,23 +99,11 @@ class BeginningProbe(GuardedProbe):
         super().install()
 
     def _look_at_draws(self) -> None:
-        numpy_random = sys.modules.get("numpy.random")
-        for owner, name, label in (
-            (torch, "manual_seed", "torch.manual_seed"),
-            (torch.random, "manual_seed", "torch.manual_seed"),
-            (random, "seed", "random.seed"),
-            (numpy_random, "seed", "numpy.random.seed"),
-        ):
-            if owner is not None:
-                self._watch(self._patches, owner, name, functools.partial(self._seeding, label))
         for name in _INITIALISERS:
             if hasattr(nn.init, name):
                 self._watch(self._patches, nn.init, name, functools.partial(self._filling, name))
-        if numpy_random is not None:
-            making = functools.partial(self._making, "numpy.random.default_rng", 0)
-            self._patches.watch(numpy_random, "default_rng", self._guarded, making)
-        making = functools.partial(self._making, "random.Random", 1)
-        self._patches.watch(random.Random, "seed", self._guarded, making)
+        MADE.install()
+        MADE.hear(self._made)
         for name in _BY_HAND:
             self._watch(self._methods, torch.Tensor, name, functools.partial(self._filling, name))
         self._patches.hold(nn.modules.module.register_module_parameter_registration_hook(self._registered))
@@ -136,6 +123,7 @@ class BeginningProbe(GuardedProbe):
     def _put_back(self) -> None:
         self._methods.remove()
         self._patches.remove()
+        MADE.remove()
         if self._looks:
             self._looks, self._modules.around = False, None
             self._modules.surround()
@@ -208,29 +196,23 @@ class BeginningProbe(GuardedProbe):
         if len(self._read) < _MOST_READ:
             self._read[_file_name(_first(args, kwargs))] = None
 
-    def _seeding(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
-        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
-        self._look(frame)
+    def seeding(self, frame: FrameType) -> bool:
+        """A generator is about to be seeded, or set: what was drawn until then is noted, if this is before training."""
+        if self._guarded.on and self._looks and not self._outermost.inside:
+            self._look(frame)
+            self._outermost.inside = True
+            return True
+        return False
 
-        def seeded(_: object) -> None:
-            self._take()
-            self._note_seed(label, _first(args, kwargs), frame)
+    def seeded(self, event: Event) -> None:
+        """It has been, as this event says."""
+        self._outermost.inside = False
+        self._take()
+        self._events.note(event)
 
-        return seeded
-
-    def _making(
-        self, label: str, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None] | None:
-        """What seeds a generator of the script's, with the place of the seed among its arguments."""
-        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - as python documents it
-        if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
-            frame = frame.f_back
-        if self._outermost.inside or frame is None or not is_users(frame.f_code.co_filename):
-            return None
-        return lambda _: self._note_seed(label, _first(args[place:], kwargs), frame)
-
-    def _note_seed(self, label: str, seed: object, frame: FrameType | None) -> None:
-        self._events.note(Event("seed", label, seed_word(seed), 0, None, self._places.line(frame)))
+    def _made(self, made: Made) -> None:
+        if self._guarded.on and not self._outermost.inside:
+            self._events.note(Event("seed", made.by, seed_word(made.seed), 0, None, made.line))
 
     def _filling(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
         frame = sys._getframe(3)  # noqa: SLF001 - as python documents it

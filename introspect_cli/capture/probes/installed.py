@@ -14,6 +14,7 @@ from introspect_cli.capture.keeping import Keeping
 from introspect_cli.capture.names import NameFilter, Names
 from introspect_cli.capture.parse_options import parse_pairs, rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
+from introspect_cli.capture.probes.autocast import AutocastProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.children import ChildrenProbe
@@ -25,6 +26,7 @@ from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
+from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recorder import Recorder
 from introspect_cli.capture.regions.probe import TapProbe
@@ -117,10 +119,14 @@ class Probes:
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
         self.beginning = BeginningProbe(self.context, modules)
+        self.autocast = AutocastProbe(self.context)
+        self.seedings = SeedingProbe(self.context, self.beginning)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[Probe] = [
             self.children,
             self.beginning,  # before random states: it looks at the generators first when a step begins
+            self.seedings,
+            self.autocast,
             RngProbe(self.context, began),
             state,
             gradients,
@@ -185,6 +191,8 @@ class Probes:
             ("optimizers", self.optimizers.settings),
             ("nested", self._modules.values.nested),
             ("beginning", self.beginning),
+            ("seedings", self.seedings),
+            ("autocast", self.autocast),
             ("built", self._built),
             *((("operators", self._arguments),) if self._arguments is not None else ()),
         ):

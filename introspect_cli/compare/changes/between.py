@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, statement_words
-from introspect_cli.compare.endings import Raised, cut_short, one_raised
+from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.beginning import (
@@ -28,6 +28,8 @@ from introspect_cli.compare.reasons.beginning import (
 from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
 from introspect_cli.compare.reasons.module import other_class
+from introspect_cli.compare.reasons.script import drawn_otherwise
+from introspect_cli.compare.reasons.seedings import set_at
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -50,7 +52,7 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
+def code_changes(a: Run, b: Run, scene: Scene | None, ended: Raised | None) -> CodeChanges | None:
     """How the source files of two runs differ; None where either run has no digests of its files.
 
     Raises:
@@ -93,7 +95,6 @@ def code_changes(a: Run, b: Run, scene: Scene | None) -> CodeChanges | None:
         else:
             unread.append((other, "secret"))
     every = one.all(renamed, wanted) if changes else {}, texts_b
-    ended = one_raised(a, b) if scene is None else None
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     order = ranked(changes, every, clues)
     order = tuple(replace(each, above=_above(each.change, every)) for each in order)
@@ -203,9 +204,7 @@ def clues_of(scene: Scene) -> Clues:
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
-    if cause.subject:
-        words.add(_last(cause.subject))
-    words |= {*replaced}
+    words |= {*replaced} | ({_last(cause.subject)} if cause.subject else set())
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
@@ -214,12 +213,11 @@ def clues_of(scene: Scene) -> Clues:
     if scene.calls is not None and cause.reason in {"structure", "loss"}:
         few, many = sorted(scene.calls[1:])
         late |= {str(number) for number in (few, many, many // max(few, 1)) if number > 1}
-    if cause.reason == "gradient":
-        words |= _handling(scene)
+    words |= _handling(scene) if cause.reason == "gradient" else set()
+    words |= {*MODES} if cause.reason == "batch" and drawn_otherwise(scene) else set()
     between: tuple[list[tuple[str, str]], ...] = [], []
     lines: list[list[str]] = [[scene.first.source if scene.first.a is not None else ""], []]
-    ended = cut_short(scene)
-    if ended is not None and ended.file:
+    if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step:
         filled = site.fqn if cause.reason == "initial" else ""
@@ -231,6 +229,9 @@ def clues_of(scene: Scene) -> Clues:
             places += [event.line for event in events_there]
             words |= {word for event in events_there for word in event.name.split(".")[-2:]}
             words |= {"train", "eval"} if any(event.by in MODES for event in events_there) else set()
+    if cause.reason == "rng" and not scene.is_first_step:
+        for places, settings in zip(lines, set_at(scene.runs, scene.first), strict=True):
+            places += [setting.line for setting in settings]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
         for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
             places += [event.line for event in events]
@@ -242,7 +243,7 @@ def clues_of(scene: Scene) -> Clues:
         attributes=tuple(_last(name) for name in names),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
-        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.optimizers for name in side)),
+        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)) | late,
         lines=(_parsed(lines[0]), _parsed(lines[1])),
         spans=(_spans(between[0]), _spans(between[1])),

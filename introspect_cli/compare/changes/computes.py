@@ -60,6 +60,7 @@ _SCHEDULE = re.compile(r"LR$|Scheduler|scheduler|Schedule|Warm|swa", re.IGNORECA
 _STEPS = re.compile(r"sched|warm|lr", re.IGNORECASE)
 _DATA_CLASS = re.compile(r"Data[Ss]et|Sampler|Loader|DataModule|DataPipe|Collat")
 LOSS = re.compile(r"loss|entropy|nll", re.IGNORECASE)
+_BACKWARD = words("backward manual_backward")
 _COLLECTIVES = words("all_reduce all_gather reduce_scatter broadcast barrier send recv scatter")
 
 
@@ -145,16 +146,17 @@ def backward(at: Place) -> Depths:
 def loss(at: Place) -> Depths:
     """What gives `backward` its loss, from what the model was given and gave on."""
     program = at.program
-    starts = program.calling({"backward", "manual_backward", "scale", "grad"})
+    starts = program.calling({*_BACKWARD, "scale", "grad"})
     ends = [place for place in program.by_place if place[1].endswith(("training_step", "compute_loss"))]
     starts |= {statement for place in ends for statement in program.by_place[place]}
     depths = program.behind(starts, at.models | program.given(at.models), most=5)
     near = {statement.place for statement in program.calling_like(LOSS)} - {giver.place for giver in starts}
     data = batch(at) if at.clues.batch_is_equal else {}
+    trains = {giver.place for giver in program.calling(_BACKWARD)}  # a forward that trains is none of those left out
     depths = {
         giver: 0 if giver.place in near else depth
-        for giver, depth in _outside(depths, *_OF_MODULES).items()
-        if giver not in data
+        for giver, depth in depths.items()
+        if giver not in data and (giver.place in trains or not giver.scope.endswith(_OF_MODULES))
     }
     return merged(depths, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else depths
 
@@ -189,7 +191,8 @@ def batch(at: Place) -> Depths:
     }
     depths = {**inside, **dict.fromkeys(handed, 1)}
     reached = [farther(program.within([place]), depth) for place, depth in depths.items()]
-    return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), *reached)
+    drawn = random(at) if at.clues.words >= {"train", "eval"} else {}  # other numbers were drawn before the batch
+    return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), drawn, *reached)
 
 
 def random(at: Place) -> Depths:

@@ -214,6 +214,19 @@ class Program(Parsed):
         after = {inner for inner in inside if inner.first > calls[0].last}
         return {inner: depth for inner, depth in depths.items() if inner not in after}
 
+    def handed(self, names: frozenset[str]) -> frozenset[str]:
+        """What functions call these that they are handed: `D` of `def penalty(D, real)` for `penalty(critic, x)`."""
+        taken: set[str] = set()
+        for statement in {taker for name in names for taker in self.takers.get(name, ())}:
+            for call in ast.walk(statement.node):
+                if not isinstance(call, ast.Call):
+                    continue
+                for place in self.called(last_name(call.func), statement.place):
+                    heads = (inner.node for inner in self.by_place[place] if isinstance(inner.node, FUNCTIONS))
+                    for head in heads:
+                        taken |= {name for name, value in _bound(head, call) if last_name(value) in names}
+        return frozenset(taken)
+
     def given(self, names: frozenset[str]) -> frozenset[str]:
         """Names of what is given to calls of these."""
         used: set[str] = set()
@@ -223,6 +236,15 @@ class Program(Parsed):
                     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
                     used |= {name.id for part in arguments for name in ast.walk(part) if isinstance(name, ast.Name)}
         return frozenset(used - names)
+
+
+def _bound(head: ast.AST, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """The parameters of a function and what a call gives each."""
+    arguments = getattr(head, "args", None)
+    if isinstance(arguments, ast.arguments):
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        yield from zip(names[names[:1] in (["self"], ["cls"]) :], call.args, strict=False)
+        yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
 
 
 def _entries(value: ast.expr | None) -> set[str]:

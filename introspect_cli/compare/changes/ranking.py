@@ -53,6 +53,7 @@ class Version:
         self.program, self.clues = program, clues
         roots = program.calling(clues.roots)
         models = clues.models | {key[1] for root in roots for key in root.defines if key[0] not in {".", "="}}
+        models |= program.handed(models)
         recorded = frozenset(statement for file, line in named for statement in program.at(file, line, line))
         self.at = at = Place(program, clues, recorded, models)
         self.computes = COMPUTES[clues.reason](at) if clues.reason in COMPUTES else {}

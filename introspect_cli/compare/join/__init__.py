@@ -1,1 +1,1 @@
-"""Alignment: sites, steps, what a step began with, coverage, distance, noise."""
+"""Both runs side by side: how they are split up, sites, steps, distance, and what ranks share out."""

@@ -127,8 +127,7 @@ class SharedOut:
     def __init__(self, sides: Sides) -> None:
         self._readers = sides.a, sides.b
         self._runs = sides.tensors.a, sides.tensors.b
-        manifests = (sides.manifest_a, sides.manifest_b)
-        self._each = all(options_of(manifest).get("per_sample") is True for manifest in manifests)
+        self._each = all(options_of(manifest).get("per_sample") is True for manifest in sides.manifests)
 
     def sameness(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""

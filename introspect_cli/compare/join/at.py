@@ -99,8 +99,9 @@ class At:
         return {tensor_of(self.sites, number): row for row, number in ordered}
 
     def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """Checksums of the tensors, of one phase or of all."""
-        return {tensor: int(self.batch.checksum[row]) for tensor, row in self.tensor_rows(phase).items()}
+        """Checksums of the tensors that were observed, of one phase or of all."""
+        rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
+        return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
     def batches(self) -> dict[str, list[Batch]]:
         """The batches that training read, by loader, in order."""

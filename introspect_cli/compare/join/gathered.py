@@ -45,10 +45,10 @@ class Gathered:
 
     def __init__(self, sides: Sides) -> None:
         """Start without a factor; the readers know how often either run computes its loss in a step."""
-        a, b = sides.a, sides.b
+        a, b, splits = sides.a, sides.b, sides.splits
         self.factor: int | None = None
         self._shared = SharedOut(sides)
-        self._amounts = Amounts((a.layouts, b.layouts)) if sides.splits is not None and sides.splits.differ else None
+        self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
         self._ranks = many_of(b) / many_of(a)
         self._alone = many_of(a) == many_of(b) == 1
         self.by_samples = self._amounts is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.match.names import strip_wrappers
+from introspect_cli.compare.match.names import strip_wrappers, with_ancestors
 from introspect_cli.errors import StoreError
 from introspect_cli.records import EVALUATED, KIND_CODES, OTHERS, SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.selection import selects
@@ -227,6 +227,11 @@ class Alignment:
     def names_b(self) -> frozenset[str]:
         """All FQNs that run b has, at any step."""
         return frozenset(self.b.fqn)
+
+    @cached_property
+    def around(self) -> tuple[set[str], set[str]]:
+        """The FQNs that a has, and b, at any step, with all that is around them."""
+        return with_ancestors(self.names_a), with_ancestors(self.names_b)
 
     @cached_property
     def b_class(self) -> dict[int, str]:

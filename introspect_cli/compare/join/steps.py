@@ -8,25 +8,70 @@ steps are not worth ten thousand objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.join.sites import columns
+from introspect_cli.compare.watched import lists, options_of
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from introspect_cli.compare.join.distance import Tensors
-    from introspect_cli.compare.join.split import Splits
+    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.wholes import Splits
+    from introspect_cli.compare.match.correspondence import Correspondence
     from introspect_cli.compare.match.names import Rename
+    from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.index import Entries, StepEntry
     from introspect_cli.store.whole import Reader
 
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sides:
+    """One rank of both runs, or all ranks of each as one.
+
+    Attributes:
+        rank: process.
+        a: reader of run a's rank.
+        b: reader of run b's rank.
+        manifests: of run a and run b.
+        tensors: whole tensors, where they are stored.
+        noise: readers of the noise runs' ranks, each with its run's manifest.
+        match: which name of a is which of b.
+        splits: how both are split up, where ranks or calls are put together.
+        files: files of tensors that a read, and b, by what they are.
+        ends: the last step of a, and of b, that counts; None for all.
+    """
+
+    rank: int
+    a: Reader
+    b: Reader
+    manifests: tuple[dict[str, Any], dict[str, Any]]
+    tensors: Tensors
+    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
+    match: Correspondence
+    splits: Splits | None = None
+    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    ends: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def rename(self) -> Rename | None:
+        """FQNs of a to those of b; None where they are the same."""
+        return self.match.rename
+
+    @cached_property
+    def sites(self) -> tuple[Columns, Columns]:
+        """The sites of a and of b, names as they are compared."""
+        return columns(self.a.sites, self.rename), columns(self.b.sites)
 
 
 @dataclass(frozen=True)
@@ -122,31 +167,33 @@ def pair_steps(
     )
 
 
-def open_tails(
-    paired: Paired, options: tuple[Mapping[str, Any], Mapping[str, Any]], offset: int, listing: tuple[bool, bool]
-) -> Paired:
-    """The steps, the tails without what the other run was told not to record: it may have had these steps as well.
+def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
+    """The selected steps of both, the tails without what the other run was told not to record: it may have had these.
 
     So may a run that lists arrays: nobody says that it ended.
     """
-
-    def left(tail: int, only: tuple[int, ...], options_of_other: Mapping[str, Any], shift: int) -> int:
-        text = options_of_other.get("steps")
-        if not tail or not isinstance(text, str):
-            return tail
-        from introspect_cli.schedule.rules import Schedule
-
-        try:
-            wanted = Schedule.parse(text).wants
-        except UsageError:  # a store from elsewhere
-            return tail
-        return sum(wanted(step - shift) for step in only[len(only) - tail :])
-
+    wanted = options.wants_step if options.steps else None
+    paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
+    asked_a, asked_b = (options_of(manifest).get("steps") for manifest in sides.manifests)
+    lists_a, lists_b = map(lists, sides.manifests)
     return replace(
         paired,
-        tail_a=0 if listing[1] else left(paired.tail_a, paired.only_a, options[1], offset),
-        tail_b=0 if listing[0] else left(paired.tail_b, paired.only_b, options[0], 0),
+        tail_a=0 if lists_b else _wanted(paired.only_a[len(paired.only_a) - paired.tail_a :], asked_b, offset),
+        tail_b=0 if lists_a else _wanted(paired.only_b[len(paired.only_b) - paired.tail_b :], asked_a, 0),
     )
+
+
+def _wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
+    """How many of some steps are among those that a capture was asked for, in its own numbering."""
+    if not isinstance(asked, str):
+        return len(steps)
+    from introspect_cli.schedule.rules import Schedule
+
+    try:
+        wanted = Schedule.parse(asked).wants
+    except UsageError:  # a store from elsewhere
+        return len(steps)
+    return sum(wanted(step - offset) for step in steps)
 
 
 def words(entries: Entries, rows: Ids, name: str) -> Words:
@@ -178,36 +225,3 @@ def differing(paired: Paired) -> list[int]:
     digests_a = words(paired.a.entries, paired.rows_a[start:], "digest")
     digests_b = words(paired.b.entries, paired.rows_b[start:], "digest")
     return [start + int(place) for place in np.flatnonzero((digests_a != digests_b).any(axis=1))]
-
-
-@dataclass(frozen=True)
-class Sides:
-    """What does not change from step to step.
-
-    Attributes:
-        rank: process.
-        a: reader of run a's rank.
-        b: reader of run b's rank.
-        noise: readers of the noise runs' ranks.
-        seeds: of each noise run, that of its `--perturb`, None without one.
-        manifest_a: manifest of run a.
-        manifest_b: manifest of run b.
-        tensors: whole tensors, where they are stored.
-        rename: FQNs of a to those of b; None where they are the same.
-        splits: how both take the batch of a step, where ranks or calls are put together.
-        read: the checkpoints that a and b read: names by what they are.
-        ends: the last step of a, and of b, that counts; None for all.
-    """
-
-    rank: int
-    a: Reader
-    b: Reader
-    noise: tuple[Reader, ...]
-    seeds: tuple[int | None, ...]
-    manifest_a: dict[str, Any]
-    manifest_b: dict[str, Any]
-    tensors: Tensors
-    rename: Rename | None = None
-    splits: Splits | None = None
-    read: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
-    ends: tuple[int | None, int | None] = (None, None)

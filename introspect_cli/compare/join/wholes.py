@@ -1,55 +1,149 @@
-"""Two runs in different layouts: their ranks put together on either side, and what may then be asked of a pair.
+"""How two runs are split up over ranks and microbatches; where that differs, all of each run is put together.
 
 Where every rank of a has its partner in b, ranks are compared one by one. Where one run has other ranks, or cut its
 tensors otherwise, whole is compared with whole. Two layouts add up in another order, so nothing that follows from a sum
 can be bit-equal, and a tolerance is put to it that is told with the answer. Of values that were gathered from several
 ranks (samples, activations) only extrema and means are known: those are compared (`passes/tolerate.py`), and no more is
 claimed.
+
+The microbatches of a run that accumulates gradients are put together as ranks' shares are. A model may call a layer
+several times itself: of each microbatch, the first calls belong together, then the second ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.join.split import splits_of
-from introspect_cli.records import Joined, Kind
-from introspect_cli.store.spread import spread, tasks_of
+import numpy as np
+
+from introspect_cli.compare.join.microbatches import Microbatches, losses_of, microbatches_of, one_by_one
+from introspect_cli.records import EVALUATED, Kind, Phase
+from introspect_cli.store.spread import as_one, tasks_of
 from introspect_cli.store.whole import Reader, WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from introspect_cli.compare.join.split import Splits
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.compare.result import Divergence
     from introspect_cli.store.name_tables import SiteTable
+    from introspect_cli.store.rank_reader import RankReader
     from introspect_cli.store.reader import Run
     from introspect_cli.store.spread import Task, Work
+    from introspect_cli.store.whole_names import Stages
 
+    Calls = Mapping[tuple[bool, str], int]
+    Pairs = Sequence[tuple[RankReader, RankReader]]
 
-RTOL, RTOL_COARSE, ATOL = 1e-4, 3e-2, 1e-8
-"""What another order of summation may change, in float32 and where both runs compute in bfloat16 or float16.
-
-Between layouts of one training, parameters after AdamW were seen to differ by 2e-5 and by 1e-2."""
 
 _COARSE = frozenset({"bfloat16", "float16"})
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
+_MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
+_CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
+_CLOSE = 0.2
+"""How near losses are where all that is known of a split is them: means of means are no further off, as a rule."""
+
 _Names = frozenset[tuple[str, str]]
 
 
-def wholes(a: Run, b: Run, splits: Splits | None = None, work: Work | None = None) -> tuple[Reader, Reader]:
+@dataclass(frozen=True)
+class Splits:
+    """How both runs are split up over ranks and microbatches, and which calls belong together.
+
+    Attributes:
+        a: how run a takes the batch of a step.
+        b: how run b does.
+        folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
+        alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
+        differ: whether they cut the same batch into other microbatches, as far as that is on record.
+        root: the outermost module that both call; "" where none is on record.
+    """
+
+    a: Microbatches
+    b: Microbatches
+    folds: tuple[Calls, Calls]
+    alike: bool
+    differ: bool = False
+    root: str = ""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the losses alone say that both take the same batch: no size of it is on record."""
+        return not (self.a.sizes and self.b.sizes)
+
+    @property
+    def folded(self) -> bool:
+        """Whether any calls are put together."""
+        return any(self.folds)
+
+
+@dataclass(frozen=True)
+class Wholes:
     """All ranks of each run as one, calls put together where one run calls its modules more often than the other.
 
-    Where there is `work`, it puts steps together.
+    Attributes:
+        readers: of a and of b.
+        splits: how the runs are split up.
+        options: what counts, with the tolerance that they need.
+        notes: on what is compared.
     """
-    splits = splits or splits_of(a, b, alike=False)
-    return spread(a, splits.folds[0], work), spread(b, splits.folds[1], work)
+
+    readers: tuple[Reader, Reader]
+    splits: Splits
+    options: DiffOptions
+    notes: list[str]
 
 
-def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
+def wholes_of(a: Run, b: Run, options: DiffOptions, work: Work | None = None) -> Wholes | None:
+    """Two runs that have ranks as wholes; None where they are split up alike, and each rank is compared for itself.
+
+    Where there is `work`, it looks at ranks, and puts steps together.
+    """
+    splits = _splits_of(a, b, work)
+    if splits.alike and (options.strict or not splits.differ):
+        return None
+    one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
+    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
+    seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
+    throughout = not seen and all(map(_autocasts, (a, b)))
+    options = options.between_layouts(coarse=coarse, throughout=throughout)
+    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" * throughout
+    notes = [f"{_layouts_note(a, b, options, splits)}{why}.", *_stages_note((one, two))]
+    return Wholes((one, two), splits, options, notes)
+
+
+def _autocasts(run: Run) -> bool:
+    """Whether a run computes in a coarse dtype by autocast."""
+    document = run.settings.get("autocast")
+    words = str(document.get("autocast", "")).replace(",", "").split() if isinstance(document, dict) else ()
+    return not _COARSE.isdisjoint(words)
+
+
+def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
+    """How two runs that have ranks are split up; `work` looks at their ranks elsewhere."""
+    pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
+    every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
+    first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
+    alike = _alike(a, b, pairs, work)
+    if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
+        return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
+    one, two = _Called(every[0], a.stages), _Called(every[1], b.stages)
+    root = _root(one.modules, two.modules)
+    numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
+    folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
+    step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
+    took = (microbatches_of(first_a, root, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
+    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root)
+    return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
+
+
+# --- ranks
+
+
+def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     """Whether each rank of one run has its partner in the other, with the same share of every tensor.
 
     What one of the runs has on no rank, such as a layer of its own, tells nothing of how the others are shared out.
@@ -58,12 +152,11 @@ def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
         return False
     if a.whole_of:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
-    common = [rank for rank in a.ranks if rank in b.ranks]
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if work is not None and not _held(a, b, common[:1])[0]:
+    if work is not None and not _held(pairs[:1])[0]:
         return False  # as other layouts are, as a rule: no task is needed
-    every = [_held(a, b, common)] if work is None else list(work(_held_by, tasks_of([a, b], common)))
+    every = [_held(pairs)] if work is None else list(work(_held_by, tasks_of([a, b], [one.rank for one, _ in pairs])))
     if not all(alike for alike, _ in every):
         return False
     held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
@@ -77,19 +170,17 @@ def same_layout(a: Run, b: Run, work: Work | None = None) -> bool:
 def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
     """As `_held`, of the ranks of a task."""
     with task.opened() as [a, b]:
-        return _held(a, b, task.ranks)
+        return _held([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
 
 
-def _held(a: Run, b: Run, ranks: Iterable[int]) -> tuple[bool, set[tuple[_Names, _Names]]]:
+def _held(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
     """Whether each rank has the same parts of tensors in both runs, and the states of ranks in a and b, each once."""
     states: set[tuple[_Names, _Names]] = set()
     names: dict[int, _Names] = {}
-    for rank in ranks:
-        readers = a.rank(rank), b.rank(rank)
-        if _parts(readers[0]) != _parts(readers[1]):
+    for one, two in pairs:
+        if _parts(one) != _parts(two):
             return False, states
-        sites = [reader.sites for reader in readers]
-        states.add((_state(sites[0], names), _state(sites[1], names)))
+        states.add((_state(one.sites, names), _state(two.sites, names)))
     return True, states
 
 
@@ -105,16 +196,95 @@ def _parts(reader: Reader) -> frozenset[object]:
     return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
-def tolerances(options: DiffOptions, readers: Iterable[Reader]) -> DiffOptions:
-    """The options with the tolerance that different layouts need, where none was asked for."""
-    if options.tolerant:
-        return options
-    coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in readers)
-    return replace(options, rtol=RTOL_COARSE if coarse else RTOL, rtol_fine=RTOL if coarse else 0.0, atol=ATOL)
+# --- microbatches
 
 
-def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
-    """A note on what is compared."""
+class _Called:
+    """How often a run calls in a step what it calls, at most."""
+
+    def __init__(self, readers: Iterable[RankReader], every: Mapping[int, Stages]) -> None:
+        self.most: dict[tuple[bool, str], int] = {}
+        self.batches: set[tuple[bool, str]] = set()
+        self._modules: dict[str, int] = {}
+        for reader in readers:
+            table, stages = reader.sites, every.get(reader.rank)
+            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED]:
+                fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
+                evaluated = table.phase[at] == Phase.EVAL.value or EVALUATED in table.fqn[at].partition(".")[0]
+                key = evaluated, fqn
+                self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
+                if table.kind[at] == Kind.BATCH.value:
+                    self.batches.add(key)
+                if table.kind[at] in _MODULE and table.phase[at] == Phase.FORWARD.value:
+                    self._modules[fqn] = self.most[key]
+
+    @cached_property
+    def modules(self) -> dict[str, int]:
+        """The modules that run in training, and how often."""
+        return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
+
+    @property
+    def losses(self) -> int:
+        """How many losses a step has."""
+        return self.most.get((False, "loss"), 0)
+
+
+def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+    """How many calls one microbatch makes of what is to be put together, given how many of these either run has."""
+    folds: dict[tuple[bool, str], int] = {}
+    for key, times in called.most.items():
+        evaluated, partner = key[0], other.most.get(key)
+        each, rest = divmod(times, number)
+        if key in called.batches:
+            if number != others and not evaluated:
+                folds[key] = 1  # a loader may be asked for several batches ahead
+        elif partner is None:
+            if number != others and times > 1 and not evaluated:
+                folds[key] = 1 if rest else each
+        elif partner != times:
+            folds[key] = each if not rest and each * others == partner and not evaluated else 1
+    return folds
+
+
+def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """The outermost module that both call, if possible one that is called more often in one of them; "" for none."""
+    both = [name for name in a if name in b]
+    depth = min((name.count(".") for name in both), default=0)
+    outer = [name for name in both if name.count(".") == depth]
+    return min(outer, key=lambda name: (a[name] == b[name], a[name] * b[name]), default="")
+
+
+def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
+    """Whether two runs cut the same batch into other microbatches.
+
+    In one layout they do where the parts add up to as much. Where no inputs are on record, the losses have to add up,
+    or have the same mean.
+    """
+    one, two = splits.a, splits.b
+    if one.number == two.number:
+        return False
+    if not splits.alike:
+        return True
+    if one.sizes and two.sizes:
+        cut = len(one.sizes) != len(two.sizes)  # from the first step on
+        return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
+    losses = [losses_of(reader, step) for reader in readers]
+    if not all(losses) or len(losses[0]) == len(losses[1]):
+        return False  # runs that cut a batch differently do so from their first step on
+    sums = [sum(values) for values in losses]
+    means = [total / len(values) for total, values in zip(sums, losses, strict=True)]
+    return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))
+
+
+def _near(one: float, two: float) -> bool:
+    return abs(one - two) <= _CLOSE * max(abs(one), abs(two))
+
+
+# --- what is told of it
+
+
+def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
+    """A note on what is compared, without its last stop."""
     folded = ", calls of a module together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]
@@ -143,11 +313,11 @@ def layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
         f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
-        f"Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}."
+        f"Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
     )
 
 
-def stages_note(readers: Iterable[Reader]) -> list[str]:
+def _stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
     notes = []
     for name, reader in zip("ab", readers, strict=True):
@@ -158,27 +328,3 @@ def stages_note(readers: Iterable[Reader]) -> list[str]:
             for root in roots
         ]
     return notes
-
-
-def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    notes = [
-        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
-        for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.joined is Joined.COPIES
-    ]
-    return [*notes, *_samples_note(first, runs)]
-
-
-def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
-        return []
-    shapes = first.a.layout.shape, first.b.layout.shape
-    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
-        return []
-    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
-            size = count(run.world_size, "rank")
-            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
-    return []

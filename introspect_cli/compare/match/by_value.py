@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.candidates import Pair
 
 
-def matched_roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], Mapping[str, str]]) -> dict[str, str]:
+def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
     """Roots of a that hold what another root of the same class holds in b; else those that one variable holds.
 
     A root is named by its class, and numbered where there are more: the order in which they came says nothing of which
@@ -59,7 +59,7 @@ def matched_roots(sides: tuple[Side, Side], variables: tuple[Mapping[str, str], 
     if not doubtful:
         return {}
     held = [_of_roots(side, doubtful) for side in sides]
-    called = [{root: name.rpartition(".")[2] for root, name in names.items()} for names in variables]
+    called = [{root: name.rpartition(".")[2] for root, name in side.variables.items()} for side in sides]
     unique = [{name for name, times in Counter(names.values()).items() if times == 1} for names in called]
     ranks = {}
     for one, two in product(*held):

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.resume import offset_by_labels
-from introspect_cli.compare.join.sites import columns, kind_code
+from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.match.by_value import Search, matched_roots
 from introspect_cli.compare.match.candidates import by_place
 from introspect_cli.compare.match.flow import CLOSE
@@ -85,6 +84,11 @@ class Correspondence:
         """From a's names to b's; None where they are the same."""
         return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
 
+    @cached_property
+    def asked(self) -> Rename | None:
+        """The names of a as the patterns change them; None where they stay."""
+        return renamer(self.patterns, {})
+
     @property
     def by_value(self) -> bool:
         """Whether a name is known by what it holds."""
@@ -101,17 +105,17 @@ class Correspondence:
         return f"{root} is {a[root]} of the script in a, {b[root]} in b."
 
 
-def correspond(a: Reader, b: Reader, options: DiffOptions) -> Correspondence:
-    """Which names of a are other names of b; ranks that recorded the same everywhere need none."""
+def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:
+    """Which names of a are other names of b; ranks that recorded the same everywhere need none.
+
+    Step k of b is looked at beside step k + offset of a.
+    """
     if _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
     matched = Correspondence(options.rename)
     if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
-        offset = options.offset if options.offset is not None else offset_by_labels(a.labels, b.labels)
         matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
-    moved = {
-        old: new for old, new in moved_modules(a, b, options.rename).items() if not old.startswith(matched.settled)
-    }
+    moved = {old: new for old, new in moved_modules(a, b, matched.asked).items() if not old.startswith(matched.settled)}
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."
         for old, new in moved.items()
@@ -147,18 +151,14 @@ def matched_by_value(
     if not len(steps):
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    rename = renamer(patterns, {})
-    given, two = (
-        Side(columns(a.sites, rename), a, chosen),
-        Side(columns(b.sites), b, [step - offset for step in chosen]),
-    )
-    variables = _variables(a, rename), _variables(b, None)
-    roots = matched_roots((given, two), variables)
+    rename = Correspondence(patterns).asked
+    given, two = Side(a, rename, chosen), Side(b, None, [step - offset for step in chosen])
+    roots = matched_roots((given, two))
     one = given
     if roots:  # a root whose name is taken gets one that b does not have
         taken = {old: new.name for old, new in evicted(given, roots).items()}
         moved = renamer_of({**roots, **taken})
-        one = Side(columns(a.sites, lambda name: moved(rename(name) if rename else name)), a, chosen)
+        one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
     search = Search(one, two, close)
     others = emptied(one, two, {old: new.name for old, new in search.renamed.items()})
     back = {new: old for old, new in roots.items()}
@@ -172,14 +172,7 @@ def matched_by_value(
     renamed |= {in_a(old): new for old, new in search.renamed.items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
     renamed |= evicted(given, {old: new.name for old, new in renamed.items()}, set(map(in_a, others)))
-    return Correspondence(patterns, renamed, close, variables, search.settled)
-
-
-def _variables(reader: RankReader, rename: Rename | None) -> dict[str, str]:
-    """What the script calls each root, by the root's name as it is compared."""
-    return {
-        rename(module.fqn) if rename else module.fqn: module.variable for module in reader.modules if module.variable
-    }
+    return Correspondence(patterns, renamed, close, (given.variables, two.variables), search.settled)
 
 
 # --- names that mean one module in a and another in b

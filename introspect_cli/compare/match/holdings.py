@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Columns, Ids, Mask, of_kinds, phase_code
-from introspect_cli.compare.match.names import Tree
+from introspect_cli.compare.join.sites import Columns, Ids, Mask, columns, of_kinds, phase_code
+from introspect_cli.compare.match.names import Rename, Tree
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -40,12 +40,28 @@ Feature = tuple[int, ...]
 class Side:
     """One run's records of a few steps, as far as they name modules and tensors and their values can prove anything."""
 
-    def __init__(self, sites: Columns, reader: RankReader, steps: Sequence[int]) -> None:
-        """Take a run's sites, as they are compared, and steps, of which the first is looked at more closely."""
-        self.sites, self.reader, self.steps = sites, reader, steps
-        named = of_kinds(sites.kind, NAMED)
-        self.named: Mask = named & ~np.isin(sites.phase, [phase_code(phase) for phase in PROVES_NOTHING])
+    def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
+        """Take a run, how its names are read, and steps, of which the first has to be told from the others."""
+        self.reader, self.steps, self._rename = reader, steps, rename
         self._asked: tuple[AbstractSet[str], Mask] | None = None
+
+    @cached_property
+    def sites(self) -> Columns:
+        """The run's sites, as they are compared."""
+        return columns(self.reader.sites, self._rename)
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """What the script calls each root, by the root's name as it is compared."""
+        change = self._rename or str
+        return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
+
+    @cached_property
+    def named(self) -> Mask:
+        """Which sites name modules and tensors."""
+        return of_kinds(self.sites.kind, NAMED) & ~np.isin(
+            self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
+        )
 
     @cached_property
     def first(self) -> StepBatch:

@@ -223,8 +223,8 @@ def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[Modu
 class _ModuleTree:
     """A run's modules as they were recorded first, under the names by which they are compared."""
 
-    def __init__(self, reader: Reader, patterns: Sequence[tuple[str, str]] = ()) -> None:
-        change = renamer(patterns, {}) or str
+    def __init__(self, reader: Reader, rename: Rename | None = None) -> None:
+        change = rename or str
         self.modules = [replace(module, fqn=change(module.fqn)) for module in tree_at(reader.modules)]
         self.names = {module.fqn for module in self.modules}
         self.children: dict[str, list[ModuleInfo]] = {}
@@ -248,13 +248,13 @@ class _ModuleTree:
         return tuple(sorted(parts))
 
 
-def moved_modules(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> dict[str, str]:
+def moved_modules(a: Reader, b: Reader, rename: Rename | None) -> dict[str, str]:
     """Numbered children of a that have another number in b: old FQN to new.
 
     Empty where the trees agree, which is the ordinary case and costs one comparison. One whose name was taken by
     another gets a name that b does not have.
     """
-    tree_a, tree_b = _ModuleTree(a, patterns), _ModuleTree(b)
+    tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
     if [(m.fqn, m.module_class) for m in tree_a.modules] == [(m.fqn, m.module_class) for m in tree_b.modules]:
         return {}
     moved: dict[str, str] = {}
@@ -291,9 +291,9 @@ def _common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> lis
     return pairs
 
 
-def suggest_renames(a: Reader, b: Reader, patterns: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[str, ...]:
     """`--rename` options that would align subtrees that only one run has and that look the same."""
-    tree_a, tree_b = _ModuleTree(a, patterns), _ModuleTree(b)
+    tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
     lost, new = _tops_of_one(tree_a, tree_b), _tops_of_one(tree_b, tree_a)
     suggestions = []
     for module in lost:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import Carried
 from introspect_cli.compare.join.sites import kind_code, phase_code
 from introspect_cli.compare.match.names import ancestors, generator_of
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.reasons.structure import drawn
 from introspect_cli.compare.result import Role
+from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.step import Step
 from introspect_cli.records import Kind, Phase, Site
 

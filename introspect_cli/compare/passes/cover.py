@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.carried import redundant_starts, starts
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.resumed.began import redundant_starts, starts
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.watched import MODULE_KINDS, lists
 from introspect_cli.records import Kind, Phase, Status
@@ -31,7 +31,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
         table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
     table = _without_unsaved(table)
     if starts(table.alignment, table.site[table.diverging & table.one_sided]).any():
-        again_a, again_b = redundant_starts(comparison.sides, table)
+        again_a, again_b = redundant_starts(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)
     return _without_evaluation(table, comparison)
@@ -56,10 +56,10 @@ def _without_unsaved(table: Table) -> Table:
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
     """What one run could not have recorded: it was told not to, lists values of elsewhere, or hid the module."""
-    sides = comparison.sides
+    manifests = comparison.manifests
     for state, manifest, other, other_sites, counts in (
-        (ONLY_A, sides.manifest_a, table.b, table.sites_b, comparison.covered[0]),
-        (ONLY_B, sides.manifest_b, table.a, table.sites_a, comparison.covered[1]),
+        (ONLY_A, manifests[0], table.b, table.sites_b, comparison.covered[0]),
+        (ONLY_B, manifests[1], table.a, table.sites_a, comparison.covered[1]),
     ):
         alone = table.state == state
         if lists(manifest):
@@ -76,14 +76,17 @@ def _hidden(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids
     """Of sites that one run alone has in a step, those that the other could not have seen.
 
     The inside of a compiled or scripted module is recorded as not observed, once for each module in it: what the other
-    run recorded of that module has no partner and means nothing.
+    run recorded of that module has no partner and means nothing. A loss inside a transform stands for several.
     """
-    blind = (other.status == int(Status.NOT_OBSERVED)) & (alignment.kind[other_sites] == kind_code(Kind.OUTPUT))
-    if not blind.any() or not len(sites):
-        return np.zeros(len(sites), dtype=np.bool_)
-    hidden = {alignment.fqn[site] for site in other_sites[blind]}
-    inside = of_kinds(alignment.kind[sites], MODULE_KINDS)
-    return np.asarray(inside & np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites)))
+    blind = other.status == int(Status.NOT_OBSERVED)
+    kinds = alignment.kind
+    unseen = np.zeros(len(sites), dtype=np.bool_)
+    for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
+        hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
+        if hidden:
+            there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
+            unseen |= there & of_kinds(kinds[sites], inside)
+    return unseen
 
 
 def uncounted(alignment: Alignment, sites_a: Ids, sites_b: Ids) -> Mask | None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.steps import Sides
 
 
 _EQUAL, _ROUNDED = 0, 1
@@ -113,13 +112,13 @@ class Form:
     b: Layout | None
 
 
-def forms_of(table: Table, rows: Ids, sides: Sides) -> tuple[Form, ...]:
+def forms_of(table: Table, rows: Ids, comparison: Comparison) -> tuple[Form, ...]:
     """The inputs of some rows, the earliest first."""
     forms = []
     for row in rows[np.argsort(table.order[rows], kind="stable")].tolist():
         at = int(table.row_a[row]), int(table.row_b[row])
-        a = sides.a.layouts[int(table.a.layout[at[0]])] if at[0] >= 0 else None
-        b = sides.b.layouts[int(table.b.layout[at[1]])] if at[1] >= 0 else None
+        a = comparison.a.layouts[int(table.a.layout[at[0]])] if at[0] >= 0 else None
+        b = comparison.b.layouts[int(table.b.layout[at[1]])] if at[1] >= 0 else None
         forms.append(Form(table.step, table.named(row), a, b))
     return tuple(forms)
 

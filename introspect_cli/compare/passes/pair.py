@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.at import At
-from introspect_cli.compare.join.carried import with_starts
-from introspect_cli.compare.join.read_on import as_if_begun, without_read_on
 from introspect_cli.compare.join.sites import Alignment, Ids, Mask, kind_code
+from introspect_cli.compare.resumed.began import as_if_begun, with_starts, without_read_on
 from introspect_cli.compare.table import ABSENT, DIFFERENT, EQUAL, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.watched import lists, ordered
 from introspect_cli.records import EXPANDED_TEXT, Kind, Status
@@ -27,23 +26,24 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 
     Where one run lists tensors at the start of a step, the other has there what its step before left.
     """
-    sides, alignment = comparison.sides, comparison.alignment
-    batch_a, batch_b, left = sides.a.read(step_a), sides.b.read(step_b), np.empty(0, np.int64)
+    alignment = comparison.alignment
+    batch_a, batch_b, left = comparison.a.read(step_a), comparison.b.read(step_b), np.empty(0, np.int64)
     goes, read = comparison.goes, comparison.read_on
     if goes is not None and read is not None and comparison.goes_on_at(step_a):
         if goes.late == "b":
             batch_b = as_if_begun(batch_b, alignment.b, read)
         else:
             batch_a = as_if_begun(batch_a, alignment.a, read)
-    listing = lists(sides.manifest_a), lists(sides.manifest_b)
+    listing = [lists(manifest) for manifest in comparison.manifests]
     sites = batch_a.site.astype(np.int64), alignment.b_ids[batch_b.site]
     if listing[0] != listing[1] and comparison.gathered is None:
         if listing[0]:
-            batch_b, left = with_starts(alignment, 1, At(sides.b, alignment.b, step_b - 1), batch_b, sites[0])
+            batch_b, left = with_starts(alignment, 1, At(comparison.b, alignment.b, step_b - 1), batch_b, sites[0])
         else:
-            batch_a, left = with_starts(alignment, 0, At(sides.a, alignment.a, step_a - 1), batch_a, sites[1])
+            batch_a, left = with_starts(alignment, 0, At(comparison.a, alignment.a, step_a - 1), batch_a, sites[1])
     table = matched(alignment, comparison.compared, (step_a, step_b), (batch_a, batch_b))
-    if not ordered(sides.manifest_a) and ordered(sides.manifest_b):
+    in_order = [ordered(manifest) for manifest in comparison.manifests]
+    if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
     if goes is not None and read is not None and comparison.goes_on_at(step_a):
         table = without_read_on(table, read, goes.late)

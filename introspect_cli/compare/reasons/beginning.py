@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.reasons.seedings import GENERATORS, seeding_words, seedings_change
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
 
 MODES = ("train", "eval")
-_SEEDS = {"torch.manual_seed": "torch", "random.seed": "python", "numpy.random.seed": "numpy"}
 
 MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
 """Reasons of what a script may have made with numbers of a generator that it made."""
@@ -68,7 +68,7 @@ class Event:
         if self.by in MODES:
             return f"one in {self.name}, called in {self.by} mode before the first step{at}"
         if self.seed:
-            return f"{self.by}({self.seed}){at}"
+            return seeding_words(self.by, self.seed, self.line)
         if not self.by:
             return f"a draw before {self.line}" if self.line else "a draw just before the first step"
         return f"{self.by} of {self.name}{at}" if self.name else f"{self.by}{at}"
@@ -89,7 +89,7 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
     agree = f"; {count(before, 'draw')} before it {'agrees' if before == 1 else 'agree'}" if before else ""
     if one is not None and two is not None:
         if one.seed and two.seed and one.by == two.by:
-            return f"{one.by} {one.seed} -> {two.seed} ({two.line or one.line})"
+            return seedings_change(one.by, one.seed, two.seed, two.line or one.line)
         if one.what == two.what and one.is_unseen:
             since = f"after {b[same - 1]}" if same else "from the beginning on"
             return f"{since}, something else draws differently in a and b{agree}"
@@ -188,7 +188,7 @@ def unseen_between(runs: tuple[Run, Run], rank: int) -> tuple[list[tuple[str, st
 
 def _by_generator(runs: tuple[Run, Run], rank: int) -> Iterator[tuple[Sequence[Event], Sequence[Event], int]]:
     """The events of each generator in a and in b, and how many they begin with alike."""
-    for generator in dict.fromkeys(_SEEDS.values()):
+    for generator in dict.fromkeys(GENERATORS.values()):
         a, b = (_events(run, rank, generator) or [] for run in runs)
         yield a, b, _agreeing(a, b)
 
@@ -202,14 +202,16 @@ def _agreeing(a: Sequence[Event], b: Sequence[Event]) -> int:
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int) -> bool:
     """Whether an event is the same in both runs; of a draw that nobody saw, the state after it tells its length.
 
+    Where a generator is set next, in either run, nobody knows the state after it, and nothing rests on it there.
     What one run filled may have no name there: it was exchanged for something else since.
     """
     one, two = a[place], b[place]
     named = one.name == two.name or (one.line == two.line and not (one.name and two.name))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
-    after = [[other.state for other in events[place + 1 : place + 2]] for events in (a, b)]
-    return not one.is_unseen or after[0] == after[1]
+    after = [events[place + 1 : place + 2] for events in (a, b)]
+    is_set = any(other.seed for events in after for other in events)
+    return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
 
 
 def _place(event: Event | None, events: Sequence[Event]) -> int:
@@ -269,7 +271,7 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     for words in (str(line).split(" ") for line in lines):
         fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
-            if generator in {"", _SEEDS.get(fields[1])}:
+            if generator in {"", GENERATORS.get(fields[1])}:
                 events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
         elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
             by, given, arguments = fields[3].partition("(")

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from introspect_cli.compare.reasons.beginning import DOCUMENT
+from introspect_cli.compare.reasons import beginning, seedings
 from introspect_cli.compare.reasons.differences import (
     READ,
     Difference,
-    argv_of,
     built_differences,
     command_options,
     describe,
@@ -50,7 +49,7 @@ _CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz"
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
 )
-_NO_SETTINGS = frozenset({DOCUMENT, FILES, "operators"})
+_NO_SETTINGS = frozenset({beginning.DOCUMENT, seedings.DOCUMENT, FILES, "operators"})
 """Documents that are compared elsewhere."""
 _GIT = frozenset({"commit", "dirty"})
 _OF_A_GPU = frozenset({"cudnn", "nccl"})
@@ -60,7 +59,7 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 def differences(a: Run, b: Run) -> Iterator[Difference]:
     """All settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
-    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
+    words_a, words_b = _command(a), _command(b)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
@@ -76,6 +75,12 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
+
+
+def _command(run: Run) -> list[str]:
+    """The words of the script's command line, the script first; none where they are not on record."""
+    argv = run.manifest.get("argv")
+    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
 def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
@@ -107,7 +112,7 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
     ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}
     for rank in ranks if len(ranks) > 1 else ():
-        one, two = a.settings_of(rank), b.settings_of(rank)
+        one, two = (run.settings_of(rank) for run in (a, b))
         for source in (OPTIMIZERS, "runtime"):
             for change in _of_document(source, one[source], two[source]) if source in one and source in two else ():
                 if not RUN_NOISE.search(change.name.lower()):

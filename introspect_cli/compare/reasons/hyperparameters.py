@@ -69,6 +69,15 @@ def hyperparameter_changes(table: Table) -> list[Difference]:
     return list(named.values())
 
 
+def rates_recorded(table: Table) -> bool:
+    """Whether both runs have a learning rate on record in a step."""
+    alignment = table.alignment
+    return any(
+        KINDS[alignment.kind[union]] in SETTING_KINDS and alignment.path[union].endswith("['lr']")
+        for union in table.rows_of("a").keys() & table.rows_of("b").keys()
+    )
+
+
 class Optimizers:
     """The optimizers of two runs by their settings, each as parameter to hyper-parameters.
 

@@ -141,8 +141,8 @@ def _went_in(scene: Scene) -> Iterator[int]:
 
 def _strides(scene: Scene, table: Table, union: int, side: str) -> str:
     """How a tensor lies in memory; "" for what is no tensor, or was not seen."""
-    sides = scene.step.sides
-    batch, reader = (table.a, sides.a) if side == "a" else (table.b, sides.b)
+    comparison = scene.step.comparison
+    batch, reader = (table.a, comparison.a) if side == "a" else (table.b, comparison.b)
     row = table.rows_of(side)[union]
     if Status(int(batch.status[row])) not in _SEEN:
         return ""

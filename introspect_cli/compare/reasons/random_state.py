@@ -24,6 +24,7 @@ from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import first_draw
+from introspect_cli.compare.reasons.seedings import set_at, set_words
 from introspect_cli.compare.reasons.words import although, what
 from introspect_cli.compare.rests_on import Place, random_at_start
 from introspect_cli.compare.table import EQUAL, OTHER, Table
@@ -196,8 +197,8 @@ class RandomState(Reason):
         site = scene.site
         if site.phase is not Phase.START:
             return _within(scene)
-        sides = scene.step.sides
-        goes_on = scene.first.step != scene.first.step_b or sides.a.entry(0).step != sides.b.entry(0).step
+        comparison = scene.step.comparison
+        goes_on = scene.first.step != scene.first.step_b or comparison.a.entry(0).step != comparison.b.entry(0).step
         if scene.is_first_step and goes_on:
             return (
                 f"{what(site)} differs when the later run begins: resuming did not restore it, or the script drew from "
@@ -235,6 +236,8 @@ def _built(scene: Scene) -> str:
 def _drawn_before(scene: Scene) -> str:
     """Where in the step before one run drew more, as far as the records tell."""
     step, last = scene.step, scene.first.step - 1
+    if was_set := set_words(*set_at(scene.runs, scene.first)):
+        return was_set
     text = "one run drew random numbers that the other did not, "
     if step.before is None:
         return f"{text}since the last recorded step"
@@ -256,6 +259,8 @@ def _within(scene: Scene) -> str:
     site = scene.site
     generator = generator_of(site)
     text = f"{what(site)} differs{although(scene.cause.evidence)}"
+    if was_set := set_words(*set_at(scene.runs, scene.first)):
+        return f"{text}: {was_set}."
     draws = [draw for draw in draws_before(scene) if generator_of(draw.site) == generator]
     other = scene.exchanged_with(_draws(scene))
     if other is not None:
@@ -305,12 +310,12 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
 
 def _after(step: Step) -> Table | None:
     """The step after, where both runs recorded it."""
-    table, sides = step.table, step.sides
+    table, comparison = step.table, step.comparison
     steps = table.step + 1, table.step_b + 1
-    if steps[0] not in sides.a or steps[1] not in sides.b:
+    if steps[0] not in comparison.a or steps[1] not in comparison.b:
         return None
     every = table.alignment.mask(frozenset(), ())
-    return matched(table.alignment, every, steps, (sides.a.read(steps[0]), sides.b.read(steps[1])))
+    return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
 def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:

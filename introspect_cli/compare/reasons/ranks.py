@@ -109,7 +109,7 @@ def _groups(run: Run) -> set[int]:
 def _most_calls(scene: Scene) -> int:
     """How often any module runs in a step of either run, or any loss is computed, at most."""
     most = 1
-    for side in (scene.step.sides.a, scene.step.sides.b):
+    for side in (scene.step.comparison.a, scene.step.comparison.b):
         for reader in readers_of(side):  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
@@ -131,9 +131,9 @@ def together(scene: Scene) -> list[str]:
 
 def uneven_ranks(scene: Scene) -> list[str]:
     """The runs whose ranks have different numbers of samples in the step of the first divergence, as clauses."""
-    sides, first = scene.step.sides, scene.first
+    comparison, first = scene.step.comparison, scene.first
     clauses = []
-    for side, reader, step in (("a", sides.a, first.step), ("b", sides.b, first.step_b)):
+    for side, reader, step in (("a", comparison.a, first.step), ("b", comparison.b, first.step_b)):
         sizes = _samples_of_ranks(readers_of(reader), step)  # one rank alone has one size
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
@@ -284,7 +284,7 @@ def _name(site: Site) -> str:
 
 def _line(scene: Scene, side: str, site: Site | None = None) -> str:
     """Where a run calls it (or another), for the end of a clause."""
-    reader = scene.step.sides.a if side == "a" else scene.step.sides.b
+    reader = scene.step.comparison.a if side == "a" else scene.step.comparison.b
     sites = reader.sites
     wanted = site or scene.site
     for number, fqn in enumerate(sites.fqn):

@@ -50,7 +50,7 @@ class Scene:
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
-        stored = self.step.sides.tensors
+        stored = self.step.comparison.tensors
         self.run_a, self.run_b = self.runs = stored.a, stored.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
@@ -131,7 +131,7 @@ class Scene:
     @property
     def dropped(self) -> bool:
         """Whether either run recorded steps that it does not hold any more."""
-        return bool(self.step.sides.a.thinned or self.step.sides.b.thinned)
+        return bool(self.step.comparison.a.thinned or self.step.comparison.b.thinned)
 
     @property
     def absent(self) -> str:
@@ -197,6 +197,12 @@ class Scene:
         return [name for name in dict.fromkeys(one) if name != SCALER], [
             name for name in dict.fromkeys(two) if name != SCALER
         ]
+
+    @property
+    def steppers(self) -> tuple[list[str], list[str]]:
+        """Those optimizers; where no step of any is on record, those that hold the parameter by the settings."""
+        held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
+        return self.optimizers if any(self.optimizers) else held
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:

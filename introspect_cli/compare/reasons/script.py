@@ -53,11 +53,17 @@ class Batch(Reason):
         """Whether the values are the same in another order, and whether batches before it are equal."""
         text, a, b = f"{scene.differs()};", scene.first.a, scene.first.b
         if a is not None and b is not None and shapes_differ(a, b):
-            return f"{text} its shape is different: batch size, sequence length, cropping or padding."
+            why = "batch size, sequence length, cropping or padding"
+            if drawn_otherwise(scene):
+                why = f"it likely has other samples, for since the step began, {_OTHER_DRAWS}"
+            return f"{text} its shape is different: {why}."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text} its dtype is different: the data is converted differently."
         why = "it is shuffled or shifted differently." if same_values(scene.first) else _before(scene)
         return f"{text} {why}{_hash_seed(scene)}"
+
+
+_OTHER_DRAWS = "one run drew other random numbers (in an evaluation, for shuffling or augmentation)"
 
 
 def _before(scene: Scene) -> str:
@@ -74,11 +80,8 @@ def _before(scene: Scene) -> str:
         text = "no batch of this loader was recorded just before it"
     else:
         text = "the data differs from the first recorded batch on"
-    if _drawn_otherwise(scene):
-        return (
-            f"{text}: since the step began, one run drew other random numbers (in an evaluation, for shuffling or "
-            "augmentation)."
-        )
+    if drawn_otherwise(scene):
+        return f"{text}: since the step began, {_OTHER_DRAWS}."
     rest = unions[calls == site.call]
     if step.known(rest[rest != scene.union]) is Known.EQUAL:
         return (
@@ -88,7 +91,7 @@ def _before(scene: Scene) -> str:
     return f"{text}: look at the data pipeline (order, seed, workers, augmentation, files)."
 
 
-def _drawn_otherwise(scene: Scene) -> bool:
+def drawn_otherwise(scene: Scene) -> bool:
     """Whether draws around the batch differ: the state drawn from next differs, and that of the start is equal."""
     step, order = scene.step, scene.table.order_of
     drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})

@@ -61,6 +61,7 @@ _NUMERIC_PACKAGES = (
 )
 
 _WEIGHTS = {
+    "autocast": 0.97,
     "sources": 0.8,
     "command": 0.85,
     "git": 0.6,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.join.microbatches import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.join.split import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
@@ -73,7 +73,7 @@ class Split(Reason):
 
     def evidence(self, scene: Scene) -> list[str]:
         """How each run cuts the batch."""
-        splits = scene.step.sides.splits
+        splits = scene.step.comparison.splits
         return [] if splits is None or not splits.differ else [f"a takes {splits.a.words}, b {splits.b.words}."]
 
 
@@ -82,7 +82,7 @@ class Split(Reason):
 
 def split_finding(step: Step, position: int) -> Finding | None:
     """What a split of the batch made of a divergence; None where that is not seen."""
-    splits, site = step.sides.splits, step.sites[position]
+    splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
     if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
@@ -93,7 +93,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
-    layout = step.sides.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
+    layout = step.comparison.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
     if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
         return _of_losses(step, position)
     if site.kind is Kind.BATCH or (site.kind is Kind.INPUT and site.fqn == splits.root):
@@ -130,16 +130,20 @@ class Cut(NamedTuple):
 
 def _cuts(step: Step) -> tuple[Cut, Cut]:
     """Those of a and of b, where both have a split on record."""
-    sides, splits, table = step.sides, step.sides.splits, step.table
+    comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number)[0], rule, many_of(reader))
+        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, many_of(reader))
         for side, reader, number, rule in (
-            ("a", sides.a, table.step, splits.a),
-            ("b", sides.b, table.step_b, splits.b),
+            ("a", comparison.a, table.step, splits.a),
+            ("b", comparison.b, table.step_b, splits.b),
         )
     )
     return one, two
+
+
+def _samples(micro: list[Microbatch], rule: Microbatches) -> list[Microbatch]:
+    return [replace(one, samples=1) for one in micro] if rule.singly else micro
 
 
 def _by_itself(step: Step, position: int) -> Finding | None:
@@ -217,9 +221,9 @@ def _norm(step: Step, side: str) -> float:
 
 def _of_losses(step: Step, position: int) -> Finding | None:
     """Losses that are right for their own samples and count alike, or are divided by more than there are."""
-    site, sides = step.sites[position], step.sides
-    values_a = values_of(sides.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
-    values_b = values_of(sides.b, site, step.table.step_b)
+    site, comparison = step.sites[position], step.comparison
+    values_a = values_of(comparison.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
+    values_b = values_of(comparison.b, site, step.table.step_b)
     if any(len(values) != 1 or not values[0] for values in (values_a, values_b)):
         return None
     a, b = _cuts(step)
@@ -241,10 +245,10 @@ def _of_losses(step: Step, position: int) -> Finding | None:
 
 def _name_in_a(step: Step, fqn: str) -> str:
     """What run a itself calls what is compared as `fqn`."""
-    change = step.sides.rename
+    change = step.comparison.rename
     if change is None:
         return fqn
-    return next((name for name in dict.fromkeys(step.sides.a.sites.fqn) if change(name) == fqn), fqn)
+    return next((name for name in dict.fromkeys(step.comparison.a.sites.fqn) if change(name) == fqn), fqn)
 
 
 def _near(one: float, two: float, close: float = _CLOSE) -> bool:

@@ -10,7 +10,7 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes, in_words
+from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes, in_words, rates_recorded
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
@@ -68,7 +68,7 @@ class Optimizer(Reason):
         call = first.site.call
         when = f"within the optimizer step, before its forward pass {call}" if call else "after the optimizer step"
         text = f"{what(first.site)} differs {when}{how_far(first)}{although(scene.cause.evidence)};"
-        a, b = scene.optimizers
+        a, b = scene.steppers
         name = ", ".join(a) if a and a == b else "the optimizer"
         if a and b and a != b:
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
@@ -143,8 +143,15 @@ def tuned(scene: Scene) -> list[Difference]:
 
 
 def changes(scene: Scene) -> list[Difference]:
-    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step."""
+    """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step.
+
+    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there.
+    """
     settled = scene.setup.changes_for(scene.site.fqn)
+    if any(change.name == "lr" for change in settled) and rates_recorded(scene.table):
+        here = [change for change in scene.hyperparameters if change.about == "lr"]
+        if all(not change.of and change.name == "lr" for change in here):
+            settled = [*here, *(change for change in settled if change.name != "lr")]
     names = {change.name for change in settled}
     others = [
         change

@@ -1,1 +1,1 @@
-"""What a resumed run goes on with, part by part: restored, not restored, or not recorded."""
+"""A run that goes on from where the other has been: from which step, how it began, and what was restored."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.resume import Goes
+    from introspect_cli.compare.resumed.goes_on import Goes
 
 _LOOKED_AT = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
@@ -36,8 +36,8 @@ class Beside:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """Kinds that both captures watched for; all where a run does not say."""
-        sides, every = self.comparison.sides, {kind.value for kind in Kind}
-        one, two = (observed_kinds(manifest) or every for manifest in (sides.manifest_a, sides.manifest_b))
+        every = {kind.value for kind in Kind}
+        one, two = (observed_kinds(manifest) or every for manifest in self.comparison.manifests)
         return frozenset(one & two)
 
     @property

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import Part, Restored, Resumption
-from introspect_cli.compare.join.read_on import ReadOn, looked_later
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
+from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.beside import Beside, key_of
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
@@ -28,8 +28,13 @@ _COPIES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(comparison: Comparison) -> Resumption | None:
-    """What the later run goes on with; None where neither run is resumed."""
+def resumption_of(comparison: Comparison, *, is_cut: bool = False) -> Resumption | None:
+    """What the later run goes on with; None where neither run is resumed.
+
+    Args:
+        comparison: both runs.
+        is_cut: whether they cut batches otherwise, so that one's parts are not the other's.
+    """
     goes = comparison.goes
     if goes is None:
         return None
@@ -41,7 +46,7 @@ def resumption_of(comparison: Comparison) -> Resumption | None:
         rates(beside),
         scaler(beside),
         *random(beside),
-        place(beside),
+        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(beside),
         counters(beside),
         copies(beside),
     )

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.join.at import At, Tensor, tensor_of
-from introspect_cli.compare.join.sites import columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
+from introspect_cli.compare.reasons.beginning import DOCUMENT
 from introspect_cli.compare.watched import STATE_KINDS, options_of
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
@@ -74,8 +75,7 @@ class Goes:
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     """The first steps of the later run and of the other, given which is the later one."""
-    a = At.first(sides.a, columns(sides.a.sites, sides.rename))
-    b = At.first(sides.b, columns(sides.b.sites))
+    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     return (b, a) if late == "b" else (a, b)
 
 
@@ -88,7 +88,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         return None
     late = "b" if first_b + offset > first_a else "a"
     at = first_b + offset if late == "b" else first_a - offset
-    manifest = sides.manifest_b if late == "b" else sides.manifest_a
+    manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
     if begins.step and any(options_of(manifest).get(name) for name in _SELECTING):
         return None  # the capture left out what came before
@@ -103,10 +103,9 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     return None
 
 
-def detected_offset(sides: Sides, *, same_size: bool) -> tuple[int, str]:
+def detected_offset(sides: Sides, by_labels: int, *, same_size: bool) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
-    by_labels = offset_by_labels(a.labels, b.labels)
     if by_labels:
         return by_labels, (
             f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
@@ -149,15 +148,14 @@ def _may_go_on(sides: Sides) -> str:
     )
 
 
-def checkpoints_read(document: object) -> dict[str, str]:
-    """The checkpoints that a run read before its first step, by what its capture noted of its beginning."""
-    read = document.get("read") if isinstance(document, dict) else None
-    return {str(name): str(name) for name in read} if isinstance(read, list) else {}
-
-
 def _read_more(sides: Sides, late: str) -> list[str]:
-    """The checkpoints that the later run read and the other one did not."""
-    mine, theirs = sides.read["ab".index(late)], sides.read["ba".index(late)]
+    """The checkpoints that the later run read before its first step and the other one did not."""
+    read = []
+    for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
+        document = run.settings_of(reader.rank).get(DOCUMENT)
+        noted = document.get("read") if isinstance(document, dict) else None
+        read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
+    mine, theirs = read["ab".index(late)], read["ba".index(late)]
     return [name for key, name in mine.items() if key not in theirs]
 
 

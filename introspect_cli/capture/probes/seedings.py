@@ -1,0 +1,137 @@
+"""What sets the state of a default generator, in any step: it is seeded, or gets back a state that was kept.
+
+A state that was set looks like one that was drawn from. So each function of a module that sets one is watched for as
+long as a capture lasts. Until the first step, what happens goes among what seeds and draws there; after that it is
+counted, by function and line. What checkpointing keeps and gives back is passed over: it leaves no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.guard import Outermost
+from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.beginning_events import Event, seed_word
+from introspect_cli.records import Kind
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.beginning import BeginningProbe
+
+_MOST = 200
+_CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
+
+
+class _Where(NamedTuple):
+    """Where a state is set: within a step or before it begins, by which function, at which line."""
+
+    stage: str
+    by: str
+    line: str
+
+
+class SeedingProbe(GuardedProbe):
+    """Watches functions that set states.
+
+    Attributes:
+        changed: whether `document` is another than when it was last written, by more than a few numbers.
+    """
+
+    name = "seedings"
+    lost = "what sets random states is"
+
+    def __init__(self, context: Context, beginning: BeginningProbe) -> None:
+        super().__init__(context, then=self.remove)
+        self._beginning = beginning
+        self._places = Places()
+        self._times: dict[_Where, list[Any]] = {}
+        self._outermost = Outermost()
+        self.changed = False
+
+    def install(self) -> None:
+        """Watch what seeds and what sets, where states of generators are recorded."""
+        if Kind.RNG not in self._context.kinds:
+            return
+        numpy_random = sys.modules.get("numpy.random")
+        for home, owner, names in (
+            ("torch", torch, ("manual_seed", "set_rng_state")),
+            ("torch", torch.random, ("manual_seed", "set_rng_state")),
+            ("torch.cuda", torch.cuda, ("manual_seed", "manual_seed_all", "set_rng_state")),
+            ("random", random, ("seed", "setstate")),
+            ("numpy.random", numpy_random, ("seed", "set_state")),
+        ):
+            for name in names if owner is not None else ():
+                entering = self._outermost(functools.partial(self._setting, f"{home}.{name}"))
+                self._patches.watch(owner, name, self._guarded, entering, raised=True)
+        super().install()
+
+    @property
+    def document(self) -> dict[str, object]:
+        """A line of words for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
+
+        Within or before which step, at first and at last, how often, by what, to which seed or state at first, and
+        where.
+        """
+        return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
+
+    def _setting(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        frame = sys._getframe(3)  # noqa: SLF001 - as python documents it
+        early = self._beginning.seeding(frame)
+
+        def was_set(_: object) -> None:
+            value = next(iter((*args, *kwargs.values())), None)
+            if early:
+                self._beginning.seeded(Event("seed", label, _word(label, value), 0, None, self._line(frame)))
+            elif not _checkpoints(frame):
+                self._count(label, value, self._line(frame))
+
+        return was_set
+
+    def _line(self, frame: FrameType) -> str:
+        return self._places.line(frame) or "-"
+
+    def _count(self, label: str, value: object, line: str) -> None:
+        step = self._recorder.step
+        where = _Where("in" if self._context.clock.begun else "before", label, line)
+        times = self._times.get(where)
+        if times is not None:
+            times[1:3] = step, times[2] + 1
+        elif len(self._times) < _MOST:
+            times = self._times[where] = [step, step, 1, _word(label, value)]
+        # written again where it is new, and where the number has doubled
+        self.changed |= times is not None and times[2] & (times[2] - 1) == 0
+
+
+def _checkpoints(frame: FrameType) -> bool:
+    """Whether checkpointing gives back a state that it kept, or has kept while it computes again."""
+    there: FrameType | None = frame
+    for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
+        if there is None:
+            return False
+        if there.f_globals.get("__name__") == _CHECKPOINTING:
+            return True
+        there = there.f_back
+    return False
+
+
+def _word(label: str, value: object) -> object:
+    """A seed, or `#` and a digest of a state."""
+    if label.endswith(("seed", "seed_all")):
+        return seed_word(value)
+    if isinstance(value, torch.Tensor):
+        with unobserved():
+            data = value.cpu().numpy().tobytes()
+    else:
+        data = repr(value).encode()
+    return f"#{blake2b(data, digest_size=8).hexdigest()}"

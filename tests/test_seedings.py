@@ -1,0 +1,106 @@
+"""What sets a random state, in any step, is on record, and the answer names it instead of draws that nobody made."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.options import DiffOptions
+from introspect_cli.store.reader import open_run
+
+SCRIPT = """
+from numpy.random import default_rng
+import random
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+def noise():
+    return float(default_rng(3).normal())
+
+torch.manual_seed(0)
+random.seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+kept = torch.get_rng_state()
+data = torch.randn(8, 4) + noise()
+# here
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    # there
+    hidden = checkpoint(net[:2], data, use_reentrant=False)
+    # within
+    net[2](net[1](hidden)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+HERE, THERE, WITHIN = "# here", "# there", "# within"
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory, forks):
+    runs = {}
+
+    def captured(text, *options):
+        if (text, options) not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            (folder / "train.py").write_text(text)
+            done = forks("capture", "-q", *options, "-o", "run", "train.py", cwd=folder)
+            assert done.returncode == 0, done.stderr
+            runs[text, options] = folder / "run"
+        return runs[text, options]
+
+    def run(place, text_b, text_a, *options):
+        with (
+            open_run(captured(SCRIPT.replace(place, text_a), *options)) as a,
+            open_run(captured(SCRIPT.replace(place, text_b), *options)) as b,
+        ):
+            return compare_runs(a, b, DiffOptions())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "said"),
+    [
+        (HERE, "torch.set_rng_state(kept)", "seeding that differs is torch.set_rng_state (train.py:16), in b only"),
+        (THERE, "if step == 1: torch.set_rng_state(kept)", "; torch.set_rng_state (train.py:19) sets it in b only."),
+        (THERE, "if step == 2: torch.manual_seed(5)", "; torch.manual_seed(5) (train.py:19) sets it in b only."),
+        (WITHIN, "if step == 1: torch.manual_seed(5)", "equal: torch.manual_seed(5) (train.py:21) sets it in b only."),
+    ],
+)
+def test_what_set_a_state_is_named_where_one_run_alone_sets_it(answer, place, changed, said):
+    result = answer(place, changed, place)
+    assert said in result.sentence
+    assert "one run drew" not in result.sentence
+    assert result.code.ranked[0].change.place.startswith("train.py:")
+
+
+def test_a_seed_between_two_recorded_steps_is_named(answer):
+    result = answer(THERE, "if step == 1: torch.manual_seed(5)", THERE, "--every", "2")
+    assert "torch.manual_seed(5) (train.py:19) sets it in b only." in result.sentence
+
+
+def test_two_seeds_at_one_place_are_both_named(answer):
+    result = answer(THERE, "torch.manual_seed(10 + step)", "torch.manual_seed(step)")
+    assert "torch.manual_seed 0 -> 10 (train.py:19)" in result.sentence
+
+
+def test_runs_that_set_the_same_are_the_same_and_nothing_stays_replaced(answer):
+    functions = torch.manual_seed, torch.set_rng_state, random.seed, random.Random.seed
+    assert answer(THERE, "torch.manual_seed(step)", "torch.manual_seed(step + 0)").verdict.value == "same"
+    assert functions == (torch.manual_seed, torch.set_rng_state, random.seed, random.Random.seed)
+
+
+def test_one_line_has_all_steps_none_what_checkpointing_restores_and_numpy_was_imported_first(tmp_path, introspect):
+    (tmp_path / "train.py").write_text(SCRIPT.replace(THERE, "torch.manual_seed(7)"))
+    done = introspect("capture", "-q", "-o", "run", "train.py", afresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "seed numpy.random.default_rng 3 train.py:9" in (tmp_path / "run/settings/beginning.yaml").read_text()
+    assert (
+        (tmp_path / "run/settings/seedings.yaml")
+        .read_text()
+        .startswith("set:\n- before 1 2 2 torch.manual_seed 7 train.py:19\n#")
+    )
