@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder 
 # Where python is told to keep nothing it compiles, each process compiles all of torch that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# What a shell starts in the background ignores them, and so would each process that a test interrupts.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
 # The models here are tiny; on a busy machine, torch's threads wait for each other instead of computing.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where inductor compiles: no trial of vector extensions, which takes longer than the rest. Its header is compiled once
