@@ -176,6 +176,15 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
     return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
 
 
+def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """The words of the script's command line, the script first; none where they are not on record."""
+    command = settings.get("command")
+    argv = command.get("argv") if isinstance(command, Mapping) else None
+    if not isinstance(argv, (list, tuple)):
+        argv = manifest.get("argv")
+    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
+
+
 # --- things that a run built
 
 

@@ -22,6 +22,7 @@ from introspect_cli.compare.reasons import beginning, seedings
 from introspect_cli.compare.reasons.differences import (
     READ,
     Difference,
+    argv_of,
     built_differences,
     command_options,
     describe,
@@ -59,7 +60,7 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 def differences(a: Run, b: Run) -> Iterator[Difference]:
     """All settings that differ, from two runs' settings and manifests."""
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
-    words_a, words_b = _command(a), _command(b)
+    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
@@ -75,12 +76,6 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
-
-
-def _command(run: Run) -> list[str]:
-    """The words of the script's command line, the script first; none where they are not on record."""
-    argv = run.manifest.get("argv")
-    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
 
 
 def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
