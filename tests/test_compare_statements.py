@@ -136,9 +136,10 @@ def shape(text):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             if ast.get_docstring(node, clean=False) is not None:
                 node.body.pop(0)
-            definitions = [child for child in node.body if hasattr(child, "name")]
-            node.body = [child for child in node.body if child not in definitions]
-            node.body += sorted(definitions, key=lambda child: child.name)
+        for name in ("body", "orelse"):
+            lines = getattr(node, name, None)
+            if isinstance(lines, list):
+                setattr(node, name, sorted(lines, key=lambda child: getattr(child, "name", "")))
     return ast.dump(tree)
 
 

@@ -18,8 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import cases
 import frozen
+import harvest
 import matrix
 import placeholders
+
+from introspect_cli.compare.options import DiffOptions
 
 CASES = {case.name: case for case in cases.load_cases()}
 CHOSEN = (
@@ -48,7 +51,7 @@ def answers(tmp_path_factory, forks):
     pairs = {}
     for name in CHOSEN:
         for one in frozen.configurations_of(CASES[name]):
-            options = [word for field, value in one.diff.items() for word in frozen.as_words(field, value)]
+            options = harvest.words_of(DiffOptions(**one.diff)) or []
             pairs[f"{name}-{one.name}"] = (
                 options,
                 [matrix.run_of(CASES[name], letter, one, captures) for letter in "ab"],

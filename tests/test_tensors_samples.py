@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from summaries import taken
@@ -11,6 +9,7 @@ from summaries import taken
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.samples import KINDS
 from introspect_cli.capture.session import Session
+from introspect_cli.capture.step_rows import new_times
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.batch import sample_lists, samples_of
@@ -94,16 +93,18 @@ HANDLED = {"large samples", "images", "labels", "flags", "bfloat16", "float64", 
 def test_the_short_way_adds_up_the_same(name):
     """The compiled intake notes the sum in the call that records; what it does not know, it leaves to the long way."""
     tensor = {**TENSORS, "scalar": torch.tensor(1.0), "no samples": torch.empty(0, 3)}[name]
-    summarizer, lock, sums = Summarizer(), threading.RLock(), {}
+    summarizer, sums = Summarizer(), {}
     summarizer.add(tensor)  # its shape is learnt
     intake = summarizer.intake
     if intake is None:
         pytest.skip("torch has none of the functions that it asks")
-    intake.into([], [], {}, lock.acquire, lock.release, sums, summarizer.sample_headers)
+    held = kernels.new_numbers(), kernels.new_numbers(), new_times(), kernels.new_lock()
+    intake.into(*held, sums, summarizer.sample_headers)
     slot = intake.record(0, tensor)
     assert (slot >= 0) == (name in {*HANDLED, "scalar", "no samples"})
     assert sums == ({slot: sum_of_samples(tensor)} if name in HANDLED else {})
-    intake.into([], [], {}, lock.acquire, lock.release, None, summarizer.sample_headers)
+    held[2].clear()  # another step
+    intake.into(*held, None, summarizer.sample_headers)
     assert intake.record(0, tensor) == (slot if slot < 0 else slot + 1)
     assert len(sums) == (name in HANDLED)
     summarizer.close()
