@@ -133,9 +133,9 @@ def shape(text):
     """The syntax of a text without docstrings, definitions of a body in the order of their names."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body.pop(0)
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            node.body.pop(0)
         for name in ("body", "orelse"):
             lines = getattr(node, name, None)
             if isinstance(lines, list):
