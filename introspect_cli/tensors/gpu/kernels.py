@@ -64,8 +64,13 @@ def _sum(x):
 
 
 @triton.jit
-def _each(x, ROWS: tl.constexpr):
-    """Sums of a tile, shape (128,): of the four columns that a thread has in each row, so that no thread waits."""
+def _each(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """Sums of a tile, shape (128,): of the four columns that a thread has in each row, so that no thread waits.
+
+    They lie side by side, but for elements of one byte, which are not read in vectors.
+    """
+    if SIZE == 1:
+        return tl.sum(tl.sum(tl.reshape(x, (ROWS, 4, SPAN // 4)), axis=1), axis=0)
     return tl.sum(tl.sum(tl.reshape(x, (ROWS, SPAN // 4, 4)), axis=2), axis=0)
 
 
@@ -388,14 +393,14 @@ def summarise(
                 zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
                 scale, back = _scale(typical, WIDE)
                 d = tl.where(good, x * scale - about * scale, 0.0)
-                m = _each(good.to(tl.int32), ROWS).to(tl.float64)
+                m = _each(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
             sizes += tile_sizes
             # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
             square = d * d
-            p1 = _each(d, ROWS).to(tl.float64) * back
-            p2 = _each(square, ROWS).to(tl.float64) * back * back
-            p3 = _each(square * d, ROWS).to(tl.float64) * back * back * back
-            p4 = _each(square * square, ROWS).to(tl.float64) * back * back * back * back
+            p1 = _each(d, ROWS, SIZE).to(tl.float64) * back
+            p2 = _each(square, ROWS, SIZE).to(tl.float64) * back * back
+            p3 = _each(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
+            p4 = _each(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
             pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
             u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
             s4 += p4 + 4.0 * u * p3 + 6.0 * u * u * p2 + 4.0 * u * u * u * p1 + m * u * u * u * u

@@ -103,6 +103,7 @@ def merge_programs(
             above += _word(lines, first, programs, at, lane, POSINFS, 0)
             below += _word(lines, first, programs, at, lane, NEGINFS, 0)
             zeros += _word(lines, first, programs, at, lane, ZEROS, 0)
+        for at in range(0, programs, MERGED):
             low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
             high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
             small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
