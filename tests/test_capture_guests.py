@@ -186,7 +186,7 @@ def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them()
                 found.append(ast.unparse(call.args[1]).rpartition(".")[2].removeprefix("_"))
             assert called not in ("weakref.finalize", "weakref.WeakSet", "weakref.WeakKeyDictionary"), path
     assert set(found) == {"forget"}
-    assert len(found) > 2
+    assert len(found) == 4
     every = (ById()._forget, Names(NameFilter((), (), None))._module_gone)
     assert {own.__name__ for own in every} == {"forget"}
 

@@ -136,7 +136,7 @@ def shape(text):
         documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if documented and ast.get_docstring(node, clean=False) is not None:
             node.body.pop(0)
-        for name in ("body", "orelse"):
+        for name in ("body", "orelse", "finalbody"):
             lines = getattr(node, name, None)
             if isinstance(lines, list):
                 setattr(node, name, sorted(lines, key=lambda child: getattr(child, "name", "")))

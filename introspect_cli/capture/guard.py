@@ -1,7 +1,7 @@
 """The guard around all code of a capture that runs inside the script's, and the functions that are replaced meanwhile.
 
 A capture's code runs inside the script's: in its forward passes, its backward passes, its optimizer steps. A mistake
-of ours must never become the script's, and what is the script's must never be taken for a mistake of ours: an
+in it must never become the script's, and what is the script's must never be taken for such a mistake: an
 interrupt, or the timeout that a signal handler of the script raises wherever the interpreter happens to be. So
 everything that a probe does runs inside one context manager. It switches the probe off after a mistake, says once what
 is no longer seen, keeps the sentence for the manifest, and lets pass what did not come from us.
@@ -152,7 +152,7 @@ class Outermost:
 
 
 def uncounted(function: Function) -> Function:
-    """Have a function of ours that calls the script's or torch's be no place of a warning, and not counted on the way.
+    """Have a function of introspect's that calls the script's or torch's be no place of a warning, and not counted.
 
     `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
     by two words in the names of their files: so the file of such a function is named with these words.
@@ -169,7 +169,7 @@ def uncounted(function: Function) -> Function:
 
 
 def stands_in(frame: FrameType) -> bool:
-    """Whether a frame is of a function of ours that stands in for another, which may be written in C."""
+    """Whether a frame is of a function that stands in for another, which may be written in C."""
     return frame.f_code.co_filename.endswith(_UNCOUNTED)
 
 
@@ -223,7 +223,7 @@ class Guard:
 
 
 class Sections:
-    """Which sections of ours the main thread is in, and what waits for their end: signal handlers of the script."""
+    """Which guarded sections the main thread is in, and what waits for their end: signal handlers of the script."""
 
     __slots__ = ("depth", "main", "waiting")
 
@@ -234,10 +234,10 @@ class Sections:
 
 
 class Guarded:
-    """The code of one probe: `with guarded: ...` raises no mistake of ours, and `on` says whether to go on watching."""
+    """The code of one probe: `with guarded: ...` raises no mistake in it, and `on` says whether to go on watching."""
 
     # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
-    # little of ours.
+    # little else.
     __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
@@ -278,5 +278,5 @@ class Guarded:
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth -= 1
-            while sections.waiting and not sections.depth:  # here: a call of ours would let another signal come between
+            while sections.waiting and not sections.depth:  # here: another call would let a signal come between
                 sections.waiting.pop(0)()

@@ -1,10 +1,10 @@
 """What of python itself is replaced while a capture lasts: how signal handlers are set, and how tracebacks are walked.
 
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
-Raised inside our code, a timeout would be taken for a mistake of ours, or for a failing disk, and a step would be half
-written. So while a section of ours runs, a handler waits; it runs when the section ends, a moment later, and what it
+Raised inside a capture's code, a timeout would be taken for a bug in it, or for a failing disk, and a step would be
+half written. So while a guarded section runs, a handler waits; it runs when the section ends, a moment later, and what it
 raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt waits, too, but
-not twice: who presses Ctrl-C again means it. Some code of ours python calls for its own reasons, as when an object of
+not twice: who presses Ctrl-C again means it. Some of that code python calls for its own reasons, as when an object of
 the script's has gone, and what is raised in there it drops. A handler that comes there is called again a moment later.
 
 A script that catches an exception and prints or logs it would show the functions that stand between its modules and
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _UNHEARD = frozenset({"forget", "__del__"})
-"""Functions of ours out of which python passes nothing on: callbacks of weak references, and ends of objects."""
+"""Functions of a capture out of which python passes nothing on: callbacks of weak references, and ends of objects."""
 
 _MOMENT = 0.0005  # seconds
 

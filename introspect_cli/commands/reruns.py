@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,8 +24,16 @@ from introspect_cli.commands.shared import (
 )
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _TO_CAPTURE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Of verbs that hand on what they do not know to `capture`."""
+
+
+def _two_runs(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that takes two runs."""
+    return click.option(name, nargs=2, type=RunType(), metavar="RUN_A RUN_B", help=about)
 
 
 @click.command(
@@ -41,19 +49,10 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
 )
 @click.option("--good", metavar="REV", help="A revision whose run is right.")
 @click.option("--bad", metavar="REV", default="HEAD", show_default=True, help="A later revision whose run is wrong.")
-@click.option(
-    "--settings",
-    nargs=2,
-    type=RunType(),
-    metavar="RUN_A RUN_B",
-    help="Bisect over the settings that differ between two runs.",
-)
-@click.option(
+@_two_runs("--settings", "Bisect over the settings that differ between two runs.")
+@_two_runs(
     "--changes",
-    nargs=2,
-    type=RunType(),
-    metavar="RUN_A RUN_B",
-    help="Prove which changed statements, files and settings make two runs diverge; the script is that of the runs.",
+    "Prove which changed statements, files and settings make two runs diverge; the script is that of the runs.",
 )
 @click.option(
     "--max-runs",

@@ -12,7 +12,6 @@ from introspect_cli.capture import private_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
 
 class Watching(Protocol):
@@ -20,15 +19,9 @@ class Watching(Protocol):
 
     live: bool
 
-    def record_results(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        result: Any,
-        frame: FrameType | None,
-    ) -> None:
-        """An operator has run."""
+    @property
+    def record_results(self) -> Callable[..., None]:
+        """What is called with each operator that has run."""
 
 
 class OpMode(TorchDispatchMode):

@@ -105,7 +105,7 @@ bool is_quiet(Modules *self) {
 struct Call {
     PyObject *module, *arguments;
     PyObject *values;          // of this thread, in the stack: borrowed
-    PyObject *calls, *state;   // references of ours
+    PyObject *calls, *state;   // owned
     i64 number;
     Py_ssize_t place;  // of the module in the sequence that calls it, -1 if not known
 };

@@ -84,13 +84,14 @@ def set_differently(
     """
     sides = []
     for run, step in zip(runs, steps, strict=True):
-        recorded = [number for number in run.rank(rank).entries["step"].tolist() if number < step]
-        since = recorded[-1] if recorded else step - 1
+        recorded = run.rank(rank).entries["step"]
+        before = recorded[recorded < step]
+        since = int(before[-1]) if len(before) else step - 1
         spans = {"before": (since + 1, step), "in": (since, step - 1)} if begins else {"in": (step, step)}
         kept = [each for each in _settings(run, rank) if each.stage in spans and _sets(each.by, generator)]
         sides.append([each for each in kept if _within(each, *spans[each.stage])])
-    shared = [(each.by, each.seed) for each in sides[0] if (each.by, each.seed) in {(o.by, o.seed) for o in sides[1]}]
-    one, two = ([each for each in side if (each.by, each.seed) not in shared] for side in sides)
+    of_a, of_b = ({(each.by, each.seed) for each in side} for side in sides)
+    one, two = ([each for each in side if (each.by, each.seed) not in of_a & of_b] for side in sides)
     return one, two
 
 
