@@ -2,10 +2,11 @@
 
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
 Raised inside a capture's code, a timeout would be taken for a bug in it, or for a failing disk, and a step would be
-half written. So while a guarded section runs, a handler waits; it runs when the section ends, a moment later, and what it
-raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt waits, too, but
-not twice: who presses Ctrl-C again means it. Some of that code python calls for its own reasons, as when an object of
-the script's has gone, and what is raised in there it drops. A handler that comes there is called again a moment later.
+half written. So while a guarded section runs, a handler waits; it runs when the section ends, a moment later, and
+what it raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt
+waits, too, but not twice: who presses Ctrl-C again means it. Some of that code python calls for its own reasons, as
+when an object of the script's has gone, and what is raised in there it drops. A handler that comes there is called
+again a moment later.
 
 A script that catches an exception and prints or logs it would show the functions that stand between its modules and
 torch's, and bare python would not. So what `traceback` (and with it `logging`) walks leaves them out. An exception of
