@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.changes.between import code_changes, with_code
+from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.compared import notes_on
 from introspect_cli.compare.endings import Raised, cut_short
+from introspect_cli.compare.evidence import RANDOM, Known
 from introspect_cli.compare.match.names import suggest_renames
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reach import leaves_words, measured_by_one
@@ -24,7 +25,7 @@ from introspect_cli.compare.reasons.module import suspect
 from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.settings import Blame, nothing_changed, setting_changes
+from introspect_cli.compare.reasons.settings import SAYS_NOTHING, Blame, setting_changes, with_code
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
 from introspect_cli.compare.reasons.words import lines, often, what
@@ -124,21 +125,50 @@ class _Explained(NamedTuple):
 def _explained(compared: Compared, scene: Scene | None) -> _Explained:
     """How the source and the settings differ."""
     a, b = compared.a, compared.b
-    code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
-    if scene is not None:
-        tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-        rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
-        reason = reason_named(scene.cause.reason)
-        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    differ = setting_changes(a, b, blame)
     of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
-    settings = with_code(differ, code, rounding=rounding)
-    if scene is not None:
-        scene.settings = settings
+    code = code_changes(a, b, scene, compared.ending)
     if scene is None:
-        return _Explained(code, settings, of_ranks, ())
-    unchanged = nothing_changed(scene.runs, settings, code, scene.cause, rounding=scene.rounding)
-    return _Explained(code, settings, of_ranks, unchanged)
+        return _Explained(code, with_code(setting_changes(a, b), code), of_ranks, ())
+    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+    reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+    scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
+    return _Explained(code, scene.settings, of_ranks, _nothing_changed(scene, code))
+
+
+def _nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
+    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    kept = [run.settings for run in scene.runs]
+    if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
+        return ()
+    differ = [change for change in scene.settings if change.weight > SAYS_NOTHING]
+    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
+        return ()
+    unseen = "" if all("environment" in settings for settings in kept) else "; environment variables were not recorded"
+    comments = ", but for comments" if code.in_comments else ""
+    comments = ", but for comments and the names of variables" if code.in_names else comments
+    comments += ", but the hardware does" if differ else ""
+    equal = f"No source file, setting or package on record differs{comments}"
+    machine = next((change for change in scene.settings if change.source == "hardware"), None)
+    recorded = all("hardware" in settings for settings in kept)
+    hardware = f"the hardware ({'the same as far as recorded' if recorded else 'not on record'})"
+    if machine is not None:
+        hardware = f"the hardware ({machine.name} {machine.a} -> {machine.b})"
+    return (f"{equal}{unseen}. What is left: {_left(scene, hardware)}.",)
+
+
+def _left(scene: Scene, hardware: str) -> str:
+    if scene.cause.reason == "rng":
+        text = "randomness, from a generator that nothing on record seeded"
+        return f"{text}, or {hardware}" if "->" in hardware else text
+    random = [evidence.known for evidence in scene.cause.rests_on(*RANDOM)]
+    race = "a race (threads, workers, memory that was never written)"
+    if scene.rounding:
+        race = "sums in another order (threads, atomics, kernels chosen by timing)"
+    rest = f"{race}, {hardware}, or a file that the script reads"
+    if random and all(known is Known.EQUAL for known in random):
+        return f"{rest}; the random states are equal, so randomness only from a generator of the script"
+    return f"randomness (no random state is on record there), {rest}"
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

@@ -24,7 +24,7 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
-from introspect_cli.compare.reasons.documents import tensor_files
+from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.walk import compare_rank
@@ -197,21 +197,19 @@ def compare_ranks(
         options: what counts.
         work: runs tasks elsewhere; None to compare here.
     """
-    options = replace(
-        options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
-    )
-    if work is None:
-        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
-    if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
-        return [pair.compare_rank(rank, options) for rank in ranks]
-    less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options
-    if work is None:
-        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
-    else:
+    many = len(ranks) > MANY
+    options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
+    less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
+    if work is not None and len(ranks) > 1:
         runs = (pair.a, pair.b, *pair.noise)
         closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
         given = tuple(run.manifest for run in runs), less, closed
         outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
+    else:
+        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
+        if not many:
+            return [pair.compare_rank(rank, options) for rank in ranks]
+        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
     outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
