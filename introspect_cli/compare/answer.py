@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,93 +47,66 @@ def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
-    explained = _explained(compared, scene)
-    if scene is None or best is None:
-        answer = agreeing(compared)
-    else:
-        separate = separately(compared)
-        renamed = scene.cause.reason in {"structure", "initial"}
-        answer = replace(
-            _diverging(compared, scene, explained.unchanged, separate),
-            suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
-            map=best.heat.result() if best.heat is not None else None,
-        )
+    some_ranks = on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else []
+    code = code_changes(compared.a, compared.b, scene, compared.ending)
+    settings = _settings(compared, scene, code)
+    answer = agreeing(compared) if scene is None else _diverging(compared, scene, code)
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
     structure = compared.harmless_structure if harmless else compared.structure
-    findings = (explained.code, compared.reach, *(structure if compared.splits is None else ()))
+    findings = (code, compared.reach, *(structure if compared.splits is None else ()))
     return replace(
         answer,
-        settings=explained.settings,
+        settings=settings,
         findings=tuple(one for one in findings if one is not None),
-        notes=(*notes_on(compared, explained.of_ranks), *answer.notes),
+        notes=(*notes_on(compared, some_ranks), *answer.notes),
         counts=compared.counts,
     )
 
 
-def _diverging(
-    compared: Compared,
-    scene: Scene,
-    unchanged: tuple[str, ...],
-    separate: tuple[Separate | None, Separate | None],
-) -> DiffResult:
+def _settings(compared: Compared, scene: Scene | None, code: CodeChanges | None) -> tuple[SettingChange, ...]:
+    """The settings that differ, the strongest explanation of a divergence first; its sentence may name them."""
+    a, b = compared.a, compared.b
+    if scene is None:
+        return with_code(setting_changes(a, b), code)
+    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+    reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+    scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
+    return scene.settings
+
+
+def _diverging(compared: Compared, scene: Scene, code: CodeChanges | None) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    options, reach, first = compared.options, compared.reach, scene.first
-    training, evaluation = separate
+    options, reach, first, best = compared.options, compared.reach, scene.first, scene.outcome
+    training, evaluation = separately(compared)
     place, why = _answer_of_both(scene, training, evaluation)
     if reach is not None:
         place = leaves_words(reach, first) + place
     place, why, later = _at_the_end(scene, compared.ending, place, why)
     sentence = f"{place}: {why}"
     before = _agreeing_lines(scene)
+    renamed = scene.cause.reason in {"structure", "initial"}
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        evidence=(*before, *_lines_of(scene), *together(scene), *unchanged),
+        evidence=(*before, *_lines_of(scene), *together(scene), *_nothing_changed(scene, code)),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
+        suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
+        map=best.heat.result() if best.heat is not None else None,
         tree=tree_of(scene.step, first, scene.cause) if options.want_map else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, first.site),
         training=training or Separate(Verdict.DIVERGED, sentence, first),
         evaluation=evaluation,
     )
-
-
-class _Explained(NamedTuple):
-    """How what the runs were made of differs.
-
-    Attributes:
-        code: how the source differs; None where either run has no digests of its files.
-        settings: those that differ, the strongest explanation of a divergence first.
-        of_ranks: sentences on those that differ on some ranks alone.
-        unchanged: of runs that diverge, the sentence that nothing on record differs which could explain it; empty else.
-    """
-
-    code: CodeChanges | None
-    settings: tuple[SettingChange, ...]
-    of_ranks: list[str]
-    unchanged: tuple[str, ...]
-
-
-def _explained(compared: Compared, scene: Scene | None) -> _Explained:
-    """How the source and the settings differ."""
-    a, b = compared.a, compared.b
-    of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
-    code = code_changes(a, b, scene, compared.ending)
-    if scene is None:
-        return _Explained(code, with_code(setting_changes(a, b), code), of_ranks, ())
-    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-    reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
-    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
-    return _Explained(code, scene.settings, of_ranks, _nothing_changed(scene, code))
 
 
 def _nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
@@ -247,8 +220,8 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
     if scene.cause.reason != "rng":
         clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        own = script_generators(scene.runs, scene.first.rank)
-        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
+        made = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {made}."] * bool(made)
     return tuple(clauses + reason_named(scene.tells).evidence(scene))
 
 

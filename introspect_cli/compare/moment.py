@@ -22,6 +22,7 @@ from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
 from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -91,10 +92,10 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
     rows = _rows(reader, state, checkpoint, run)
     after = {step for step, when in alike if when == "after"}
-    # when a step begins is told where it does not follow one that is told
-    told = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
+    # when a step begins is named where it does not follow one that is named
+    alike_words = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
     about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": told},
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": alike_words},
         "not_observed": [],
     }
     return write(rows, run.path, {}, about)
@@ -254,7 +255,7 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     for name in names:
         parts = name.split(".")
         both = [
-            (_shared(parts, other.split(".")), other)
+            (begin_alike(parts[::-1], other.split(".")[::-1]), other)
             for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
         ]
         most = max((length for length, _ in both), default=0)
@@ -262,16 +263,6 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
         if len(best) == 1:
             votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
     return votes.most_common(1)[0][0] if votes else ("", "")
-
-
-def _shared(one: list[str], two: list[str]) -> int:
-    """How many components at the end are the same."""
-    count = 0
-    for a, b in zip(reversed(one), reversed(two), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def changed(name: str, change: tuple[str, str]) -> str:

@@ -225,13 +225,13 @@ def _asked(value: object) -> object:
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """What the captures themselves say they could not see."""
     notes = []
-    told_a, told_b = (
+    unseen_a, unseen_b = (
         [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
         for manifest in (manifest_a, manifest_b)
     )
-    for text in dict.fromkeys(told_a + told_b):
-        if text in told_a and text in told_b:
+    for text in dict.fromkeys(unseen_a + unseen_b):
+        if text in unseen_a and text in unseen_b:
             notes.append(f"Neither run could see everything: {text}")
         else:
-            notes.append(f"Run {'a' if text in told_a else 'b'} could not see everything: {text}")
+            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
     return notes

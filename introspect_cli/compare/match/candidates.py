@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts, sketch_norms
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -262,11 +263,7 @@ def by_votes(votes: Mapping[Pair, float]) -> dict[str, str]:
 def _likeness(old: str, new: str) -> int:
     """How many components two names have in common, twice those at their ends and once those at their beginnings."""
     one, two = old.split("."), new.split(".")
-    return 2 * _in_common(one[::-1], two[::-1]) + _in_common(one, two)
-
-
-def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
-    return next((place for place, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+    return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
 
 
 def modules_by_votes(

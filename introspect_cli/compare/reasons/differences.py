@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from introspect_cli.texts import begin_alike
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -65,8 +67,7 @@ def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
     if a is None or b is None:
         start = 0
     else:
-        shared = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        start = max(shared - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
+        start = max(begin_alike(a, b) - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
     return _cut(a, start), _cut(b, start)
 
 

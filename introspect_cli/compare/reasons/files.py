@@ -19,7 +19,7 @@ import yaml
 
 from introspect_cli.compare.reasons.differences import READ, Difference, unequal_values
 from introspect_cli.errors import StoreError
-from introspect_cli.texts import clean
+from introspect_cli.texts import begin_alike, clean
 
 if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
@@ -232,7 +232,7 @@ def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]
     """Number in b and both texts of the lines that differ."""
     one, two = a.splitlines(), b.splitlines()
     if len(one) + len(two) > _MOST_NODES:
-        at = next((n for n, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+        at = begin_alike(one, two)
         yield at + 1, _line(one, at), _line(two, at)
         return
     count = 0

@@ -28,6 +28,7 @@ class Scene:
     """The first divergence with all that a sentence about it may look up.
 
     Attributes:
+        outcome: what came out of comparing the rank that diverges first.
         step: its step.
         first: the divergence.
         cause: why it is one.
@@ -46,7 +47,8 @@ class Scene:
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take what came out of comparing the rank that diverges first."""
+        """Take the rank that diverges first, and what came out of all."""
+        self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table

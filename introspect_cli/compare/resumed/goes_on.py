@@ -237,12 +237,12 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
 
 def _step_counted(begins: At, whole: At) -> int | None:
     """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
-    goal = _counted(begins, Phase.START)
+    goal = steps_counted(begins, Phase.START)
     steps = whole.reader.entries["step"].tolist() if goal is not None else ()
-    return next((step + 1 for step in steps if _counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
+    return next((step + 1 for step in steps if steps_counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
 
 
-def _counted(at: At, phase: Phase) -> float | None:
+def steps_counted(at: At, phase: Phase) -> float | None:
     """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
     counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
@@ -254,7 +254,7 @@ def _not_new(begins: At, whole: At) -> bool:
         return False
     if not _stepped(whole):
         return True
-    late, other = _counted(begins, Phase.START), _counted(whole, Phase.START)
+    late, other = steps_counted(begins, Phase.START), steps_counted(whole, Phase.START)
     return late is None or other is None or late > other
 
 

@@ -14,6 +14,7 @@ from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.beside import Beside, key_of
+from introspect_cli.compare.resumed.goes_on import steps_counted
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.texts import count
@@ -118,11 +119,7 @@ def _ends_equal(beside: Beside) -> bool:
 
 def _counted(beside: Beside) -> tuple[str, str] | None:
     """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
-    counts = []
-    for side in beside.first:
-        states = [own.value for own in side.numbers(Kind.OPTIMIZER_STATE, Phase.OPTIMIZER) if own.path == "['step']"]
-        counts.append(max((value for value in states if value is not None), default=None))
-    late, whole = counts
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in beside.first)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
@@ -186,9 +183,9 @@ def rates(beside: Beside) -> Part:
 def _rates(side: At) -> dict[tuple[str, str], float]:
     """Learning rates by optimizer and group."""
     return {
-        (own.fqn, own.path.partition("]")[0][1:]): own.value
-        for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-        if own.path.endswith("['lr']") and own.value is not None
+        (number.fqn, number.path.partition("]")[0][1:]): number.value
+        for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        if number.path.endswith("['lr']") and number.value is not None
     }
 
 
@@ -196,9 +193,9 @@ def scaler(beside: Beside) -> Part:
     """The scale of a gradient scaler."""
     late, whole = (
         {
-            own.path: own.value
-            for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-            if own.fqn == SCALER and own.value is not None
+            number.path: number.value
+            for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+            if number.fqn == SCALER and number.value is not None
         }
         for side in beside.first
     )
