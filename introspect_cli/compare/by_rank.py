@@ -51,7 +51,7 @@ _LEAST = 4_000
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs, and what of all their ranks the comparison of one needs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Pair:
     files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
-    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> Pair:
+    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
         ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
         return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
@@ -125,7 +125,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
-    pair = Pair.of(a, b, noise)
+    pair = RunPair.of(a, b, noise)
     wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
@@ -136,7 +136,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
-def _as_wholes(pair: Pair, options: DiffOptions, wholes: Wholes) -> Compared:
+def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first, runs = outcome.first, (pair.a, pair.b)
@@ -185,7 +185,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
 
 
 def compare_ranks(
-    pair: Pair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
+    pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> list[RankOutcome]:
     """Compare ranks one by one; what came of each.
 
@@ -247,7 +247,7 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     )
 
 
-def _opened(pair: Pair, outcome: RankOutcome) -> RankOutcome:
+def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
     """An outcome with the readers that are open here."""
     for one in (outcome, *_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import Run
 
-Tensor = tuple[str, str, str]
+TensorName = tuple[str, str, str]
 """Kind, FQN and path."""
 
 _PHASES = {Phase.START: "before", Phase.OPTIMIZER: "after"}
@@ -49,7 +49,7 @@ class State:
         row: its row.
     """
 
-    tensors: list[Tensor]
+    tensors: list[TensorName]
     checksum: Any
     step: Any
     row: Any
@@ -119,7 +119,7 @@ def _reader(run: Run) -> Reader:
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
     """Each moment at which something was recorded, with what the run had then, which the next one changes."""
     sites = reader.sites
-    numbers: dict[Tensor, int] = {}
+    numbers: dict[TensorName, int] = {}
     of_site = np.array(
         [
             numbers.setdefault((kind, fqn, path), len(numbers)) if kind in _KINDS else -1
@@ -171,7 +171,7 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
     return moment, [], state
 
 
-def _held(checkpoint: Run) -> dict[Tensor, int]:
+def _held(checkpoint: Run) -> dict[TensorName, int]:
     """Checksums of a checkpoint's tensors."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites

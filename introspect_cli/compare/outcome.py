@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.passes.form import Form
+    from introspect_cli.compare.passes.form import InputForm
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
@@ -93,7 +93,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
-    forms: tuple[Form, ...] = ()
+    forms: tuple[InputForm, ...] = ()
     results: frozenset[Kind] | None = None
     results_known: Known = Known.EQUAL
     reach: Reach | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Side:
+class Lines:
     """What stands in one of the versions: its first and last line, counted from 1, and its source."""
 
     first: int
@@ -54,8 +54,8 @@ class Change:
 
     file: str
     scope: str
-    a: Side | None
-    b: Side | None
+    a: Lines | None
+    b: Lines | None
     unit: Literal["statement", "moved", "value", "file"] = "statement"
 
     @property
@@ -77,14 +77,14 @@ def changed_statements(file: str, text_a: str | None, text_b: str | None) -> tup
     if text_a is None or text_b is None:
         return (changed_file(file, text_a, text_b),)
     try:
-        return tuple(edited.change for edited in _Comparison(_Version(text_a), _Version(text_b), file).edited)
+        return tuple(edited.change for edited in _TwoVersions(_Version(text_a), _Version(text_b), file).edited)
     except UNREADABLE:
         return (changed_file(file, text_a, text_b),)
 
 
 def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
     """The change of a whole file: of one that is no python, or that only one version has."""
-    a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
+    a, b = (None if text is None else Lines(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
 
 
@@ -111,13 +111,13 @@ def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> 
     if text_a is None or text_b is None or any(change.unit == "file" for change in chosen):
         return text_b
     file = next(iter(chosen)).file
-    comparison = _Comparison(_Version(text_a), _Version(text_b), file)
+    comparison = _TwoVersions(_Version(text_a), _Version(text_b), file)
     places = [place for place, edited in enumerate(comparison.edited) if edited.change in chosen]
     if comparison.plain:
         text = comparison.applied(places)
         if _parses(text):
             return text
-    comparison = _Comparison(_Version(_anew(text_a)), _Version(_anew(text_b)), file)
+    comparison = _TwoVersions(_Version(_anew(text_a)), _Version(_anew(text_b)), file)
     text = comparison.applied(places)
     if not _parses(text):
         raise ValueError(f"{file}: the chosen changes make no text that python can parse")
@@ -155,15 +155,15 @@ class _Version:
         """What stands before a statement in its line."""
         return self.lines[first_line(node) - 1][: node.col_offset]
 
-    def side(self, first: int, last: int) -> Side:
-        return Side(first, last, dedent("\n".join(self.lines[first - 1 : last])))
+    def side(self, first: int, last: int) -> Lines:
+        return Lines(first, last, dedent("\n".join(self.lines[first - 1 : last])))
 
-    def side_of(self, node: ast.stmt) -> Side:
+    def side_of(self, node: ast.stmt) -> Lines:
         if not self.before(node).strip():
             return self.side(first_line(node), _last(node))
-        return Side(first_line(node), _last(node), ast.get_source_segment(self.text, node) or "")
+        return Lines(first_line(node), _last(node), ast.get_source_segment(self.text, node) or "")
 
-    def header(self, node: ast.stmt) -> Side:
+    def header(self, node: ast.stmt) -> Lines:
         """The lines of a compound statement before its body."""
         inner = self.docstrings.get(node) or node.body[0]  # type: ignore[attr-defined] # a compound statement
         return self.side(first_line(node), max(first_line(inner) - 1, first_line(node)))
@@ -195,7 +195,7 @@ class _Edited:
     edits: tuple[Edit, ...]
 
 
-class _Comparison:
+class _TwoVersions:
     """Two versions of a file laid side by side."""
 
     def __init__(self, a: _Version, b: _Version, file: str) -> None:

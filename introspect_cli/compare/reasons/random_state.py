@@ -72,7 +72,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
-    a, b = (_Side(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
+    a, b = (_Recorded(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
     for run, partner in ((b, a), (a, b)):
         for row in run.unmatched(partner):
             site = alignment.site(int(run.unions[row]))
@@ -90,7 +90,7 @@ def draws_before(scene: Scene) -> list[Draw]:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Recorded:
     """What one run recorded in a step.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Side:
         """Which records were made where the generators are looked at."""
         return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
-    def unmatched(self, other: _Side) -> list[int]:
+    def unmatched(self, other: _Recorded) -> list[int]:
         """Draws at places where the other run has none, in their order."""
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
@@ -136,7 +136,7 @@ class _Side:
         return last.fqn if last.kind is Kind.OUTPUT else f"the start of {last.fqn}"
 
 
-def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
+def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
     """Whether the other run looked around the time of a draw, and has none there that could be the same."""
     shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
     when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
-class Structure(Reason):
+class OneSided(Reason):
     """Only one run has this value: the runs differ in modules, calls or names."""
 
     word = "structure"

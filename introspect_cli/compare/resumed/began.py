@@ -34,7 +34,7 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.store.batch import StepBatch, preceded
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.join.at import Batch, State, States
+    from introspect_cli.compare.join.at import BatchValues, State, States
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.resumed.goes_on import Goes
     from introspect_cli.store.whole import Reader
@@ -194,7 +194,7 @@ def read_on(goes: Goes) -> ReadOn:
     return ReadOn(batches, _restored_within(goes))
 
 
-def _read_before(there: At, loader: str) -> list[Batch]:
+def _read_before(there: At, loader: str) -> list[BatchValues]:
     """The last batch that the whole run had read of a loader before a step, where it read ahead."""
     for back in range(1, min(_BACK, there.step) + 1):
         batches = there.to(there.step - back).batches().get(loader)

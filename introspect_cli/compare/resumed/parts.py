@@ -21,7 +21,7 @@ from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.at import At, Batch, State, States, Tensor
+    from introspect_cli.compare.join.at import At, BatchValues, State, States, Tensor
 
 
 RATES = "learning rates and schedulers"
@@ -300,7 +300,7 @@ def place(beside: Beside) -> Part:
     return Part(PLACE, Restored.YES, text)
 
 
-def _which(beside: Beside, read: list[Batch], loader: str) -> str:
+def _which(beside: Beside, read: list[BatchValues], loader: str) -> str:
     """Where the whole run read the batch that the later one goes on with."""
     goes = beside.goes
     if not read:
