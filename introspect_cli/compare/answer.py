@@ -48,8 +48,7 @@ def answer_for(compared: Compared) -> DiffResult:
     best = compared.best
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
     some_ranks = on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else []
-    code = code_changes(compared.a, compared.b, scene, compared.ending)
-    settings = _settings(compared, scene, code)
+    code, settings = _code_and_settings(compared, scene)
     answer = agreeing(compared) if scene is None else _diverging(compared, scene, code)
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
@@ -64,16 +63,17 @@ def answer_for(compared: Compared) -> DiffResult:
     )
 
 
-def _settings(compared: Compared, scene: Scene | None, code: CodeChanges | None) -> tuple[SettingChange, ...]:
-    """The settings that differ, the strongest explanation of a divergence first; its sentence may name them."""
+def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
+    """How the source differs, and the settings that do, the strongest explanation first; sentences may name these."""
     a, b = compared.a, compared.b
+    code = code_changes(a, b, scene, compared.ending)
     if scene is None:
-        return with_code(setting_changes(a, b), code)
+        return code, with_code(setting_changes(a, b), code)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
     blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
     scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
-    return scene.settings
+    return code, scene.settings
 
 
 def _diverging(compared: Compared, scene: Scene, code: CodeChanges | None) -> DiffResult:

@@ -17,7 +17,6 @@ from introspect_cli.compare.reasons.differences import Difference, describe, on_
 from introspect_cli.compare.reasons.files import FILES, file_differences
 from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.result import SettingChange
-from introspect_cli.compare.watched import options_of
 from introspect_cli.store.documents import gpu_names
 from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import count
@@ -48,7 +47,7 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
             yield from _of_document(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
-    options_a, options_b = options_of(a.manifest), options_of(b.manifest)
+    options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
@@ -163,8 +162,8 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
     command = settings.get("command")
     argv = command.get("argv") if isinstance(command, Mapping) else None
     if not isinstance(argv, (list, tuple)):
-        argv = manifest.get("argv")
-    return [str(word) for word in argv] if isinstance(argv, (list, tuple)) else []
+        argv = manifest.get("argv", [])
+    return [str(word) for word in argv]
 
 
 # --- things that a run built

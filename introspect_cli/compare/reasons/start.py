@@ -62,7 +62,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
         moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
         return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
-    children = [names for run in scene.runs if isinstance(names := run.manifest.get("children"), list)]
+    children = [run.manifest.get("children", []) for run in scene.runs]
     if any(children):
         those = ", ".join(dict.fromkeys(str(name) for names in children for name in names))
         return (

@@ -29,7 +29,7 @@ from introspect_cli.compare.join.at import At, Tensor, tensor_of
 from introspect_cli.compare.join.sites import Alignment, Columns, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.compare.watched import STATE_KINDS, options_of
+from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.batch import StepBatch, preceded
 
@@ -78,7 +78,7 @@ def is_gap(sides: Sides, pair: Table) -> bool:
 
 def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
     """Whether the first step on record says how it began; one before which others were dropped need not."""
-    options = options_of(manifest)
+    options = manifest.get("options", {})
     if not reader.thinned and not any(options.get(name) for name in ("when", "epochs", "schedule")):
         return True
     sites, numbers = reader.sites, batch.site.tolist()

@@ -18,7 +18,7 @@ import numpy as np
 from introspect_cli.compare.join.at import At, Tensor, tensor_of
 from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.watched import STATE_KINDS, options_of
+from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 
@@ -90,7 +90,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
-    if begins.step and any(options_of(manifest).get(name) for name in _SELECTING):
+    if begins.step and any(manifest.get("options", {}).get(name) for name in _SELECTING):
         return None  # the capture left out what came before
     for sign, holds in (
         (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
