@@ -49,7 +49,7 @@ def answer_for(compared: Compared) -> DiffResult:
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
     some_ranks = on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else []
     code, settings = _code_and_settings(compared, scene)
-    answer = agreeing(compared) if scene is None else _diverging(compared, scene, code)
+    answer = agreeing(compared) if scene is None else _diverging(compared, scene, code, separately(compared))
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
     structure = compared.harmless_structure if harmless else compared.structure
@@ -76,10 +76,12 @@ def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeCha
     return code, scene.settings
 
 
-def _diverging(compared: Compared, scene: Scene, code: CodeChanges | None) -> DiffResult:
+def _diverging(
+    compared: Compared, scene: Scene, code: CodeChanges | None, separate: tuple[Separate | None, Separate | None]
+) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
     options, reach, first, best = compared.options, compared.reach, scene.first, scene.outcome
-    training, evaluation = separately(compared)
+    training, evaluation = separate
     place, why = _answer_of_both(scene, training, evaluation)
     if reach is not None:
         place = leaves_words(reach, first) + place
