@@ -74,7 +74,7 @@ class Structure:
             self.random.setdefault(self.alignment.fqn[union], causes.step)
         if not self._looked and len(causes.only_a) and len(causes.only_b):
             self._looked = True
-            self.merges = merges_of(self.alignment, causes, layouts)
+            self.merges = merges_of(causes, layouts)
 
     @property
     def differs(self) -> bool:

@@ -304,8 +304,8 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
     """Generators that both runs began to draw from, unseeded, in the diverging step, or before a state that differs."""
     step = scene.step
     if scene.cause.reason == RandomState.word:
-        return _began(step.alignment, step.before, lambda: step.table)
-    return _began(step.alignment, step.table, lambda: _after(step))
+        return _began(step.before, lambda: step.table)
+    return _began(step.table, lambda: _after(step))
 
 
 def _after(step: Step) -> Table | None:
@@ -318,20 +318,21 @@ def _after(step: Step) -> Table | None:
     return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
-def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
+def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
     """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
-    untouched = _with_status(alignment, now, Status.VALUE)
+    untouched = _with_status(now, Status.VALUE)
     following = after() if untouched else None
     if following is None:
         return ()
-    drawn = [union for union in _with_status(alignment, following, Status.OBSERVED) if union in untouched]
-    return tuple(alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
+    drawn = [union for union in _with_status(following, Status.OBSERVED) if union in untouched]
+    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
-def _with_status(alignment: Alignment, table: Table | None, status: Status) -> list[int]:
+def _with_status(table: Table | None, status: Status) -> list[int]:
     """Random states at the start of a step that both runs recorded with that status."""
     if table is None:
         return []
+    alignment = table.alignment
     started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
     states = map(int, np.flatnonzero(started))
     return [union for union in states if all(table.status(union, side) is status for side in "ab")]
