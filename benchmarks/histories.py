@@ -34,7 +34,7 @@ from introspect_cli.rerun.worktree import Repository, link, work_tree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.changes.statements import Lines
+    from introspect_cli.compare.changes.statements import Side
 
 _MOST_LINES = 12
 _WIDTH = 60
@@ -150,7 +150,7 @@ def proved(runs: tuple[Path, Path], output: Path) -> Proved:
     return Proved(places, proof.changes, proof.runs, proof.undecided, seconds, proof.sentence)
 
 
-def _text(side: Lines | None) -> str:
+def _text(side: Side | None) -> str:
     return "nothing" if side is None else " ".join(side.text.split())
 
 

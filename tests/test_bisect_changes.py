@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_reference import schema
 
-from introspect_cli.compare.changes.statements import Change, Lines
+from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.changes.values import changed_values, with_values
 from introspect_cli.compare.endings import Raised
 from introspect_cli.compare.reasons.files import parsed
@@ -49,7 +49,7 @@ class Asked(Attempts):
 
 
 def search(names, rule, most=100, likely=1):
-    elements = [Change(name, "", Lines(1, 1, "a"), Lines(1, 1, "b")) for name in names]
+    elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
     around = Surroundings(Path(), Path(), (), (), ())

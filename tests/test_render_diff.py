@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
-from introspect_cli.compare.changes.statements import Change, Lines
+from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.findings import Part, Reach, Restored, Resumption, StepReach, StructureChange
 from introspect_cli.compare.result import (
     Counts,
@@ -199,7 +199,7 @@ def test_the_tree_goes_down_to_the_origin_only():
 
 FINDINGS = (
     StructureChange("only", None, "Net.extra", "only b has Net.extra", evidence="it is in no step of a"),
-    CodeChanges((Ranked(Change("model.py", "Net", Lines(4, 4, "x = 1"), Lines(4, 4, "x = 2")), Nearness.COMPUTES),)),
+    CodeChanges((Ranked(Change("model.py", "Net", Side(4, 4, "x = 1"), Side(4, 4, "x = 2")), Nearness.COMPUTES),)),
     Origin("the random state of torch was not restored", None, "random state of torch"),
     Resumption("b", 4, 0, "counters", (Part("optimizer state", Restored.NO, "step 5 -> 1"),)),
     Reach((1,), (StepReach(3, 1e-7, 2e-3, 40.0, Site(Phase.FORWARD, Kind.OUTPUT, "Net.head", 0, "")),), 4),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.compare.changes.clues import CodeChanges, Ranked
-    from introspect_cli.compare.changes.statements import Lines
+    from introspect_cli.compare.changes.statements import Side
     from introspect_cli.compare.element.elements import Elements
 
 _COMPARED = ("mean", "std", "amean", "min", "max")
@@ -276,7 +276,7 @@ def change_lines(one: Ranked) -> Iterator[Line]:
         yield from _side(side, sign, style)
 
 
-def _side(side: Lines | None, sign: str, style: str) -> Iterator[Line]:
+def _side(side: Side | None, sign: str, style: str) -> Iterator[Line]:
     if side is None:
         return
     lines = side.text.splitlines()

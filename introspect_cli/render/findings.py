@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.changes.clues import Ranked
-    from introspect_cli.compare.changes.statements import Lines
+    from introspect_cli.compare.changes.statements import Side
 
 _SHOWN_SETTINGS = 3
 _SHOWN_STRUCTURE = 12
@@ -167,7 +167,7 @@ def _figure(one: Ranked) -> str:
     return f'<figure><figcaption>{caption}</figcaption><div class="sides">{sides}</div></figure>'
 
 
-def _side(name: str, side: Lines | None) -> str:
+def _side(name: str, side: Side | None) -> str:
     if side is None:
         return f'<pre class="{name}"><small>{name}</small> not there</pre>'
     lines = f"{name} {side.first}" if side.first == side.last else f"{name} {side.first}-{side.last}"
@@ -200,7 +200,7 @@ def _code_document(result: DiffResult) -> dict[str, Any] | None:
     }
 
 
-def _lines(side: Lines | None) -> dict[str, Any] | None:
+def _lines(side: Side | None) -> dict[str, Any] | None:
     if side is None:
         return None
     return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}

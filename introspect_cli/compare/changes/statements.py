@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Side:
     """What stands in one of the versions: its first and last line, counted from 1, and its source."""
 
     first: int
@@ -54,8 +54,8 @@ class Change:
 
     file: str
     scope: str
-    a: Lines | None
-    b: Lines | None
+    a: Side | None
+    b: Side | None
     unit: Literal["statement", "moved", "value", "file"] = "statement"
 
     @property
@@ -84,7 +84,7 @@ def changed_statements(file: str, text_a: str | None, text_b: str | None) -> tup
 
 def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
     """The change of a whole file: of one that is no python, or that only one version has."""
-    a, b = (None if text is None else Lines(1, len(text.splitlines()), text) for text in (text_a, text_b))
+    a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
 
 
@@ -155,15 +155,15 @@ class _Version:
         """What stands before a statement in its line."""
         return self.lines[first_line(node) - 1][: node.col_offset]
 
-    def side(self, first: int, last: int) -> Lines:
-        return Lines(first, last, dedent("\n".join(self.lines[first - 1 : last])))
+    def side(self, first: int, last: int) -> Side:
+        return Side(first, last, dedent("\n".join(self.lines[first - 1 : last])))
 
-    def side_of(self, node: ast.stmt) -> Lines:
+    def side_of(self, node: ast.stmt) -> Side:
         if not self.before(node).strip():
             return self.side(first_line(node), _last(node))
-        return Lines(first_line(node), _last(node), ast.get_source_segment(self.text, node) or "")
+        return Side(first_line(node), _last(node), ast.get_source_segment(self.text, node) or "")
 
-    def header(self, node: ast.stmt) -> Lines:
+    def header(self, node: ast.stmt) -> Side:
         """The lines of a compound statement before its body."""
         inner = self.docstrings.get(node) or node.body[0]  # type: ignore[attr-defined] # a compound statement
         return self.side(first_line(node), max(first_line(inner) - 1, first_line(node)))

@@ -13,7 +13,7 @@ import json
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.changes.statements import Change, Edit, Lines, changed_file, with_edits
+from introspect_cli.compare.changes.statements import Change, Edit, Side, changed_file, with_edits
 from introspect_cli.compare.reasons.files import parsed
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def _pairs(hunk: Edit) -> list[Edit]:
     ]
 
 
-def _side(lines: Sequence[str], first: int, last: int) -> Lines | None:
-    return Lines(first + 1, last, "\n".join(line.strip() for line in lines[first:last])) if last > first else None
+def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
+    return Side(first + 1, last, "\n".join(line.strip() for line in lines[first:last])) if last > first else None
 
 
 def _paths(a: Any, b: Any, above: str = "") -> Iterator[str]:

@@ -150,8 +150,6 @@ def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
-
-
 _PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
 
 
