@@ -71,7 +71,7 @@ def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeCha
         return code, with_code(setting_changes(a, b), code)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
-    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=scene.stepped)
     scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
     return code, scene.settings
 
