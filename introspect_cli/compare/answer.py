@@ -181,7 +181,8 @@ def _place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
     ]
-    if blamed and not scene.lost:
+    resumed = scene.outcome.resumption
+    if blamed and not (resumed is not None and resumed.lost):
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
         causes = [describe(change) for change in blamed[:3]]
         fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))

@@ -280,9 +280,11 @@ class Gap(Reason):
 
 def _between(scene: Scene, until: str) -> str:
     """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
-    last, now = scene.last_before, scene.first.step
-    if last is None:
+    now = scene.first.step
+    earlier = scene.compared[scene.compared < now]
+    if not len(earlier):
         return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
+    last = int(earlier[-1])
     steps = range(last + 1, now)
     names = (
         f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}" if len(steps) > 1 else f"step {now - 1}"
