@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from introspect_cli.capture.parse_options import options_of
+from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.session import Session
 from introspect_cli.script.ending import Ending
 

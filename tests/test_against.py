@@ -20,7 +20,7 @@ from synthetic import row, write_run
 
 from introspect_cli.api import recording
 from introspect_cli.capture.against import Against
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError

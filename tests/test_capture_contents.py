@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from introspect_cli.capture.contents import holders_in, tensors_in
+from introspect_cli.capture.naming.contents import holders_in, tensors_in
 from introspect_cli.capture.probes.attributes import _Watched
 from introspect_cli.capture.probes.state import Holders
 from introspect_cli.records import Kind

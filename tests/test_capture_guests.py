@@ -19,8 +19,8 @@ from introspect_cli import capture as package
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.capture.environment.sources import file_of
 from introspect_cli.capture.frames import is_ours
-from introspect_cli.capture.identity import ById
-from introspect_cli.capture.names import NameFilter, Names
+from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming.names import NameFilter, Names
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 

@@ -11,8 +11,8 @@ from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.option import WHAT, Option
-from introspect_cli.capture.options import CaptureOptions, described
+from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options.option import WHAT, Option
 from introspect_cli.capture.probes import installed
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.commands.capture import from_field

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
-from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.parse_options import parse_kinds, parse_stats
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.capture.options.parse import parse_kinds, parse_stats
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind

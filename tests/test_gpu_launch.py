@@ -11,8 +11,8 @@ import torch
 from opcapture import captured, records
 from summaries import taken
 
-from introspect_cli.capture.keeping import Keeping
-from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.retention import Keeping
 from introspect_cli.records import Kind, Phase, Site, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.arrow import Message

@@ -417,7 +417,7 @@ for step in range(4):
 print(loss.item())
 """
 HURRIED = """
-from introspect_cli.capture.beside import Publishing
+from introspect_cli.capture.background import Publishing
 from introspect_cli.cli import main
 Publishing.finish.__defaults__ = (0.0,)  # what is published in the background, nobody waits for
 main()

@@ -14,12 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.backlog import Backlog
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.description import Description
-from introspect_cli.capture.evaluation import Trained
-from introspect_cli.capture.named import ParameterNames
-from introspect_cli.capture.names import Names
+from introspect_cli.capture.naming.named import ParameterNames
+from introspect_cli.capture.naming.names import Names
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
@@ -28,10 +26,12 @@ from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.recorder import Recorder
-from introspect_cli.capture.step_block import StepBlock
-from introspect_cli.capture.step_clock import StepClock
-from introspect_cli.capture.step_rows import Sites
+from introspect_cli.capture.recording.backlog import Backlog
+from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.step_block import StepBlock
+from introspect_cli.capture.recording.step_rows import Sites
+from introspect_cli.capture.steps.clock import StepClock
+from introspect_cli.capture.steps.evaluation import Trained
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict

@@ -13,7 +13,7 @@ from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.probe import OpProbe
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import Writers
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.vjp import VjpProbe
 from introspect_cli.capture.regions.compile import CompileProbe

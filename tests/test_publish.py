@@ -13,7 +13,7 @@ import time
 import pytest
 
 import introspect_cli
-from introspect_cli.capture.beside import Publishing
+from introspect_cli.capture.background import Publishing
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -34,7 +34,7 @@ except ChildProcessError:
 print(random.random(), loss.item(), sorted({"mlflow", "wandb", "tensorboard"} & set(sys.modules)))
 """
 PATIENT = """
-from introspect_cli.capture.beside import Publishing
+from introspect_cli.capture.background import Publishing
 from introspect_cli.cli import main
 Publishing.finish.__defaults__ = (600.0,)  # a busy machine imports three clients for longer than people wait
 main()

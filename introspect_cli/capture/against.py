@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.beside import PATIENCE, Beside
+from introspect_cli.capture.background import PATIENCE, Beside
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.store.files import DIVERGENCE, GOLDEN_RUN
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.store.launch import Launch
 
 LATE = 10.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.target import Target
 
 

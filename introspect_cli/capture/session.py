@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
-from introspect_cli.capture.beside import UNPUBLISHED, Publishers
+from introspect_cli.capture.background import UNPUBLISHED, Publishers
 from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.launch import Launch
 
 
@@ -175,7 +175,7 @@ class Session:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.black_box import made
+        from introspect_cli.capture.recording.black_box import made
 
         return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 

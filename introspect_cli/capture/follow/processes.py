@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
 
 
 class Role(Enum):
@@ -266,7 +266,7 @@ def _packed(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import Schedule
 

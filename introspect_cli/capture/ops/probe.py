@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
 

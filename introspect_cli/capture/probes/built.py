@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.description import Description, flat
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.views import unobserved

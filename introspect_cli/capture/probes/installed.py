@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.contents import modules_in, wrapped
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
-from introspect_cli.capture.keeping import Keeping
-from introspect_cli.capture.names import NameFilter, Names
-from introspect_cli.capture.parse_options import parse_pairs, rule_of
+from introspect_cli.capture.naming.contents import modules_in, wrapped
+from introspect_cli.capture.naming.names import NameFilter, Names
+from introspect_cli.capture.options.parse import parse_pairs, rule_of
 from introspect_cli.capture.probes.attributes import AttributeProbe
 from introspect_cli.capture.probes.autocast import AutocastProbe
 from introspect_cli.capture.probes.beginning import BeginningProbe
@@ -28,10 +27,11 @@ from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.recorder import Recorder
+from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.retention import Keeping
+from introspect_cli.capture.recording.samples import KINDS as SAMPLED
+from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
-from introspect_cli.capture.samples import KINDS as SAMPLED
-from introspect_cli.capture.thinning import Thinning
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Last
 from introspect_cli.tensors.summarizer import Summarizer
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.capture.black_box import BlackBox
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.ops.schema import OperatorArguments
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.probes.base import Probe
+    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.launch import Launch

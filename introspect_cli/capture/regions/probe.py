@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.naming.named import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.regions.gradients import Ends

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.backlog import Backlog
-from introspect_cli.capture.black_box import SavedTensors
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.samples import SampleKeeper
-from introspect_cli.capture.step_block import EndedStep
-from introspect_cli.capture.step_rows import Sites, StepRows
+from introspect_cli.capture.recording.backlog import Backlog
+from introspect_cli.capture.recording.black_box import SavedTensors
+from introspect_cli.capture.recording.samples import SampleKeeper
+from introspect_cli.capture.recording.step_block import EndedStep
+from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
@@ -26,7 +26,7 @@ from introspect_cli.tensors.places import Placed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.keeping import Keeping
+    from introspect_cli.capture.recording.retention import Keeping
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.rank_writer import RankWriter

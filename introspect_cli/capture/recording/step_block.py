@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.capture.samples import StepSamples
+    from introspect_cli.capture.recording.samples import StepSamples
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
     from introspect_cli.store.arrow import Message

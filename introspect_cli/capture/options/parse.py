@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
-from introspect_cli.capture.options import CaptureOptions, described
+from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rule import Rule, When

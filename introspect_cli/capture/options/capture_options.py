@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from introspect_cli.capture.option import (
+from introspect_cli.capture.options.option import (
     AGAINST,
     CHILDREN,
     COMPILE_MODES,

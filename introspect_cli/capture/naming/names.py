@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from introspect_cli.capture.contents import parameters_in, unwrap, wrapped
 from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.frames import called, script_frames
-from introspect_cli.capture.identity import ById, FreeNames, Keyed, keyed
-from introspect_cli.capture.named import ModuleState, ParameterNames
+from introspect_cli.capture.naming.contents import parameters_in, unwrap, wrapped
+from introspect_cli.capture.naming.identity import ById, FreeNames, Keyed, keyed
+from introspect_cli.capture.naming.named import ModuleState, ParameterNames
 from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import ModuleInfo
 from introspect_cli.selection import near_module, selects

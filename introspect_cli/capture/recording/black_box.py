@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from introspect_cli.capture.step_block import SavedTensor, save_tensor
+from introspect_cli.capture.recording.step_block import SavedTensor, save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
 from introspect_cli.tensors.places import Placed
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.step_rows import Sites
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.records import Site
     from introspect_cli.store.launch import Launch
     from introspect_cli.store.writer import StoreWriter

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.contents import parameters_in
-from introspect_cli.capture.evaluation import Evaluation, Trained
-from introspect_cli.capture.labels import StepLabels
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.steps.evaluation import Evaluation, Trained
+from introspect_cli.capture.steps.labels import StepLabels
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.names import Names
+    from introspect_cli.capture.naming.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 _MARK = "introspect: made before anything was trained"
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.capture.keeping import Records
-from introspect_cli.capture.step_block import EndedStep, StepBlock
+from introspect_cli.capture.recording.retention import Records
+from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rule import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.keeping import Keeping
-    from introspect_cli.capture.step_rows import Sites
+    from introspect_cli.capture.recording.retention import Keeping
+    from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.capture.black_box import BlackBox
-    from introspect_cli.capture.thinning import Thinning
+    from introspect_cli.capture.recording.black_box import BlackBox
+    from introspect_cli.capture.recording.thinning import Thinning
     from introspect_cli.labels import Labels
 
 _HISTORY = 100

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from introspect_cli.capture.contents import parameters_in
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 
 class Trained:

@@ -15,7 +15,7 @@ from introspect_cli.schedule.rule import ALWAYS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.black_box import BlackBox
+    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
 
