@@ -39,7 +39,7 @@ _BEGIN = "import sys; sys.path[:] = [own for own in sys.path if own]; from {} im
 """As `python -m` does, but that no file beside the script is taken for a module of somebody else's."""
 
 
-class Beside:
+class BackgroundProcess:
     """A process that looks at a run."""
 
     def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
@@ -106,7 +106,7 @@ LOGGER = "logger"
 """Stands for whatever Lightning or transformers' Trainer log to."""
 
 
-class Publishing(Beside):
+class Publishing(BackgroundProcess):
     """A process that publishes a run."""
 
     def __init__(self, path: Path, places: Sequence[str], rank: int | None = None) -> None:

@@ -236,7 +236,10 @@ class Order:
 
     def text(self) -> str:
         """The order as text."""
-        return json.dumps({**vars(self), "options": _packed(self.options)})
+        from introspect_cli.capture.options.capture_options import plain
+
+        options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
+        return json.dumps({**vars(self), "options": options}, default=str)
 
     @classmethod
     def parse(cls, text: str) -> Order:
@@ -249,20 +252,6 @@ class Order:
         launcher = tuple(document.get("launcher", ()))
         rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
         return cls(_unpacked(document["options"]), *rest)
-
-
-def _packed(options: CaptureOptions) -> dict[str, Any]:
-    from introspect_cli.schedule.rules import Schedule
-
-    packed = {}
-    for item in fields(options):
-        value = getattr(options, item.name)
-        if isinstance(value, frozenset):
-            value = [kind.value for kind in value]
-        elif isinstance(value, (Path, Schedule)):
-            value = str(value)
-        packed[item.name] = value
-    return packed
 
 
 def _unpacked(packed: dict[str, Any]) -> CaptureOptions:

@@ -313,11 +313,11 @@ class CaptureOptions(SettingsOptions, ScriptOptions, WhenOptions, RecordedOption
 
         `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
         """
-        return {name: _plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
+        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
         """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
-        return {name: _plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
+        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
 
 
 def described(options: type[CaptureOptions] = CaptureOptions) -> list[tuple[str, Option]]:
@@ -334,7 +334,8 @@ def described(options: type[CaptureOptions] = CaptureOptions) -> list[tuple[str,
     ]
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
+    """An option's value as plain data; a path stays one."""
     if isinstance(value, frozenset):
         return [kind.value for kind in Kind if kind in value]
     if isinstance(value, tuple):

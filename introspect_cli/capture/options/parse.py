@@ -35,17 +35,19 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     Raises:
         UsageError: an option, a kind or a statistic is unknown, a bad schedule.
     """
-    names = [*(name for name, _ in described()), "every"]
+    known = dict(described())
+    names = [*known, "every"]
     for name in given:
         if name not in names:
             hint = did_you_mean(name, names) or ":"
             raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(names)}")
     values = dict(given)
-    record, stats = values.pop("record", ()), values.pop("stats", ())
-    for name, option in described():
-        if name in values and option.repeated:
-            texts = [values[name]] if isinstance(values[name], str) else values[name]
-            values[name] = words(texts) if option.commas else tuple(texts)
+    for name in values.keys() & {name for name, option in known.items() if option.repeated}:
+        texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
+        if name in _CHOSEN:
+            values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
+        else:
+            values[name] = words(texts) if known[name].commas else texts
     values["steps"] = Schedule.parse(values.get("steps"), values.pop("every", None))
     if values.get("schedule") is not None:
         rule = values["schedule"]
@@ -53,12 +55,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     for name in ("max_size", "keep_size"):
         if values.get(name) is not None:
             values[name] = parse_size(values[name], f"--{name.replace('_', '-')}")
-    if record:
-        values["record"] = parse_kinds([record] if isinstance(record, str) else record)
-    if stats:
-        values["stats"] = parse_stats([stats] if isinstance(stats, str) else stats)
     options = CaptureOptions(**values)
-    options = replace(options, **located(options))
+    if options.against is not None:
+        options = replace(options, against=_located(options.against), noise=tuple(map(_located, options.noise)))
+        if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
+            raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
     comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
     if options.against is None and comparing:
         raise UsageError(
@@ -78,26 +79,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
 
 
-def located(options: CaptureOptions) -> dict[str, Any]:
-    """The runs that a capture is compared with, by paths that hold wherever the script goes.
-
-    Raises:
-        UsageError: there is none at such a path, or it would be written over.
-    """
-    against = None if options.against is None else _located(options.against)
-    if (
-        against is not None
-        and options.output is not None
-        and os.path.realpath(options.output) == os.path.realpath(against)
-    ):
-        raise UsageError(f"{options.against} is the run to compare with: name another directory with -o")
-    return {
-        "against": against,
-        "noise": tuple(map(_located, options.noise)),
-    }
-
-
 def _located(run: str) -> str:
+    """A run to compare with, by a path that holds wherever the script goes."""
     from introspect_cli.store.objects import is_remote
     from introspect_cli.store.pack import from_anywhere
 
@@ -164,17 +147,11 @@ _NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "
 """What a condition asks for, and the kind that has to be recorded for it."""
 
 
-def parse_kinds(names: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name.
-
-    Args:
-        names: names of kinds, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return frozenset(Kind(name) for name in choose(names, KINDS, "kind", default=DEFAULT_KINDS))
-
+_CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
+    "record": lambda texts: frozenset(map(Kind, choose(texts, KINDS, "kind", default=DEFAULT_KINDS))),
+    "stats": lambda texts: choose(texts, STATS, "statistic", default=DEFAULT_STATS),
+}
+"""Options that take names out of a list, or `default`, `all` or `none`."""
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -260,15 +237,3 @@ def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ..
             )
         pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
     return tuple(pairs)
-
-
-def parse_stats(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of statistics, in the order of `STATS`.
-
-    Args:
-        names: names of statistics, or `default`, `all` or `none`.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    return choose(names, STATS, "statistic", default=DEFAULT_STATS)
