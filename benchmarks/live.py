@@ -122,7 +122,7 @@ def _comparers(run: Path) -> list[int]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes()
-            if b"introspect_cli.commands.alongside" in words and str(run).encode() in words:
+            if b"introspect_cli.commands.live" in words and str(run).encode() in words:
                 processes.append(int(place.parent.name))
     assert processes, "nothing compares"
     return processes

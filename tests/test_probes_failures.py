@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.context import Context
-from introspect_cli.capture.description import Description
 from introspect_cli.capture.naming.named import ParameterNames
 from introspect_cli.capture.naming.names import Names
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.data import DataProbe
+from introspect_cli.capture.probes.description import Description
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.module_calls import ModuleCalls

@@ -44,7 +44,7 @@ TAP = {"compile": "keep"}
 INSIDE = OPS | TAP | {"record": CaptureOptions().record | {Kind.OP_OUTPUT}}
 
 ASKED = [
-    (Places, "is_ours", OPS, train),
+    (Places, "is_introspects", OPS, train),
     (Places, "line", OPS, train),
     (OpProbe, "_begin", OPS, train),
     (OpMode, "enter_stack", OPS, train),

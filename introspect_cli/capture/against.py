@@ -78,7 +78,7 @@ class Against(BackgroundProcess):
             ],
             "command": options.on_divergence,
         }
-        module = "introspect_cli.commands.alongside"
+        module = "introspect_cli.commands.live"
         self._command = options.on_divergence
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 

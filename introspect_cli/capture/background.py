@@ -35,7 +35,7 @@ PATIENCE = 30.0
 
 _MOST = 1 << 16
 _SHELL = "/bin/sh"
-_BEGIN = "import sys; sys.path[:] = [own for own in sys.path if own]; from {} import main; main()"
+_BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
 """As `python -m` does, but that no file beside the script is taken for a module of somebody else's."""
 
 

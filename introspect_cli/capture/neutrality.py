@@ -152,16 +152,17 @@ def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
             "standard output and error, and the exit code",
         )
     by_itself = differing(bare, run_again())
-    ours = [name for name in different if name not in by_itself]
+    caused = [name for name in different if name not in by_itself]
     if [name for name in by_itself if name in _COMPUTED]:
         return Finding(
             UNDECIDED,
             "cannot tell: the script is not deterministic by itself, two runs without a capture differ in "
             f"{_listed(by_itself)} (--seed and --deterministic may make it so)",
         )
-    if ours:
+    if caused:
         return Finding(
-            DIVERGED, f"not neutral: the runs with and without a capture differ in {_listed(ours)}; please report this"
+            DIVERGED,
+            f"not neutral: the runs with and without a capture differ in {_listed(caused)}; please report this",
         )
     return Finding(
         SAME,

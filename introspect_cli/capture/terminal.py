@@ -110,7 +110,7 @@ def summary(
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.keeping.thinning is not None and (dropped := probes.keeping.thinning.dropped):
+    if probes.retention.thinning is not None and (dropped := probes.retention.thinning.dropped):
         rest += f" and dropped {dropped:,} of them again"
     if probes.perturbed is not None:
         rest += _moved(**probes.perturbed.document)

@@ -27,7 +27,7 @@ MOST_COPIED = 512 << 20
 """Bytes of files that a script may write to and is therefore given copies of."""
 _MANY = 2000
 _MOST_ENTRIES = 20_000
-_BESIDE = 500
+_MOST_NEIGHBOURS = 500
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def is_foreign(entries: Iterable[os.DirEntry[str]]) -> bool:
     return any(entry.name in {"pyvenv.cfg", "site-packages", "conda-meta"} for entry in entries)
 
 
-def link_beside(top: Path, rebuilt: Path, place: Path) -> None:
+def link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
     """Link what lies beside a directory and above it, so that `../data` leads where it did."""
     for _ in range(LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
         if top == top.parent or rebuilt.parent == place:
             return
         entries = list(os.scandir(top))
-        if len(entries) > _BESIDE:
+        if len(entries) > _MOST_NEIGHBOURS:
             return
         for entry in entries:
             link = rebuilt / entry.name

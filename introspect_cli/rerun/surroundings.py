@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.place import MOST_COPIED, Place, entries_below, link_beside, rebuilt_below
+from introspect_cli.rerun.place import MOST_COPIED, Place, entries_below, link_neighbours, rebuilt_below
 from introspect_cli.rerun.worktree import Repository
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def rebuilt(
         # by it, a capture finds the root of the project
         (place.moved(around.root) / ".git").mkdir(exist_ok=True)
         for top, there in place.tops.items():
-            link_beside(top, there, at)
+            link_neighbours(top, there, at)
         first = _modules(place, at / "modules", sources, reachable)
     except OSError as error:
         raise StoreError(f"cannot write {at}: {error.strerror or error}") from None

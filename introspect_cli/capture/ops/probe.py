@@ -157,7 +157,7 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
-            if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
+            if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
                 return
             node = private_api.running_node()
             call = self.calls.of(self.facts(func), node, frame)

@@ -45,7 +45,7 @@ _HOOKS = {
     "_backward_pre_hooks": "backward pre",
     "_backward_hooks": "backward",
 }
-_OURS = "introspect_cli."
+_PACKAGE = "introspect_cli."
 
 _LONGEST = 200
 _MOST_ITEMS = 8
@@ -223,4 +223,4 @@ def _hooks(registry: Any) -> list[Any]:
     """The hooks in one of a module's registries that are not ours."""
     if registry is None or not hasattr(registry, "values"):
         return []
-    return [hook for hook in registry.values() if not _called(hook).startswith(_OURS)]
+    return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]

@@ -25,7 +25,7 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.draws import script_generators, state_of
-from introspect_cli.capture.environment.made import MADE, Made
+from introspect_cli.capture.environment.start import MADE, Made
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Outermost, Patches, uncounted
 from introspect_cli.capture.probes.base import GuardedProbe

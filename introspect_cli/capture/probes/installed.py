@@ -28,7 +28,7 @@ from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
 from introspect_cli.capture.probes.seedings import SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.retention import Keeping
+from introspect_cli.capture.recording.retention import Retention
 from introspect_cli.capture.recording.samples import KINDS as SAMPLED
 from introspect_cli.capture.recording.thinning import Thinning
 from introspect_cli.capture.regions.probe import TapProbe
@@ -101,14 +101,14 @@ class Probes:
             share = None if options.max_size is None else options.max_size // ranks
             why = "last" if options.schedule is None else "rule"
             thinning = Thinning(self.rank, store, guard.note, max_size=share, why=why, box=box)
-        self.keeping = Keeping(rule, thinning, box, number=rank, until_nan=options.until_nan)
+        self.retention = Retention(rule, thinning, box, number=rank, until_nan=options.until_nan)
         self.recorder = Recorder(
-            self.summarizer, self.rank, store, self.keeping, options.save_tensors, store_lost,
+            self.summarizer, self.rank, store, self.retention, options.save_tensors, store_lost,
             per_sample=options.per_sample,
         )  # fmt: skip
         self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
-        self.keeping.epoch = self.context.clock.labels.epoch
-        self.keeping.copies = self.context.copies
+        self.retention.epoch = self.context.clock.labels.epoch
+        self.retention.copies = self.context.copies
         gradients = GradientProbe(self.recorder, guard)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
@@ -234,9 +234,9 @@ class Probes:
         clock.finish()
         if not clock.has_optimizer:
             self.complete_steps = recorder.steps_written
-        if self.keeping.thinning is not None:
-            self.keeping.thinning.finish(recorder.step - 1)
-        for sentence in self.keeping.unmatched(launched=launched):
+        if self.retention.thinning is not None:
+            self.retention.thinning.finish(recorder.step - 1)
+        for sentence in self.retention.unmatched(launched=launched):
             self._guard.note(sentence)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from introspect_cli.schedule.rule import NEVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.recording.retention import Keeping
+    from introspect_cli.capture.recording.retention import Retention
     from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.writer import StoreWriter
@@ -40,7 +40,7 @@ class Backlog:
         rank: RankWriter,
         store: StoreWriter,
         summarizer: Summarizer,
-        keeping: Keeping,
+        retention: Retention,
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
@@ -48,7 +48,7 @@ class Backlog:
         self.written = 0
         self._rank = rank
         self._store = store
-        self._keeping = keeping
+        self._retention = retention
         self._sites = sites
         self._lost = lost
         self._summarizer = summarizer
@@ -93,9 +93,9 @@ class Backlog:
         block.rows.finish()
         if not self.open:
             return
-        ended, keeping, thinning = block.ended, self._keeping, self._keeping.thinning
-        records = self._records(block) if keeping.looks else None
-        expiry = keeping.expiry(ended.step, records, ended.labels)
+        ended, retention, thinning = block.ended, self._retention, self._retention.thinning
+        records = self._records(block) if retention.looks else None
+        expiry = retention.expiry(ended.step, records, ended.labels)
         if expiry == NEVER:
             return
         try:
@@ -105,9 +105,9 @@ class Backlog:
             if last is None or last < ended.step:
                 self._append(block)
             self.written += 1
-            if keeping.box is not None:
+            if retention.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                keeping.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
+                retention.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
             if thinning is not None:
                 thinning.written(ended.step, expiry, self._rank.bytes_written - before, saved)
         except StoreError as error:

@@ -26,7 +26,7 @@ from introspect_cli.tensors.places import Placed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.recording.retention import Keeping
+    from introspect_cli.capture.recording.retention import Retention
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.rank_writer import RankWriter
@@ -52,7 +52,7 @@ class Recorder:
         summarizer: Summarizer,
         rank: RankWriter,
         store: StoreWriter,
-        keeping: Keeping,
+        retention: Retention,
         save_tensors: tuple[str, ...] = (),
         store_lost: Callable[[StoreError], None] = lambda _error: None,
         *,
@@ -64,7 +64,7 @@ class Recorder:
             summarizer: turns values into slots.
             rank: where finished steps go.
             store: where whole tensors go.
-            keeping: which steps are wanted, and kept.
+            retention: which steps are wanted, and kept.
             save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
             per_sample: summarise the samples of batches and activations one by one, too.
@@ -72,23 +72,23 @@ class Recorder:
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
-        self.wanted = keeping.wants(0)
+        self.wanted = retention.wants(0)
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """What the script's framework calls the step that ends."""
         self._rank = rank
         self._lock = new_lock()
-        self._keeping = keeping
-        self.undecided = keeping.undecided
+        self._retention = retention
+        self.undecided = retention.undecided
         self._store_lost = store_lost
         self._samples = SampleKeeper(summarizer, each=per_sample)
         self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
-        self.saved = SavedTensors(save_tensors, summarizer, keeping.box, self._sites, self._lock)
+        self.saved = SavedTensors(save_tensors, summarizer, retention.box, self._sites, self._lock)
         self._save = self.saved.save
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, keeping, self._sites, self._lose)
+        self._backlog = Backlog(rank, store, summarizer, retention, self._sites, self._lose)
         self.intake = None if per_sample or self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self._short: Callable[[int, torch.Tensor], int] = _no_short_way
@@ -208,7 +208,7 @@ class Recorder:
             keep: whether the current step stays, as the first.
         """
         with self._lock:
-            wanted = self._keeping.wants(0) and (self.wanted or not keep)
+            wanted = self._retention.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
@@ -218,7 +218,7 @@ class Recorder:
             self._samples.first = True
             self._go_the_short_way(on=False)
             self.step = 0
-            self._keeping.restart()
+            self._retention.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
             try:
@@ -240,13 +240,13 @@ class Recorder:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
-                self.wanted = self.alive and self._keeping.wants(self.step)
+                self.wanted = self.alive and self._retention.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
 
     def decide(self) -> None:
         """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
         if self.wanted:
-            self.wanted = self._keeping.wants(self.step, begins=True)
+            self.wanted = self._retention.wants(self.step, begins=True)
             self.resumed &= self.wanted
 
     def flush(self, *, current: bool) -> None:

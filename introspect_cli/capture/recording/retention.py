@@ -113,7 +113,7 @@ class ConditionValues:
         return {name: value for name, value in values.items() if value is not None}
 
 
-class Keeping:
+class Retention:
     """Asks a rule about each step.
 
     Attributes:

@@ -44,7 +44,7 @@ def main() -> NoReturn:
             begun.append(subprocess.Popen(command, shell=True, env=settings, **ways))  # noqa: S602 - the user's own
 
     try:
-        result = compare_alongside(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
+        result = compared_live(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
         _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
@@ -55,7 +55,7 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def compare_alongside(
+def compared_live(
     reference: str,
     run: Path,
     asked: Sequence[str],
@@ -72,13 +72,13 @@ def compare_alongside(
 
     from introspect_cli.commands.shared import compared_as
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.rerun.alongside import alongside
+    from introspect_cli.rerun.live import compare_live
 
     options, noise = compared_as(asked)
     with ExitStack() as stack:
         others = [stack.enter_context(open_any(path)) for path in noise]
         opened, ask = question(reference, run, others, options)
-        return alongside(opened, run, ask, first, agreed)
+        return compare_live(opened, run, ask, first, agreed)
 
 
 def question(

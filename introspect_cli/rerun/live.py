@@ -64,7 +64,7 @@ class Digests:
         return differs
 
 
-def alongside(
+def compare_live(
     reference: Callable[[], Run],
     path: Path,
     ask: Ask,
