@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.place import (
+from introspect_cli.rerun.places.place import (
     LEFT_OUT,
     MOST_COPIED,
     PLACE,
@@ -31,7 +31,7 @@ from introspect_cli.rerun.place import (
     link_neighbours,
     rebuilt_below,
 )
-from introspect_cli.rerun.worktree import Repository, link, work_tree
+from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -18,10 +18,10 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import listed, some
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.attempts import Attempts, OutOfRunsError
-from introspect_cli.rerun.elements import Sides, likely_first, sides_of
-from introspect_cli.rerun.minimise import Element, counted, ddmin, place_of
-from introspect_cli.rerun.surroundings import Surroundings, at_commits, in_directories, survey, tracked
+from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
+from introspect_cli.rerun.changes.elements import Sides, likely_first, sides_of
+from introspect_cli.rerun.changes.minimise import Element, counted, ddmin, place_of
+from introspect_cli.rerun.places.surroundings import Surroundings, at_commits, in_directories, survey, tracked
 from introspect_cli.rerun.variant import End, Reference, end_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.reader import Run, open_run

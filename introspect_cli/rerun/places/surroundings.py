@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.place import MOST_COPIED, Place, entries_below, link_neighbours, rebuilt_below
-from introspect_cli.rerun.worktree import Repository
+from introspect_cli.rerun.places.place import MOST_COPIED, Place, entries_below, link_neighbours, rebuilt_below
+from introspect_cli.rerun.places.worktree import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

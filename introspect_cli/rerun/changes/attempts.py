@@ -20,9 +20,9 @@ from introspect_cli.compare.changes.values import with_values
 from introspect_cli.compare.reasons.differences import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.minimise import Difference, Element, OtherPython, applied, command_line
-from introspect_cli.rerun.surroundings import OtherFile, Surroundings, rebuilt
-from introspect_cli.rerun.texts import encoded, opened_files, search_path, undefined
+from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, applied, command_line
+from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined
+from introspect_cli.rerun.places.surroundings import OtherFile, Surroundings, rebuilt
 from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.sources import Sources
@@ -31,8 +31,8 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from introspect_cli.rerun.elements import Sides
-    from introspect_cli.rerun.place import Place
+    from introspect_cli.rerun.changes.elements import Sides
+    from introspect_cli.rerun.places.place import Place
     from introspect_cli.rerun.recipe import Recipe
 
 

@@ -13,9 +13,9 @@ from introspect_cli.compare.changes.values import changed_values
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.minimise import Difference, Element, OtherPython, differences
+from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, differences
+from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
-from introspect_cli.rerun.texts import decoded, opened_texts, place_of_source, texts_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

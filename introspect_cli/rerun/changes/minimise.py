@@ -15,7 +15,7 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.reasons.differences import ARGUMENT, OPTION, arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.surroundings import OtherFile
+from introspect_cli.rerun.places.surroundings import OtherFile
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.store.reader import open_run

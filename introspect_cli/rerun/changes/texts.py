@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.worktree import Repository
+from introspect_cli.rerun.places.worktree import Repository
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
 
