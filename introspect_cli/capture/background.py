@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.follow.processes import VARIABLE
+from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.capture.steps.labels import TRAINERS, running
 from introspect_cli.store.handles import Handle
 from introspect_cli.store.objects import is_remote

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
-from introspect_cli.capture.environment.read_files import ReadFiles
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.capture.ranks.launchers import unlaunched
+from introspect_cli.capture.read_files import ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
 from introspect_cli.script.target import COMPILED
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.installed import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.probes.installed import Probes
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
     from introspect_cli.store.launch import Launch

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.script.ending import Ending, leave
 from introspect_cli.script.run import run

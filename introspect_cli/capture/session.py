@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
 from introspect_cli.capture.background import UNPUBLISHED, Publishers
-from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
+from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from introspect_cli.capture.environment.read_files import ReadFiles
     from introspect_cli.capture.guard import Guarded
+    from introspect_cli.capture.installed import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.launch import Launch
 
@@ -162,7 +162,7 @@ class Session:
         """Install the probes; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
-            from introspect_cli.capture.probes.installed import Probes
+            from introspect_cli.capture.installed import Probes
 
             self._terminal.warn_if_slow()
             box = self._black_box()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from introspect_cli.capture.ranks.torch_distributed import Style, Unsharded
+    from introspect_cli.capture.torch_distributed import Style, Unsharded
     from introspect_cli.records import Kind, Phase
 
 

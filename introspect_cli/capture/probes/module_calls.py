@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from introspect_cli.capture import private_api
+from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import (
     hides,
@@ -27,7 +27,6 @@ from introspect_cli.capture.naming.contents import (
     wrapped,
 )
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_files, sources
-from introspect_cli.capture.environment.read_by import Readers
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.read_by import Readers
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from introspect_cli.capture.environment.start import ImportWatch
 from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.start import ImportWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
