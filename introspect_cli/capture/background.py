@@ -106,34 +106,6 @@ LOGGER = "logger"
 """Stands for whatever Lightning or transformers' Trainer log to."""
 
 
-class Publishing(BackgroundProcess):
-    """A process that publishes a run."""
-
-    def __init__(self, path: Path, places: Sequence[str], rank: int | None = None) -> None:
-        """Start it.
-
-        Args:
-            path: the run, which is being written.
-            places: where to.
-            rank: which rank of a launch this is; None where one process writes the run.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        self.places = tuple(places)
-        of_rank = () if rank is None else ("--rank", str(rank))
-        super().__init__("introspect_cli.cli", ["publish", str(path), *places, *of_rank], "what publishes")
-
-    def finish(self, patience: float = PATIENCE) -> list[str]:
-        """Wait for its end, for a while; what came of it, in sentences."""
-        said, ended = self.rest(patience)
-        if not ended:
-            return [f"still publishing to {', '.join(self.places)}, in the background"]
-        lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
-        results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
-        return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
-
-
 class Publishers:
     """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
 
@@ -145,13 +117,15 @@ class Publishers:
             places = [place for place in places if is_remote(place)]
         self._guard = guard
         self._waits_for_logger = LOGGER in places
-        self._all: list[Publishing] = []
+        self._running: list[tuple[list[str], BackgroundProcess]] = []
         self._start([place for place in places if place != LOGGER])
 
     def _start(self, places: list[str]) -> None:
         if places:
+            of_rank = () if self._rank is None else ("--rank", str(self._rank))
             with self._guard.around("publishing", "the run is"):
-                self._all.append(Publishing(self._path, places, self._rank))
+                words = ["publish", str(self._path), *places, *of_rank]
+                self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
 
     def first_step_over(self, say: Callable[[str], None]) -> None:
         """A framework that logs has its loggers by now."""
@@ -163,17 +137,27 @@ class Publishers:
             if not places:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
-    def finish(self) -> list[str]:
+    def finish(self, patience: float = PATIENCE) -> list[str]:
         """Wait for their end, for a while; what came of it, in sentences."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
-            said += [sentence for publishing in self._all for sentence in publishing.finish()]
+            for places, process in self._running:
+                said += _outcome(places, *process.rest(patience))
         return said
 
     def abandon(self) -> None:
         """Forget them, in a forked child."""
-        for publishing in self._all:
-            publishing.abandon()
+        for _, process in self._running:
+            process.abandon()
+
+
+def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
+    """What came of publishing to some places, by what the process said until it ended, or nobody waited longer."""
+    if not ended:
+        return [f"still publishing to {', '.join(places)}, in the background"]
+    lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
+    results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
+    return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
 
 
 def logger_places() -> list[str]:

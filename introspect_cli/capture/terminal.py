@@ -86,12 +86,6 @@ class Terminal:
             self._shown = False
 
 
-def nothing(path: Path, *, installed: bool) -> str:
-    """What there is to say at the end where nothing was watched."""
-    why = "the script never imported torch" if installed else "the probes could not be installed"
-    return f"{why}, so nothing was recorded; {path} holds its settings only"
-
-
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
@@ -112,16 +106,11 @@ def summary(
     rest = " and what came after" if manifest.get("remainder") else ""
     if probes.retention.thinning is not None and (dropped := probes.retention.thinning.dropped):
         rest += f" and dropped {dropped:,} of them again"
-    if probes.perturbed is not None:
-        rest += _moved(**probes.perturbed.document)
+    if (moved := probes.perturbed) is not None:
+        which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
+        rest += f" after --perturb {moved.seed} moved {which} by one rounding"
     recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
     return recorded + _uncalled(options, probes)
-
-
-def _moved(seed: int, parameters: int, elements: int) -> str:
-    """What `--perturb` did."""
-    which = f"{count(elements, 'number')} in {count(parameters, 'parameter')}"
-    return f" after --perturb {seed} moved {which} by one rounding"
 
 
 def _uncalled(options: CaptureOptions, probes: Probes) -> str:
