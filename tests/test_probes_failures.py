@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.context import Context
-from introspect_cli.capture.naming.named import ParameterNames
 from introspect_cli.capture.naming.names import Names
+from introspect_cli.capture.naming.states import ParameterNames
 from introspect_cli.capture.probes.built import BuiltProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.description import Description

@@ -13,8 +13,8 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.naming.named import Named
     from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.naming.states import Named
     from introspect_cli.capture.recording.recorder import Recorder
 
 

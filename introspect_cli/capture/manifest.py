@@ -28,8 +28,8 @@ from introspect_cli.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.installed import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target

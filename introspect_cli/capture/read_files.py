@@ -3,7 +3,7 @@
 An argument is equal and the file that it names is another: no setting says so. Python's own readers, yaml, json, numpy
 and torch all come by `open`, so it is replaced for as long as a capture lasts, from before the script's first line on.
 What was opened is read through the descriptor that the script has, at places of our own choice, so that its position
-stays and no second file can be meant; for what opens files past `open`, see `read_by`. Only regular files are read
+stays and no second file can be meant; for what opens files past `open`, see `file_readers`. Only regular files are read
 that were there before the script began; of a data set of thousands of files one line is kept.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_files, sources
+from introspect_cli.capture.file_readers import Readers
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Patches, uncounted
-from introspect_cli.capture.read_by import Readers
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.installed import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.capture.recording.black_box import BlackBox
@@ -162,7 +162,7 @@ class Session:
         """Install the probes; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
-            from introspect_cli.capture.installed import Probes
+            from introspect_cli.capture.all_probes import Probes
 
             self._terminal.warn_if_slow()
             box = self._black_box()

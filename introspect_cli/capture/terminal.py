@@ -16,7 +16,7 @@ from introspect_cli.texts import count, human_size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from introspect_cli.capture.installed import Probes
+    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.store.launch import Launch
 

@@ -21,7 +21,7 @@ from introspect_cli.capture.environment.sources import class_source
 from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.capture.naming.contents import parameters_in, unwrap, wrapped
 from introspect_cli.capture.naming.identity import ById, FreeNames, Keyed, keyed
-from introspect_cli.capture.naming.named import ModuleState, ParameterNames
+from introspect_cli.capture.naming.states import ModuleState, ParameterNames
 from introspect_cli.records import ModuleInfo
 from introspect_cli.selection import near_module, selects
 from introspect_cli.texts import bounded

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
     from introspect_cli.capture.recording.recorder import Recorder
 

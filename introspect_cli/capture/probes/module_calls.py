@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.naming.named import ModuleState
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.held import Stepping
     from introspect_cli.tensors.summarizer import Summarizer
 

@@ -19,7 +19,7 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.named import ModuleState
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.options.parse import Pair
     from introspect_cli.capture.probes.modules import ModuleProbe
 

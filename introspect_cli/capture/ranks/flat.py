@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.naming.contents import modules_in
-from introspect_cli.capture.naming.named import ParameterName
+from introspect_cli.capture.naming.states import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.capture.ranks.zero import Fragment
 from introspect_cli.tensors.places import Placed
