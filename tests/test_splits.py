@@ -210,6 +210,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
             "each microbatch's loss is a mean over its own tokens, and these means count alike, though",
         ),
         ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
+        ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
         ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
         ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),
         ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),
