@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from introspect_cli.records import Kind
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
 """Kinds that can be asked for; values that a script records itself always are."""
@@ -63,8 +61,8 @@ class Option:
         flags: names on the command line beside that of the field, or `--a/--no-a` in its place.
         help: one sentence, with the default.
         narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
-            in it do not diverge because of that; None where its section says it.
-        in_manifest: whether it says anything about what is in the run; None as above.
+            in it do not diverge because of that.
+        in_manifest: whether it says anything about what is in the run.
         metavar: what stands for the value in the help.
         repeated: whether it may be given several times, as where its default is a collection.
         commas: whether commas part several values in one.
@@ -76,8 +74,8 @@ class Option:
     heading: str
     flags: tuple[str, ...]
     help: str
-    narrows: bool | None = None
-    in_manifest: bool | None = None
+    narrows: bool = False
+    in_manifest: bool = True
     metavar: str | None = None
     repeated: bool = False
     commas: bool = True
@@ -85,23 +83,25 @@ class Option:
     least: int | None = None
     most: int | None = None
 
-    def completed(self, name: str, default: object, section: Mapping[str, Any]) -> Option:
-        """The option with what its field and its section say: its flag, its heading, what it means for most of them."""
+    def named(self, name: str, default: object) -> Option:
+        """The option with what its field says: its flag, and whether it may be repeated."""
         flags = self.flags
         if not any("/" in flag for flag in flags):
             flag = f"--{name.replace('_', '-')}"
             flag += f"/--no-{flag[2:]}" if default is True else ""
             short = [word for word in flags if not word.startswith("--")]
             flags = (*short, flag, *(word for word in flags if word not in short))
-        general = {
-            key: section.get(key, usual)
-            for key, usual in (("narrows", False), ("in_manifest", True))
-            if getattr(self, key) is None
-        }
-        repeated = isinstance(default, (tuple, frozenset))
-        return replace(self, heading=section.get("heading", self.heading), flags=flags, repeated=repeated, **general)
+        return replace(self, flags=flags, repeated=isinstance(default, (tuple, frozenset)))
 
 
-def option(default: object, text: str, *flags: str, **details: Any) -> Any:
-    """A field of `CaptureOptions`: its default, and an `Option` as its metadata; its class has the heading."""
-    return field(default=default, metadata={"option": Option("", flags, text, **details)})
+def option(heading: str, default: object, text: str, *flags: str, **details: Any) -> Any:
+    """A field of `CaptureOptions`: its default, and an `Option` as its metadata."""
+    return field(default=default, metadata={"option": Option(heading, flags, text, **details)})
+
+
+of_the_run = functools.partial(option, RUN, in_manifest=False)
+of_comparing = functools.partial(option, AGAINST, in_manifest=False)
+of_records = functools.partial(option, WHAT, narrows=True)
+of_steps = functools.partial(option, WHEN, narrows=True)
+of_the_script = functools.partial(option, HOW)
+of_settings = functools.partial(option, SETTINGS)
