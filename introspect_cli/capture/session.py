@@ -21,7 +21,7 @@ from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
-from introspect_cli.capture.terminal import Terminal, summary
+from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, Held, leave
@@ -264,9 +264,7 @@ class Session:
     def _conclude(self, probes: Probes | None) -> None:
         """Hear what others made of the run, and have the words to say."""
         if probes is None:
-            failed = "session" in self._guard.failed
-            why = "the probes could not be installed" if failed else "the script never imported torch"
-            self.words.append(f"{why}, so nothing was recorded; {self.path} holds its settings only")
+            self.words.append(nothing(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
             self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))

@@ -86,6 +86,12 @@ class Terminal:
             self._shown = False
 
 
+def nothing(path: Path, *, installed: bool) -> str:
+    """What there is to say at the end where nothing was watched."""
+    why = "the script never imported torch" if installed else "the probes could not be installed"
+    return f"{why}, so nothing was recorded; {path} holds its settings only"
+
+
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
