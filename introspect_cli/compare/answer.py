@@ -32,7 +32,7 @@ from introspect_cli.compare.reasons.words import lines, often, what
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
 from introspect_cli.compare.verdict import agreeing, diverges_words, separately, subject_of
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeCha
         return code, with_code(setting_changes(a, b), code)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
-    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=scene.stepped)
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=_stepped(scene))
     scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
     return code, scene.settings
 
@@ -144,6 +144,13 @@ def _left(scene: Scene, hardware: str) -> str:
     if random and all(known is Known.EQUAL for known in random):
         return f"{rest}; the random states are equal, so randomness only from a generator of the script"
     return f"randomness (no random state is on record there), {rest}"
+
+
+def _stepped(scene: Scene) -> bool:
+    """Whether an optimizer may have stepped before the first divergence, in a process that was not recorded as well."""
+    site = scene.site
+    after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
+    return after or site.call > 0 or not scene.is_first_step or scene.first.step > 0
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
