@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.wholes import _in_tf32
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Layout, ModuleInfo
 from introspect_cli.store.reader import open_run
 
 SCRIPTS = Path(__file__).parent.parent / "fixtures" / "splits"
@@ -53,6 +55,8 @@ def split(tmp_path_factory, forks):
         ("--uneven", "--uneven --micro 2"),
         ("--uneven", "--uneven --micro 1"),
         ("--shared", "--shared --micro 2"),
+        ("--inside", "--inside --micro 2"),
+        ("--inside --micro 4", "--inside --micro 2"),
         ("--clip", "--clip --micro 2"),
         ("--padded", "--padded --micro 2"),
         ("--ahead", "--ahead --micro 2"),
@@ -96,6 +100,18 @@ def test_what_was_not_compared_is_not_counted_as_equal(split):
     whole, padded = split("", "--micro 2"), split("--padded", "--padded --micro 2")
     assert padded.counts.equal < whole.counts.equal
     assert any("padded to the longest of their microbatch" in note for note in padded.notes)
+
+
+def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
+    def computes(device, module="Linear", **switches):
+        run = SimpleNamespace(settings={"runtime": switches})
+        layouts, modules = [Layout((2,), "float32", device)], [ModuleInfo("Net.a", module)]
+        return _in_tf32(run, SimpleNamespace(layouts=layouts, modules=modules))
+
+    assert computes("cuda:0", matmul_allow_tf32=True)
+    assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cpu", matmul_allow_tf32=True)
 
 
 def test_strictly_two_splits_are_two_runs(split):
@@ -193,6 +209,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
     ("a", "b", "told"),
     [
         ("--micro 2 --fault summed", "", "0.25 x those of a, the gradient of Net.tok.weight first: in a the losses"),
+        ("--inside", "--inside --micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b"),
         ("--micro 4", "--micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b the"),
         ("--micro 4 --fault summed", "--micro 2 --fault summed", "in both runs the losses of the microbatches of a"),
         (
@@ -207,6 +224,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
             "each microbatch's loss is a mean over its own tokens, and these means count alike, though",
         ),
         ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
+        ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
         ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
         ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),
         ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),
