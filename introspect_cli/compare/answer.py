@@ -124,12 +124,14 @@ class _Explained(NamedTuple):
 def _explained(compared: Compared, scene: Scene | None) -> _Explained:
     """How the source and the settings differ."""
     a, b = compared.a, compared.b
-    code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
+    code, rounding = code_changes(a, b, scene, compared.ending), False
+    offset = any(outcome.offset for outcome in compared.outcomes)
+    blame = Blame(offset=offset)
     if scene is not None:
         tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
         rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
-        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset)
     differ = setting_changes(a, b, blame)
     of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
     settings = with_code(differ, code, rounding=rounding)

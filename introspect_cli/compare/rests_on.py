@@ -254,7 +254,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
-    begun = (step.number == 0 and step.table.step_b == 0) or step.comparison.goes_on_at(step.number)
+    goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 
