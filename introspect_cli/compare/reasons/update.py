@@ -55,9 +55,8 @@ class Optimizer(Reason):
         before = state_before(step, place)
         if site.kind is Kind.PARAM:
             # what equal steps before left is equal; what a checkpoint left may be lost
-            unseen = [
-                replace(fact, needed=True) for fact in those(before, Known.UNSEEN) if step.comparison.goes is not None
-            ]
+            unseen = those(before, Known.UNSEEN) if step.comparison.offset else []
+            unseen = [replace(fact, needed=True) for fact in unseen]
             before = [*value_before(step, place), *those(before, Known.WITHIN), *unseen]
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))

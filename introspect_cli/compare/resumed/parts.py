@@ -216,6 +216,8 @@ def counters(beside: Beside) -> Part:
     """What the framework counts."""
     late, whole = (side.reader.labels.get(side.step, {}) for side in beside.first)
     names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
+    if late.get("accumulation") != whole.get("accumulation"):  # so many batches are one step
+        names.remove("batch")
     if not names:
         return Part("counters", Restored.UNSEEN, matters=False)
     differ = [label for label in names if late[label] != whole[label]]
