@@ -123,7 +123,8 @@ class Gathered:
         if not len(rows) or not _has_means(table):
             return out | self._sums(table, rtol)
         chosen, back = table.chosen[table.differing], of_kinds(table.kinds, _FLOWING_BACK)
-        self._look_for_factor(table, np.flatnonzero(gathered & back & ~single))  # each call of a loss has its weight
+        tensors = ~_scalar(table, self._layouts)  # the gradient of a loss is what the script multiplies that by
+        self._look_for_factor(table, np.flatnonzero(gathered & back & tensors))
         factor = np.where(back, self._smaller, 1.0)[rows]
         self._flows_back |= bool((gathered & back & chosen).any())
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)
