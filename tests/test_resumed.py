@@ -261,6 +261,25 @@ def falling(kept=None, rate=0.1, end=6):
     return {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": end}
 
 
+def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_training(tmp_path):
+    """`get_state_dict` steps a new optimizer with gradients and a learning rate of 0."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    def work(*, room):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(net.parameters())
+        if room:
+            state = get_state_dict(net, optimizer)[1]
+            assert {float(state["state"][name]["step"]) for name in ("weight", "bias")} == {1}
+        for _ in range(2):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+
+    run = recorded(tmp_path / "b", lambda: work(room=True), record=frozenset(LEAN))
+    assert compared(recorded(tmp_path / "a", lambda: work(room=False), record=frozenset(LEAN)), run).counts.steps_b == 2
+
+
 def test_learning_rates_of_other_steps_are_no_cause_and_an_unseen_state_may_be(tmp_path):
     """Settings hold those of each run's first step, which are steps 0 and 3 here."""
     torch.save(falling(end=3), tmp_path / "kept.pt")
