@@ -145,8 +145,10 @@ def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
         return False
     start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
     end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
-    between = (int(other.unions[at]) for at in other.unmatched(run) if start < other.sequence[at] < end)
-    return start < end and all(generator_of(run.alignment.site(union)) != generator for union in between)
+    drawn = [(run.alignment.site(int(other.unions[at])), other.sequence[at]) for at in other.unmatched(run)]
+    inside = f"{run.alignment.site(int(run.unions[row])).fqn}."  # a compiled region draws as the module that it is in
+    there = (site for site, at in drawn if start < at < end or inside.startswith(f"{site.fqn}."))
+    return start < end and generator not in map(generator_of, there)
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
