@@ -69,7 +69,8 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     read = step.comparison.read_on
     if read is not None and read.generators and step.comparison.goes_on_at(step.number):
         return []
-    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
+    ranks = step.comparison.gathered is not None  # each may have another
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:

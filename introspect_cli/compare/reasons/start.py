@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
-from introspect_cli.compare.reasons.beginning import filled
+from introspect_cli.compare.reasons.beginning import filled, filled_on_ranks
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, thing, what
@@ -102,7 +102,11 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
     if setup:
         return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
-    drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
+    if scene.with_copies:
+        run = dict(zip("ab", scene.runs, strict=True))[scene.with_copies]
+        drawn = filled_on_ranks(run, scene.with_copies, scene.site.fqn)
+    else:
+        drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."
     return (

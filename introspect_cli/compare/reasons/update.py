@@ -10,7 +10,14 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes, in_words, recorded_names
+from introspect_cli.compare.reasons.beginning import MOST_RANKS
+from introspect_cli.compare.reasons.hyperparameters import (
+    OPTIMIZERS,
+    Optimizers,
+    hyperparameter_changes,
+    in_words,
+    recorded_names,
+)
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
@@ -77,6 +84,8 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
+        if scene.with_copies:
+            return f"{text} {_on_ranks(scene, name)}"
         other = scene.setup.other_for(first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
@@ -109,6 +118,21 @@ def _owed(scene: Scene) -> str:
         f"in {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
         "an optimizer that takes each rank's share as it is makes another step."
     )
+
+
+def _on_ranks(scene: Scene, name: str) -> str:
+    """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
+    run = scene.run_a if scene.with_copies == "a" else scene.run_b
+    base, *others = run.recorded[:MOST_RANKS]
+    for rank in others:
+        setup = Optimizers(*(run.settings_of(one).get(OPTIMIZERS) for one in (base, rank)))
+        words = [
+            f"{one.name} is {one.a} on rank {base} and {one.b} on rank {rank}"
+            for one in setup.changes_for(scene.site.fqn)
+        ]
+        if words:
+            return f"in {scene.with_copies}, {name}'s {listed(words)}."
+    return f"in {scene.with_copies}, its ranks make different steps."
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
