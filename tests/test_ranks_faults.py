@@ -154,7 +154,7 @@ TOLD = [
     ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
     ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),
     ("hand-rate", "n", 1, "step 0, rank 1: the parameter|the cause is SGD's lr 0.01 -> 0.02"),
-    ("hand-rate", "1", 0, "differs after the optimizer step|In b its copies differ: rank 1 from rank 0"),
+    ("hand-rate", "1", 0, "in b, SGD's lr is 0.01 on rank 0 and 0.02 on rank 1. In b its copies differ: rank 1"),
     ("hand-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("fsdp2-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("hand-dtype", "n", 1, "step 0, rank 1: the parameter Net.extra.weight|cast, to float32 in a and to bfloat16 in b"),

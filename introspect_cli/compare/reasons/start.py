@@ -102,11 +102,11 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
     if setup:
         return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
+    drawn = ""
     if scene.with_copies:
-        run = dict(zip("ab", scene.runs, strict=True))[scene.with_copies]
+        run = scene.run_a if scene.with_copies == "a" else scene.run_b
         drawn = filled_on_ranks(run, scene.with_copies, scene.site.fqn)
-    else:
-        drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
+    drawn = drawn or filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."
     return (
