@@ -176,11 +176,10 @@ def changes(scene: Scene) -> list[Difference]:
     Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there. Where
     another step of a is compared with that of b, settings say nothing of what both recorded, or did not look at.
     """
-    settled = scene.setup.changes_for(scene.site.fqn)
+    settled, recorded = scene.setup.changes_for(scene.site.fqn), recorded_names(scene.table)
     if scene.step.comparison.offset:
-        here = recorded_names(scene.table)
-        settled = [change for change in settled if "lr" in here and change.name not in here]
-    if any(change.name == "lr" for change in settled) and "lr" in recorded_names(scene.table):
+        settled = [change for change in settled if "lr" in recorded and change.name not in recorded]
+    if any(change.name == "lr" for change in settled) and "lr" in recorded:
         here = [change for change in scene.hyperparameters if change.about == "lr"]
         if all(not change.of and change.name == "lr" for change in here):
             settled = [*here, *(change for change in settled if change.name != "lr")]
@@ -216,9 +215,9 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     if goes is None or not scene.step.comparison.goes_on_at(scene.first.step):
         return "", ""
     before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
-    one, two = (at.state_of(fqn, Phase.OPTIMIZER) for at in (goes.begins, goes.there))
+    late, whole = (at.state_of(fqn, Phase.OPTIMIZER) for at in (goes.begins, goes.there))
     lost = sorted(map(key_of, before.keys() - begun.keys()))
-    return (goes.late, f"it begins without {listed(lost)}") if lost and one != two else ("", "")
+    return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
 class Buffer(Reason):
