@@ -131,7 +131,9 @@ def _explained(compared: Compared, scene: Scene | None) -> _Explained:
         tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
         rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
-        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset)
+        blame = Blame(
+            reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset=offset, stepped=scene.stepped
+        )
     differ = setting_changes(a, b, blame)
     of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
     settings = with_code(differ, code, rounding=rounding)
