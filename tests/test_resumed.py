@@ -242,7 +242,7 @@ def test_what_was_not_recorded_is_not_called_restored(runs, tmp_path, lose):
     assert "buffers, optimizer state, learning rates and schedulers and 2 more were not recorded." in result.sentence
 
 
-def falling(kept=None, rate=0.1, end=6):
+def falling(kept=None, rate=0.1, end=6, parts=1):
     """A loop that computes its learning rate from the number of the step."""
     torch.manual_seed(0)
     net, first = nn.Linear(4, 1), 0
@@ -252,13 +252,26 @@ def falling(kept=None, rate=0.1, end=6):
         net.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         first = kept["done"]
-    for step, batch in enumerate(torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(1))):
+    for step, batch in enumerate(torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(1))):
         if first <= step < end:
             optimizer.param_groups[0]["lr"] = rate / (step + 1)
             optimizer.zero_grad()
-            net(batch).square().mean().backward()
+            for part in batch.chunk(parts):
+                (net(part).square().mean() / parts).backward()
             optimizer.step()
     return {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": end}
+
+
+def test_other_microbatches_are_seen_by_lean_records_of_a_resumed_run_too(tmp_path):
+    torch.save(falling(end=3), tmp_path / "kept.pt")
+    lean = {"record": frozenset(LEAN)}
+    whole = recorded(tmp_path / "whole", falling, **lean)
+    result = compared(whole, recorded(tmp_path / "b", lambda: falling(tmp_path / "kept.pt", parts=2), **lean))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert (result.resumed.at, {part.part for part in result.resumed.parts if part.state is Restored.YES}) == (
+        3,
+        {"parameters"},
+    )
 
 
 def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_training(tmp_path):

@@ -17,7 +17,7 @@ from introspect_cli.compare.reasons.words import although, both_values, how_far,
 from introspect_cli.compare.rests_on import unseen_inside
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
-from introspect_cli.records import SCALER, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site
+from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,12 +71,6 @@ class Scene:
     def the_cause_is(self) -> str:
         """How a sentence says what the cause is, as certain as that is."""
         return "the cause is" if self.cause.certain else "the cause may be"
-
-    @property
-    def with_copies(self) -> str:
-        """The run whose ranks have different copies of it; "" where that is neither, or both."""
-        joined = [summary is not None and summary.joined is Joined.COPIES for summary in (self.first.a, self.first.b)]
-        return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
     @property
     def site(self) -> Site:

@@ -11,6 +11,7 @@ from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.beginning import MOST_RANKS
+from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.hyperparameters import (
     OPTIMIZERS,
     Optimizers,
@@ -84,8 +85,8 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
-        if scene.with_copies:
-            return f"{text} {_on_ranks(scene, name)}"
+        if with_copies(first):
+            return f"{text} {_on_ranks(scene, with_copies(first), name)}"
         other = scene.setup.other_for(first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
@@ -120,9 +121,9 @@ def _owed(scene: Scene) -> str:
     )
 
 
-def _on_ranks(scene: Scene, name: str) -> str:
+def _on_ranks(scene: Scene, side: str, name: str) -> str:
     """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
-    run = scene.run_a if scene.with_copies == "a" else scene.run_b
+    run = scene.run_a if side == "a" else scene.run_b
     base, *others = run.recorded[:MOST_RANKS]
     for rank in others:
         setup = Optimizers(*(run.settings_of(one).get(OPTIMIZERS) for one in (base, rank)))
@@ -131,8 +132,8 @@ def _on_ranks(scene: Scene, name: str) -> str:
             for one in setup.changes_for(scene.site.fqn)
         ]
         if words:
-            return f"in {scene.with_copies}, {name}'s {listed(words)}."
-    return f"in {scene.with_copies}, its ranks make different steps."
+            return f"in {side}, {name}'s {listed(words)}."
+    return f"in {side}, its ranks make different steps."
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
