@@ -249,12 +249,6 @@ class Scene:
         return unseen_inside(self.step, self.cause.module or self.site.fqn) if of_modules else []
 
     @property
-    def stepped(self) -> bool:
-        """Whether an optimizer may have stepped before."""
-        after = self.site.phase in {Phase.OPTIMIZER, Phase.EVAL} and self.site.kind is not Kind.GRAD
-        return after or self.site.call > 0 or not self.is_first_step or self.first.step > 0
-
-    @property
     def no_rates(self) -> bool:
         """Whether no hyper-parameter was recorded in either run."""
         return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
