@@ -66,12 +66,12 @@ def answer_for(compared: Compared) -> DiffResult:
 def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
     """How the source differs, and the settings that do, the strongest explanation first; sentences may name these."""
     a, b = compared.a, compared.b
-    code = code_changes(a, b, scene, compared.ending)
+    code, offset = code_changes(a, b, scene, compared.ending), any(outcome.offset for outcome in compared.outcomes)
     if scene is None:
-        return code, with_code(setting_changes(a, b), code)
+        return code, with_code(setting_changes(a, b, Blame(offset=offset)), code)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
-    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=_stepped(scene))
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset, stepped=_stepped(scene))
     scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
     return code, scene.settings
 

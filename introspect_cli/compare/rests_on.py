@@ -69,7 +69,8 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     read = step.comparison.read_on
     if read is not None and read.generators and step.comparison.goes_on_at(step.number):
         return []
-    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
+    ranks = step.comparison.gathered is not None  # each may have another
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
@@ -254,7 +255,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
-    begun = (step.number == 0 and step.table.step_b == 0) or step.comparison.goes_on_at(step.number)
+    goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 

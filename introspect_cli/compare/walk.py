@@ -298,7 +298,7 @@ class Walk:
 def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank of two runs."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
-    outcome = RankOutcome(comparison.rank, paired)
+    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered
     places = differing(paired)
     sites = comparison.sites[0]

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.seedings import GENERATORS, seeding_words, seedings_change
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.reader import Run
+
+MOST_RANKS = 16
+"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
@@ -282,3 +286,13 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
             event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
             events.append(event)
     return events
+
+
+def filled_on_ranks(run: Run, side: str, name: str) -> str:
+    """That ranks of a run drew a parameter from other random states, as a clause; "" where the records do not tell."""
+    fillings = {rank: _fillings(_events(run, rank, "") or [], name)[-1:] for rank in run.recorded[:MOST_RANKS]}
+    last = {rank: events[0] for rank, events in fillings.items() if events}
+    base = min(last, default=0)
+    others = [rank for rank, event in last.items() if event.state != last[base].state]
+    text = f"draws it from another random state on {rank_list(others)} of {side} than on rank {base}"
+    return f"{last[base]} {text}" if others else ""

@@ -141,6 +141,7 @@ class Blame:
         modules: the module whose code is meant and those around it, the innermost first.
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
         stepped: whether an optimizer may have stepped before.
     """
 
@@ -150,6 +151,7 @@ class Blame:
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
     rates: bool = False
+    offset: bool = False
     stepped: bool = True
 
     def weight(self, change: Difference) -> float:
@@ -160,11 +162,21 @@ class Blame:
             if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
                 return _USUAL
             weight = self._of_setting(change.source, change.name)
+            if self._of_first_steps(change):
+                return min(weight, _USUAL)
             return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
         if change.about:  # a value of configuration weighs as an argument does
             name = change.about.rpartition(".")[2]
             return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
         return self._of_file(change)
+
+    def called(self, change: Difference) -> str:
+        """How a change is shown."""
+        return f"{change.name}{' in the first step' * self._of_first_steps(change)}"
+
+    def _of_first_steps(self, change: Difference) -> bool:
+        """Whether its values are those of steps that are not compared with one another."""
+        return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
     def _of_setting(self, source: str, name: str) -> float:
         reason = self.reason
@@ -233,7 +245,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
             explains = diverged and weight >= 0.5
-            changes.append(SettingChange(change.source, change.name, *values, explains, round(weight, 3)))
+            changes.append(SettingChange(change.source, blame.called(change), *values, explains, round(weight, 3)))
     if diverged:
         changes = _by_file(changes, blame.modules)
         if blame.rounding:

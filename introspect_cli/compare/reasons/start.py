@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
-from introspect_cli.compare.reasons.beginning import filled
+from introspect_cli.compare.reasons.beginning import filled, filled_on_ranks
+from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, thing, what
@@ -102,7 +103,10 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
     if setup:
         return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
-    drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
+    drawn, side = "", with_copies(scene.first)
+    if side:
+        drawn = filled_on_ranks(scene.run_a if side == "a" else scene.run_b, side, scene.site.fqn)
+    drawn = drawn or filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."
     return (
