@@ -41,6 +41,19 @@ def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_l
     assert document["code"]["changes"][0]["a"]["text"] == "return self.b(torch.relu(self.a(x)))"
 
 
+def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_does(told):
+    document, _ = told(MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)"))
+    assert document["first"]["size"] == "rounding"
+    assert "Likely cause: model.py changed at line 12 (Net.forward)" in document["sentence"]
+
+
+def test_the_only_change_between_two_steps_is_the_likely_cause(told):
+    document, _ = told(
+        train=TRAIN.replace("    loss.backward()", "    [torch.rand(1) for _ in range(step)]\n    loss.backward()")
+    )
+    assert "Likely cause: train.py changed at line" in document["sentence"]
+
+
 def test_the_line_that_builds_an_optimizer_comes_first_where_parameters_differ_after_its_step(told):
     document, _ = told(MODEL.replace("Net(torch", "Net(  torch"), TRAIN.replace("lr=0.1", "lr=0.2"))
     assert changes(document)[0] == ("train.py:7", "", True)

@@ -35,6 +35,7 @@ class Thing(Enum):
     RANDOM_AT_START = "random at start"
     DRAWN_FROM = "drawn from"
     BATCHES = "batches"
+    TRANSFORMS = "transforms"
     INPUTS = "inputs"
     INSIDE = "inside"
     PARAMETERS = "parameters"

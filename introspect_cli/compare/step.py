@@ -180,6 +180,19 @@ class Step:
                     inside.setdefault(head, position)
         return self._one_sided[side]
 
+    def loader_around(self, fqn: str) -> str:
+        """The loader whose first batch of the step comes after a module ran that nothing trains: its data set runs it.
+
+        "" where the module runs first after the batch, or is part of what is trained.
+        """
+        root, order = fqn.partition(".")[0], self.table.order_of
+        batches = self.of(Kind.BATCH, frozenset({Phase.DATA}))
+        trained = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}), root)
+        began = order[self.of(Kind.INPUT, FORWARD, root)].min(initial=np.inf)
+        if np.isfinite(order[trained]).any() or not began < order[batches].min(initial=np.inf) < np.inf:
+            return ""
+        return str(self.alignment.fqn[batches[np.argmin(order[batches])]])
+
     # --- tensors, and when modules run
 
     def was_there(self, fqn: str) -> bool:

@@ -26,10 +26,11 @@ from introspect_cli.compare.reasons.beginning import (
     variables_that_differ,
 )
 from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
+from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side, user_of
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
 from introspect_cli.compare.reasons.seedings import set_at
+from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -196,7 +197,7 @@ def clues_of(scene: Scene) -> Clues:
     subject = cause.module or cause.subject or site.fqn
     around = owner_of(subject) if cause.reason == "structure" else subject
     replaced = other_class(scene, around) if cause.reason in {"structure", "own_code", "module"} else ()
-    subject = around if replaced else subject
+    subject = user_of(scene) if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}
@@ -308,6 +309,7 @@ def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -
 # --- what that means for the settings
 
 _WEIGHTS = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
+_ONLY_ONE = 0.8  # the only one of all that differs which can matter
 _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 
@@ -322,28 +324,27 @@ def with_code(
     Args:
         settings: the strongest explanation first.
         code: how the source files differ.
-        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
+        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
     """
     if code is None:
         return settings
+    rounding &= any(map(rounds_differently, settings))
+    only = len(code.likely) == 1 and not any(change.explains for change in settings if change.source != "sources")
     best: dict[str, Ranked] = {}
     for one in code.ranked:
         best.setdefault(one.change.file, one)
     place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
     weighed = []
     for change in settings:
-        nearest = best.get(change.name)
-        if change.source != "sources":
-            weighed.append((0, change))
-            continue
-        if change.name in (*code.in_comments, *code.in_names):
+        nearest = best.get(change.name) if change.source == "sources" else None
+        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
             alone = "comments" if change.name in code.in_comments else "the names of variables"
             change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
         elif nearest is not None and change.explains and not nearest.likely:
             change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
         elif nearest is not None and change.explains:
             where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else _WEIGHTS[nearest.nearness]
+            weight = change.weight if rounding else max(_WEIGHTS[nearest.nearness], _ONLY_ONE * only)
             change = replace(change, b=where, weight=weight)  # noqa: PLW2901
         weighed.append((place.get(change.name, 0), change))
     return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

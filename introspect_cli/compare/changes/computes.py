@@ -246,7 +246,8 @@ def gradient(at: Place) -> Depths:
         place for statement in handling for name in statement.calls for place in program.called(name, statement.place)
     ]
     collectives = at.calling(_COLLECTIVES) if at.clues.reason in {"collective", "parts"} else {}
-    return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), collectives)
+    used = farther(at.methods("forward", "__call__"), 2)
+    return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), used, collectives)
 
 
 def structure(at: Place) -> Depths:
