@@ -13,7 +13,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import setting_changes
-from introspect_cli.compare.result import Origin
+from introspect_cli.compare.result import Origin, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
@@ -60,15 +60,17 @@ class Adapter(nn.Module):
         return self.base(x) + x @ self.lora_a.T @ self.lora_b.T * self.scaling
 
 
-def adapt(*, scaling=2.0, momentum=0.1):
+def adapt(*, scaling=2.0, momentum=0.1, frozen=False, evaluates=True):
     """An adapter that adds nothing yet, before a norm in train mode."""
     torch.manual_seed(0)
     net = nn.Sequential(Adapter(scaling), nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD([own for own in net.parameters() if own.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([own for own in net.parameters() if own.requires_grad or frozen], lr=0.1)
     for x in torch.randn(2, 6, 4):
         optimizer.zero_grad()
-        net(x).square().mean().backward()
+        net.train()(x).square().mean().backward()
         optimizer.step()
+        with torch.no_grad():
+            net.train(not evaluates)(x)
 
 
 def decode(*, forced=True):
@@ -92,7 +94,7 @@ def decode(*, forced=True):
         optimizer.step()
 
 
-def images(*, shuffle=False, mean=0.1):
+def images(*, shuffle=False, mean=0.1, seed=0):
     """A data set whose transform is a module, as torchvision's are, so that it runs while the loader makes a batch."""
     torch.manual_seed(0)
 
@@ -115,10 +117,18 @@ def images(*, shuffle=False, mean=0.1):
 
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for x, y in torch.utils.data.DataLoader(Images(), batch_size=4, shuffle=shuffle):
-        optimizer.zero_grad()
-        (net(x)[:, 0] - y).square().mean().backward()
-        optimizer.step()
+    for epoch in range(2):
+        if epoch:
+            net.eval()
+            if seed:
+                torch.manual_seed(seed)
+            for x, _ in torch.utils.data.DataLoader(Images(), batch_size=4):
+                net(x)
+            net.train()
+        for x, y in torch.utils.data.DataLoader(Images(), batch_size=4, shuffle=shuffle):
+            optimizer.zero_grad()
+            (net(x)[:, 0] - y).square().mean().backward()
+            optimizer.step()
 
 
 def recur(*, forgets=False):
@@ -184,8 +194,8 @@ def compared(tmp_path_factory):
                 loop(**fault)
         return made[name]
 
-    def compare(loop, **fault):
-        with open_run(run(loop, {})) as a, open_run(run(loop, fault)) as b:
+    def compare(loop, base=(), **fault):
+        with open_run(run(loop, dict(base))) as a, open_run(run(loop, fault)) as b:
             return compare_runs(a, b, DiffOptions())
 
     return compare
@@ -253,6 +263,12 @@ def test_a_module_that_the_loader_runs_is_laid_to_the_data_pipeline_and_the_batc
     assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
 
 
+def test_a_batch_from_a_random_state_that_was_set_is_no_second_cause(compared):
+    found = compared(images, {"shuffle": True}, shuffle=True, seed=5)
+    assert found.first.site.kind is Kind.RNG
+    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
 def test_a_state_that_is_not_carried_over_is_told_by_where_it_came_from(compared):
     found = compared(recur, forgets=True)
     assert (found.first.step, found.first.site.path) == (1, "[1]")
@@ -276,3 +292,14 @@ def test_a_parameter_whose_module_never_runs_is_used_by_the_code_around_it(compa
     assert (found.first.site.kind, found.first.site.fqn) == (Kind.GRAD, "Scored.scores.weight")
     assert "or how Scored itself uses the parameter" in found.sentence
     assert "unscaling" not in found.sentence
+
+
+def test_an_optimizer_that_has_frozen_parameters_too_changes_no_number(compared):
+    found = compared(adapt, frozen=True)
+    assert found.verdict is Verdict.SAME, found.sentence
+
+
+def test_a_buffer_that_an_evaluation_in_train_mode_updates_is_told_so(compared):
+    found = compared(adapt, evaluates=False)
+    assert (found.first.site.kind, found.first.reason) == (Kind.BUFFER, "outside")
+    assert "(an evaluation in train mode, loading a checkpoint, " in found.sentence

@@ -35,7 +35,6 @@ class Thing(Enum):
     RANDOM_AT_START = "random at start"
     DRAWN_FROM = "drawn from"
     BATCHES = "batches"
-    TRANSFORMS = "transforms"
     INPUTS = "inputs"
     INSIDE = "inside"
     PARAMETERS = "parameters"

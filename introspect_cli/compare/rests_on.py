@@ -98,11 +98,11 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 """The batches of the step."""
 
 
-def transforms(step: Step, place: Place) -> list[Evidence]:
-    """What modules gave that ran while a loader made its batch; nothing where none did."""
+def loading(step: Step, place: Place) -> list[Evidence]:
+    """What a batch was made of, where that differs: what modules gave that its loader ran, and what it drew from."""
     given = [u for u in step.of(Kind.OUTPUT, FORWARD).tolist() if step.loader_around(step.alignment.fqn[u])]
-    state = step.known(given, place.order)
-    return [] if state is Known.UNSEEN else [Evidence(Thing.TRANSFORMS, state)]
+    made = [*given, *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
 
 # --- the forward pass
@@ -282,7 +282,7 @@ def updates_by_hand(step: Step) -> bool:
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {
     **dict.fromkeys(("rng", "initial", "split"), (random_at_start,)),
-    "batch": (random_at_start, transforms),
+    "batch": (random_at_start, loading),
     "module": (inputs, tensors, drawn_from),
     "own_code": (inputs, inside, tensors, drawn_from),
     "script": (batches, random_at_start),

@@ -309,7 +309,6 @@ def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -
 # --- what that means for the settings
 
 _WEIGHTS = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
-_ONLY_ONE = 0.8  # the only one of all that differs which can matter
 _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 
@@ -329,7 +328,8 @@ def with_code(
     if code is None:
         return settings
     rounding &= any(map(rounds_differently, settings))
-    only = len(code.likely) == 1 and not any(change.explains for change in settings if change.source != "sources")
+    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
+    only &= not any(change.explains for change in settings if change.source != "sources")
     best: dict[str, Ranked] = {}
     for one in code.ranked:
         best.setdefault(one.change.file, one)
@@ -344,7 +344,7 @@ def with_code(
             change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
         elif nearest is not None and change.explains:
             where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else max(_WEIGHTS[nearest.nearness], _ONLY_ONE * only)
+            weight = change.weight if rounding else max(_WEIGHTS[nearest.nearness], _WEIGHTS[Nearness.BUILDS] * only)
             change = replace(change, b=where, weight=weight)  # noqa: PLW2901
         weighed.append((place.get(change.name, 0), change))
     return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

@@ -281,6 +281,7 @@ def outside(at: Place) -> Depths:
     """What writes to tensors in place."""
     program = at.program
     written = at.calling(filter(_IN_PLACE.fullmatch, program.callers), 1) | at.defining("data", 1)
+    written |= at.calling(MODES, 1) if at.clues.kind is Kind.BUFFER else {}  # a forward in train mode updates it
     return merged(resumed(at), _outside(written, ".forward"), _touching(at))
 
 

@@ -306,7 +306,7 @@ def user_of(scene: Scene) -> str:
     """The module that computes with the parameter: the one that holds it or, where that never runs, one around it."""
     owner, step = owner_of(scene.site.fqn), scene.step
     running = frozenset({Phase.FORWARD, Phase.EVAL})
-    ran = (name for name in ancestors(owner) if step.state[step.of(Kind.OUTPUT, running, name)].any())
+    ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, running, name)].any())
     return next(ran, owner)
 
 

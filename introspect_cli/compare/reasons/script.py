@@ -134,10 +134,11 @@ class Script(Reason):
             return self.cause(*(fact for fact in evidence if fact.thing is not Thing.BATCHES))
         if calls_left_out(step, site.fqn):
             return self.cause(*evidence, LEFT_OUT)
-        return self.cause(
-            *evidence,
-            *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
-        )
+        before = [u for u in step.of(Kind.OUTPUT, FORWARD).tolist() if step.table.order_of[u] < order]
+        if all(step.loader_around(step.alignment.fqn[union]) for union in before):
+            return self.cause(*evidence)  # what they gave is in the batch
+        known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
+        return self.cause(*evidence, *known)
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
@@ -153,6 +154,9 @@ class Script(Reason):
         (seen,) = scene.cause.rests_on(Thing.BATCHES)
         unseen = seen.known is Known.UNSEEN
         if scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+            if scene.calls:
+                name, one, two = scene.calls
+                text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
             given = f"module outputs, {'data that no loader gave' if unseen else 'the batch'}"
             return (
                 f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "

@@ -183,7 +183,7 @@ class Outside(Reason):
             were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
             return (
                 f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
-                f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
+                f"begins it is not what {step} left ({_ways(scene)})."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
         text = f"{what(first.site)} differs when the step begins{how_far(first)}"
@@ -198,9 +198,15 @@ class Outside(Reason):
                 f"{step}, {_rule(scene)}. No optimizer steps in these runs.{also}"
             )
         return (
-            f"{text}{do}, although {scene.all_before}; it was changed outside of an optimizer step (loading a "
-            f"checkpoint, a moving average, copying, in-place code) after {step} was recorded."
+            f"{text}{do}, although {scene.all_before}; it was changed outside of an optimizer step ({_ways(scene)}) "
+            f"after {step} was recorded."
         )
+
+
+def _ways(scene: Scene) -> str:
+    """How a tensor changes without an optimizer."""
+    ways = "loading a checkpoint, a moving average, copying, in-place code"
+    return f"an evaluation in train mode, {ways}" if scene.site.kind is Kind.BUFFER else ways
 
 
 def _rule(scene: Scene) -> str:
