@@ -100,8 +100,7 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 
 def loading(step: Step, place: Place) -> list[Evidence]:
     """What a batch was made of, where that differs: what modules gave that its loader ran, and what it drew from."""
-    given = [u for u in step.of(Kind.OUTPUT, FORWARD).tolist() if step.loader_around(step.alignment.fqn[u])]
-    made = [*given, *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    made = [*step.outputs_before(place.order)[0], *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
     return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
 

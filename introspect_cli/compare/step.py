@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
+_DATA = frozenset({Phase.DATA})
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
 
@@ -180,18 +181,36 @@ class Step:
                     inside.setdefault(head, position)
         return self._one_sided[side]
 
-    def loader_around(self, fqn: str) -> str:
-        """The loader whose first batch of the step comes after a module ran that nothing trains: its data set runs it.
+    def loader_around(self, fqn: str, order: float) -> str:
+        """The loader that makes a batch when a module runs: it comes before anything that is trained.
 
-        "" where the module runs first after the batch, or is part of what is trained.
+        "" where no batch comes then, or the module is part of what is trained.
         """
-        root, order = fqn.partition(".")[0], self.table.order_of
-        batches = self.of(Kind.BATCH, frozenset({Phase.DATA}))
-        trained = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}), root)
-        began = order[self.of(Kind.INPUT, FORWARD, root)].min(initial=np.inf)
-        if np.isfinite(order[trained]).any() or not began < order[batches].min(initial=np.inf) < np.inf:
+        batches, trained, roots = self._between_batches
+        place = int(np.searchsorted(batches, order))
+        if fqn.partition(".")[0] in roots or place == len(batches) or Kind.GRAD_OUTPUT not in self.comparison.kinds:
             return ""
-        return str(self.alignment.fqn[batches[np.argmin(order[batches])]])
+        batch = float(batches[place])
+        if ((trained > order) & (trained < batch)).any():
+            return ""
+        return str(next(self.alignment.fqn[u] for u in self.of(Kind.BATCH, _DATA) if self.table.order_of[u] == batch))
+
+    def outputs_before(self, order: float) -> tuple[list[int], list[int]]:
+        """Outputs of modules that ran before a place: while a loader made a batch, and else."""
+        every = [u for u in self.of(Kind.OUTPUT, FORWARD).tolist() if self.table.order_of[u] < order]
+        loaded = [u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))]
+        return loaded, [u for u in every if u not in set(loaded)]
+
+    @cached_property
+    def _between_batches(self) -> tuple[Any, Any, set[str]]:
+        """Where in the sequence batches came, where something that is trained ran, and the roots of that."""
+        orders, sites = self.table.order_of, self.alignment
+        gradients = self.of(Kind.GRAD_OUTPUT, frozenset({Phase.BACKWARD}))
+        roots = {sites.fqn[u].partition(".")[0] for u in gradients if np.isfinite(orders[u])}
+        runs = [u for u in self.of(Kind.INPUT, FORWARD).tolist() if sites.fqn[u].partition(".")[0] in roots]
+        runs += [*self.of(Kind.LOSS, frozenset({Phase.LOSS})).tolist(), *gradients.tolist()]
+        batches = orders[self.of(Kind.BATCH, _DATA)]
+        return np.sort(batches[np.isfinite(batches)]), orders[runs], roots
 
     # --- tensors, and when modules run
 

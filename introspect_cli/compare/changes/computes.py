@@ -301,8 +301,10 @@ def saved(at: Place) -> Depths:
 
 
 def buffer(at: Place) -> Depths:
-    """What a module computes, and what writes in place."""
-    return merged(farther(outside(at), 1), forward(at))
+    """What a module computes, what writes in place, and calls that are handed the model and may change how it does."""
+    program = at.program
+    handed = {taker for name in at.models for taker in program.takers.get(name, ()) if isinstance(taker.node, ast.Expr)}
+    return merged(farther(outside(at), 1), forward(at), dict.fromkeys(handed, 2))
 
 
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")

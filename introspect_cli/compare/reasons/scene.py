@@ -254,7 +254,7 @@ class Scene:
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
             drew = differs_unseen(self.runs, self.first.rank, self.site.fqn)
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
-        if self.cause.reason == "script" and (loader := self.step.loader_around(self.site.fqn)):
+        if self.cause.reason == "script" and (loader := self.step.loader_around(self.site.fqn, self.first.sequence)):
             return loader
         unseen = self.cause.reason == "plain" or any(
             fact.known is Known.UNSEEN for fact in self.cause.rests_on(Thing.BATCHES)

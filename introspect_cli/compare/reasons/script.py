@@ -130,20 +130,19 @@ class Script(Reason):
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
         evidence = self.rests_on(step, position)
-        if step.loader_around(site.fqn):
+        if step.loader_around(site.fqn, order):
             return self.cause(*(fact for fact in evidence if fact.thing is not Thing.BATCHES))
         if calls_left_out(step, site.fqn):
             return self.cause(*evidence, LEFT_OUT)
-        before = [u for u in step.of(Kind.OUTPUT, FORWARD).tolist() if step.table.order_of[u] < order]
-        if all(step.loader_around(step.alignment.fqn[union]) for union in before):
-            return self.cause(*evidence)  # what they gave is in the batch
+        if not step.outputs_before(order)[1]:
+            return self.cause(*evidence)  # what ran while a loader made the batch is in it
         known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
         return self.cause(*evidence, *known)
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
         text = scene.differs(values=True, named=False)
-        if loader := scene.step.loader_around(scene.site.fqn):
+        if loader := scene.step.loader_around(scene.site.fqn, scene.first.sequence):
             return (
                 f"{text}; {scene.site.fqn} runs while {loader} makes the batch, so {scene.the_cause_is} in the data "
                 "pipeline (order, seed, workers, augmentation, files)."
