@@ -182,6 +182,21 @@ def score(*, functional=False, half=""):
         optimizer.step()
 
 
+def descend(*, by_hand=False, rate=0.1):
+    """Gradient descent by an optimizer or by hand; by a rate of 0, not at all."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = None if by_hand else torch.optim.SGD(net.parameters(), lr=rate)
+    for x in torch.randn(3, 6, 4):
+        net.zero_grad()
+        net(x).square().mean().backward()
+        if optimizer is not None:
+            optimizer.step()
+        elif rate:
+            for own in net.parameters():
+                own.data.add_(own.grad, alpha=-rate)
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
@@ -303,3 +318,14 @@ def test_a_buffer_that_an_evaluation_in_train_mode_updates_is_told_so(compared):
     found = compared(adapt, evaluates=False)
     assert (found.first.site.kind, found.first.reason) == (Kind.BUFFER, "outside")
     assert "(an evaluation in train mode, loading a checkpoint, " in found.sentence
+
+
+def test_an_optimizer_in_the_place_of_an_update_by_hand_is_compared_by_what_it_leaves(compared):
+    assert compared(descend, by_hand=True).verdict is Verdict.SAME
+    found = compared(descend, by_hand=True, rate=0.2)
+    assert (found.first.step, found.first.site.kind) == (1, Kind.PARAM)
+    assert "differs when the step begins" in found.sentence
+    found = compared(descend, by_hand=True, rate=0)
+    assert (
+        "no optimizer steps in this step (the script updates the parameters by hand, or not at all)" in found.sentence
+    )

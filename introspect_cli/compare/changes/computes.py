@@ -158,7 +158,9 @@ def loss(at: Place) -> Depths:
         for giver, depth in depths.items()
         if giver not in data and (giver.place in trains or not giver.scope.endswith(_OF_MODULES))
     }
-    return merged(depths, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else depths
+    if not at.clues.gap or at.clues.reason != "loss":
+        return depths
+    return merged(depths, program.forwards(), {} if data else farther(batch(at), 2))
 
 
 def script(at: Place) -> Depths:

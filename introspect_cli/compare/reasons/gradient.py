@@ -305,6 +305,8 @@ def _use_in_module(scene: Scene) -> str:
 def user_of(scene: Scene) -> str:
     """The module that computes with the parameter: the one that holds it or, where that never runs, one around it."""
     owner, step = owner_of(scene.site.fqn), scene.step
+    if step.comparison.modules_chosen:  # which of them ran is not on record
+        return owner
     running = frozenset({Phase.FORWARD, Phase.EVAL})
     ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, running, name)].any())
     return next(ran, owner)

@@ -200,9 +200,10 @@ class Outside(Reason):
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
         text = f"{what(first.site)} differs when the step begins{how_far(first)}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
-            return (
-                f"{text}{do}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
-            )
+            hand = [side for side, by_hand in zip("ab", scene.step.comparison.by_hand, strict=True) if by_hand]
+            alone = f" No optimizer steps in {hand[0]}." if hand else ""
+            update = f"the update of {step} is different, or something changed it after{_gradient(scene, step)}"
+            return f"{text}{do}: {update}.{alone}"
         if updates_by_hand(scene.step):
             also = f" So {'does' if differ == 2 else 'do'} {more}." if more else ""
             return (
