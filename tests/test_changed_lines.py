@@ -16,8 +16,9 @@ PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\
 def told(project, introspect, tmp_path):  # noqa: F811 - the fixture
     """The answer on the plain project and one with these files, as data and as text."""
 
-    def compare(model=MODEL, train=TRAIN, options=(), more=None):
-        a, b = project("a", *options), project("b", *options, model=model, train=train, more=more)
+    def compare(model=MODEL, train=TRAIN, options=(), more=None, base=MODEL, base_train=TRAIN):
+        a = project("a", *options, model=base, train=base_train)
+        b = project("b", *options, model=model, train=train, more=more)
         document = json.loads(introspect("diff", a, b, "--format", "json").stdout)
         return document, introspect("diff", a, b).stdout
 
@@ -45,6 +46,17 @@ def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_doe
     document, _ = told(MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)"))
     assert document["first"]["size"] == "rounding"
     assert "Likely cause: model.py changed at line 12 (Net.forward)" in document["sentence"]
+
+
+def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(told):
+    model = (
+        MODEL
+        + "\n    def train(self, mode=True):\n        self.a.weight.data.mul_({})\n        return super().train(mode)\n"
+    )
+    train = TRAIN.replace("    optimizer.step()", "    optimizer.step()\n    if step == 0:\n        net.train()")
+    document, _ = told(model.format(0.9), train, ("--every", "2"), base=model.format(0.8), base_train=train)
+    assert document["first"]["step"] == 2
+    assert "(Net.train): self.a.weight.data.mul_(0.8) -> self.a.weight.data.mul_(0.9)" in document["sentence"]
 
 
 def test_the_only_change_between_two_steps_is_the_likely_cause(told):

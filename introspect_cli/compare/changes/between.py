@@ -30,7 +30,7 @@ from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_si
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
 from introspect_cli.compare.reasons.seedings import set_at
-from introspect_cli.compare.reasons.settings import rounds_differently
+from introspect_cli.compare.reasons.settings import MADE_BY_CODE, rounds_differently
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
 from introspect_cli.store.sources import Sources
 from introspect_cli.sums import source_digest
@@ -329,7 +329,7 @@ def with_code(
         return settings
     rounding &= any(map(rounds_differently, settings))
     only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
-    only &= not any(change.explains for change in settings if change.source != "sources")
+    only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
     best: dict[str, Ranked] = {}
     for one in code.ranked:
         best.setdefault(one.change.file, one)

@@ -226,7 +226,10 @@ def _touching(at: Place) -> Depths:
 def optimizer(at: Place) -> Depths:
     """Where optimizers and schedules are built and stepped; the step of one that is the user's own."""
     program, clues = at.program, at.clues
-    stepped = program.within({place for name in clues.optimizers for place in program.methods(name, "step")})
+    places = {place for name in clues.optimizers for place in program.methods(name, "step")}
+    made_here = {every[:2] for of in program.classes.values() for every in of if "Optimizer" in every[2]}
+    places |= {place for place in program.by_place if (place[0], place[1].rpartition(".")[0]) in made_here}
+    stepped = program.within(places)
     steps = program.calling({"step", "update", "step_update", "get_lr", "add_param_group"})
     steps = {statement for statement in steps if any(_STEPS.search(name) for _, name in statement.uses)}
     groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]

@@ -101,6 +101,8 @@ def _says_where(name: str) -> bool:
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
 """What an optimizer steps with: it explains an update, and nothing before."""
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
+MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
+"""Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
 
 def chooses_kernel(name: str) -> bool:
