@@ -192,6 +192,14 @@ def test_an_exception_after_the_first_divergence_is_a_note(told):
     )
 
 
+def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(told):
+    base = MODEL.replace("self.a(x)))", "self.a(x)[:, :5]))")
+    document, _ = told(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
+    assert document["sentence"].startswith(
+        "Run a ended by an exception in step 0 where run b goes on: RuntimeError: mat1"
+    )
+
+
 def test_runs_that_end_by_the_same_exception_are_the_same(project, introspect):  # noqa: F811 - the fixture
     for name in "ab":
         project(name, train=TRAIN + "raise SystemError('as planned')\n")
