@@ -182,10 +182,7 @@ class Step:
         return self._one_sided[side]
 
     def loader_around(self, fqn: str, order: float) -> str:
-        """The loader that makes a batch when a module runs: it comes before anything that is trained.
-
-        "" where no batch comes then, or the module is part of what is trained.
-        """
+        """The loader that makes a batch when a module runs that nothing trains; "" where none does."""
         batches, trained, roots = self._between_batches
         place = int(np.searchsorted(batches, order))
         if fqn.partition(".")[0] in roots or place == len(batches) or Kind.GRAD_OUTPUT not in self.comparison.kinds:
@@ -198,8 +195,8 @@ class Step:
     def outputs_before(self, order: float) -> tuple[list[int], list[int]]:
         """Outputs of modules that ran before a place: while a loader made a batch, and else."""
         every = [u for u in self.of(Kind.OUTPUT, FORWARD).tolist() if self.table.order_of[u] < order]
-        loaded = [u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))]
-        return loaded, [u for u in every if u not in set(loaded)]
+        loaded = {u for u in every if self.loader_around(self.alignment.fqn[u], float(self.table.order_of[u]))}
+        return sorted(loaded), [u for u in every if u not in loaded]
 
     @cached_property
     def _between_batches(self) -> tuple[Any, Any, set[str]]:

@@ -38,7 +38,6 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.changes.clues import Ranked
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import SettingChange
@@ -331,10 +330,9 @@ def with_code(
     rounding &= any(map(rounds_differently, settings))
     only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
     only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
-    best: dict[str, Ranked] = {}
-    for one in code.ranked:
-        best.setdefault(one.change.file, one)
-    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
+    best = {one.change.file: one for one in reversed(code.ranked)}
+    files = dict.fromkeys(one.change.file for one in code.ranked)
+    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
     weighed = []
     for change in settings:
         nearest = best.get(change.name) if change.source == "sources" else None

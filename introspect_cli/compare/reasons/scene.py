@@ -263,10 +263,8 @@ class Scene:
             return "" if drew else None  # in the main process, loaders and data sets draw from its generators
         if self.cause.reason == "script" and (loader := self.step.loader_around(self.site.fqn, self.first.sequence)):
             return loader
-        unseen = self.cause.reason == "plain" or any(
-            fact.known is Known.UNSEEN for fact in self.cause.rests_on(Thing.BATCHES)
-        )
-        return "" if unseen else None
+        known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
+        return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None
 
     @cached_property
     def blamed(self) -> tuple[ModuleInfo, ...]:
