@@ -94,6 +94,11 @@ SEEN = {
         "    pass\n",
         "the first seeding that differs is torch.manual_seed(1337) (train.py:10), in a only.",
     ),
+    "a seeding that comes later": (
+        "set_seed(1337)\nnet = Net()",
+        "net = Net()\nset_seed(1337)",
+        "the first seeding that differs is torch.manual_seed(1337) (train.py:10) in a; b has it after 11 draws (train",
+    ),
     "one initialiser less": (
         "isinstance(module, nn.Embedding)",
         "False",

@@ -270,8 +270,10 @@ def _at_the_end(scene: Scene, end: Raised | None, place: str, why: str) -> tuple
     """
     if end is None:
         return place, why, ""
-    if cut_short(scene) is None:
+    cut = cut_short(scene)
+    if cut is None:
         return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
+    end = cut
     agreed = _last_agreed(scene)
     until = f"The last record that agrees is {agreed}."
     if not agreed:

@@ -103,14 +103,25 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event, events = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        side, event, place, others = (
+            ("b", two, *later[1:], rest[0]) if later[0] < later[1] else ("a", one, later[0], rest[1])
+        )
+        events = a if side == "a" else b
         if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
             between = f"one between {events[same - 1].line} and {event.line}"
             return f"the first draw that differs is {between}, in {side} only{agree}"
-        return (
-            f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
-        )
+        kind = "seeding" if event is not None and event.seed else "draw"
+        return f"the first {kind} that differs is {event}{_elsewhere(side, others, place)}{agree}"
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def _elsewhere(side: str, others: Sequence[Event], place: int) -> str:
+    """That one run alone has an event, or where among its own the other has the same one."""
+    if place >= len(others):
+        return f", in {side} only"
+    line = f" ({others[place].line})" if others[place].line else ""
+    draws = count(sum(not event.seed for event in others[:place]), "draw")
+    return f" in {side}; {'b' if side == 'a' else 'a'} has it after {draws}{line}"
 
 
 def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:

@@ -250,9 +250,10 @@ class Buffer(Reason):
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
         side = untouched_side(scene.table, scene.step.before, scene.union)
-        if side:
-            return f"{text} it does not change in {side} (eval mode or frozen there)."
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
+        if side:
+            why = f": its module has {'; '.join(changed[:3])}" if changed else " (eval mode or frozen there)"
+            return f"{text} it does not change in {side}{why}."
         if changed:
             return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."
