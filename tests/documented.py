@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import introspect_cli
-from introspect_cli.store.labels import encode
+from introspect_cli.store.format.labels import encode
 
 TRAIN = """
 import argparse

@@ -6,10 +6,10 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.closed import CLOSED, RankFolder
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.sums import header, mix
 
 SHAPE = (8, 8)

@@ -20,7 +20,7 @@ from introspect_cli.health.check import RULES, check, choose
 from introspect_cli.health.findings import Hit, Level, Rule, observed
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ILL = FIXTURES / "ill" / "train_ill.py"

@@ -12,7 +12,7 @@ import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.labels import Labelled, both_words, step_words
 from introspect_cli.selection import one_step
-from introspect_cli.store.labels import decode, encode
+from introspect_cli.store.format.labels import decode, encode
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -6,9 +6,9 @@ from laid_out import ALL, ROWS, SHARED, STATES, TWICE, WHOLE, as_while_it_ran, w
 
 from introspect_cli.engine import Engine, engine_of
 from introspect_cli.health.odd import odd_ranks
-from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.totals import TOTALS
+from introspect_cli.store.format.totals import TOTALS
+from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.store.read.run import open_run
 
 
 def other(*names, step=1, sites=(STATES[0],)):

@@ -13,9 +13,9 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import as_one
-from introspect_cli.store.whole_names import Stages, stages_of
+from introspect_cli.store.ranks.tasks import as_one
+from introspect_cli.store.read.manifests import Stages, stages_of
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

@@ -12,9 +12,9 @@ from launches import launch, recorded
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

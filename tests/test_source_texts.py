@@ -16,9 +16,9 @@ import introspect_cli
 from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.sources import LIMIT_FILE, Sources, source_texts
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.format.sources import LIMIT_FILE, Sources, source_texts
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 from introspect_cli.sums import source_digest
 
 MODEL = """

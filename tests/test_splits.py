@@ -11,7 +11,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 SCRIPTS = Path(__file__).parent.parent / "fixtures" / "splits"
 QUICK = ("--no-packages", "--no-env", "--no-source", "--quiet")

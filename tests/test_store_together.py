@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Joined, Kind, Layout, Part, Phase, Site, SiteInfo
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.plan import covering, share
-from introspect_cli.store.ranked import Places, RankedStep
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.together import Together
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.ranks.combine import Together
+from introspect_cli.store.ranks.plan import covering, share
+from introspect_cli.store.ranks.stacked import Places, RankedStep
+from introspect_cli.store.ranks.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.sums import header, mix
 
 SHAPE = (4, 3)

@@ -98,8 +98,8 @@ def located(options: CaptureOptions) -> dict[str, Any]:
 
 
 def _located(run: str) -> str:
-    from introspect_cli.store.objects import is_remote
-    from introspect_cli.store.pack import from_anywhere
+    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store.remote.pack import from_anywhere
 
     if not is_remote(run) and not Path(run).exists():
         raise UsageError(f"there is no run at {run} to compare with")

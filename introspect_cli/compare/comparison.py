@@ -40,7 +40,7 @@ from introspect_cli.compare.watched import (
     observed_kinds,
 )
 from introspect_cli.records import Kind, Phase, perturbed_by
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.ranks.whole_reader import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,14 +20,14 @@ from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
-from introspect_cli.store.whole import Reader, WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 Tensor = tuple[str, str, str]
 """Kind, FQN and path."""

@@ -41,14 +41,14 @@ from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
-from introspect_cli.store.whole import Reader, readers_of
+from introspect_cli.store.ranks.whole_reader import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.findings import Resumption
-    from introspect_cli.store.index import StepEntry
+    from introspect_cli.store.format.index import StepEntry
 
 PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
-from introspect_cli.store.spread import Task
+from introspect_cli.store.ranks.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.records import Record
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.ranks.tasks import Work
+    from introspect_cli.store.read.run import Run
 
 EVERYTHING = Selection()
 

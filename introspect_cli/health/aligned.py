@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase
-from introspect_cli.store.batch import StepBatch, fitted
-from introspect_cli.store.step_reader import l2_norm
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.format.batch import StepBatch, fitted
+from introspect_cli.store.ranks.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
 
     Rows = Mapping[int, int]  # rank -> its row
 

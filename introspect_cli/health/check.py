@@ -15,15 +15,15 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.store.reader import Run, RunState
-from introspect_cli.store.spread import MANY, tasks_of
+from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.read.run import Run, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.labels import Labels
-    from introspect_cli.store.spread import Task, Work
+    from introspect_cli.store.ranks.tasks import Task, Work
 
 RULES: tuple[Rule, ...] = (
     nonfinite.nonfinite,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Part, Phase, Status
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.store.plan import Covering, covering, same_parts, share
+from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -18,7 +18,7 @@ from introspect_cli.capture.environment import redact
 from introspect_cli.capture.follow.processes import VARIABLE, Note, Order, instead, notes_in
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
-from introspect_cli.store.launch import refuse_or_remove
+from introspect_cli.store.write.launch import refuse_or_remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,14 +23,14 @@ from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
 
 
 _FLOWING = [kind_code(kind) for kind in (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)]

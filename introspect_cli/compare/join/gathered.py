@@ -15,7 +15,7 @@ from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.whole import Reader, many_of, readers_of
+from introspect_cli.store.ranks.whole_reader import Reader, many_of, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 

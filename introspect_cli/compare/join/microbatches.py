@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.whole import Reader, readers_of
+from introspect_cli.store.ranks.whole_reader import Reader, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.read.rank_reader import RankReader
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from introspect_cli.compare.match.names import (
     renamer_of,
 )
 from introspect_cli.records import Kind
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.match.holdings import Feature
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.read.rank_reader import RankReader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""

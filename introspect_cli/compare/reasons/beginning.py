@@ -16,7 +16,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""

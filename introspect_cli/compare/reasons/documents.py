@@ -32,12 +32,11 @@ from introspect_cli.compare.reasons.differences import (
 from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.errors import StoreError
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.texts import clean
+from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.texts import clean, rank_list
 
 if TYPE_CHECKING:
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 FILES = "files"
 """The document that says what a run read, and the source of what differs in it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
-from introspect_cli.store.whole import readers_of
+from introspect_cli.store.ranks.whole_reader import readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
-    from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
 
 _CLOSE = 1e-4
 _EXACT = 1e-8  # what is left beside a factor cannot be told below this

@@ -23,8 +23,8 @@ from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import fitted
-from introspect_cli.store.whole import many_of
+from introspect_cli.store.format.batch import fitted
+from introspect_cli.store.ranks.whole_reader import many_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

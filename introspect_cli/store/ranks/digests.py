@@ -1,0 +1,190 @@
+"""Digests of the steps of all ranks as one, that do not depend on how tensors are shared out; see `format.totals`.
+
+A digest may say that two steps are equal only where putting all ranks together and comparing would find nothing. Which
+records belong together follows from layouts, which the totals do not say; but a step with the same forms on all ranks
+goes together in the same way, so one of them is read, planned as if it were compared, and looked at. Where anything in
+it is more than parts that fit, equal copies, and values that each rank has its own of, there is no such digest, and
+its steps are read.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.records import Status
+from introspect_cli.store.format.totals import BUFFERS, COPIED, LEFT_OUT, MIXED, keys_of, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.format.totals import Totals
+    from introspect_cli.store.ranks.plan import Plan
+    from introspect_cli.store.ranks.stacked import Places, RankedStep
+
+    Array = NDArray[Any]
+
+_MOST_FORMS = 16
+"""How many forms a run's steps may have; each costs reading a step."""
+
+
+class Sample(NamedTuple):
+    """One step of those that are put together in one way.
+
+    Attributes:
+        step: of all ranks.
+        plan: how it is put together.
+        keys: uint64, the keys of the whole's sites.
+        kinds: int64, the codes of their kinds.
+        places: the ranks' layouts.
+    """
+
+    step: RankedStep
+    plan: Plan
+    keys: Array
+    kinds: Array
+    places: Places
+
+
+def digests(
+    totals: Sequence[Totals], rows: Array, sample: Callable[[int], Iterable[Sample]]
+) -> tuple[list[bytes | None], NDArray[np.int64]]:
+    """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
+
+    Args:
+        totals: of each rank.
+        rows: where among each rank's entries the steps are that all have; (ranks, steps).
+        sample: reads such a step, by its position, in slices of its sites.
+    """
+    out: list[bytes | None] = [None] * rows.shape[1]
+    groups = np.full(rows.shape[1], -1, np.int64)
+    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
+    there = np.flatnonzero((form >= 0).all(axis=0))
+    if not len(there):
+        return out, groups
+    every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    groups[there] = group
+    for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
+        steps = there[group == which]
+        shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
+        slices = [_fixed(each, shares) for each in sample(int(steps[0]))]
+        if None in slices:
+            continue
+        blind = np.sort(np.concatenate([each.blind for each in slices if each is not None]))
+        heads = sum(each.lanes for each in slices if each is not None)
+        values = [
+            each.totals[of][each.place[of_rank[steps]]]
+            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
+        ]
+        added, whole = _added(shares, values)
+        for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
+            if is_whole:
+                out[step] = blake2b(blind.tobytes() + (lanes + heads).tobytes(), digest_size=16).digest()
+    return out, groups
+
+
+def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """The totals of all ranks together, uint64 (steps, 4), and in which steps copies are equal.
+
+    Args:
+        shares: of each rank.
+        values: of each rank, uint64 (steps, shares, 2).
+    """
+    steps = len(values[0])
+    lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
+    first: dict[bytes, Array] = {}
+    for of_rank, totals in zip(shares, values, strict=True):
+        for number, (share, kind, place) in enumerate(
+            zip(of_rank, of_rank["kind"].tolist(), of_rank["place"].tolist(), strict=True)
+        ):
+            total = totals[:, number]
+            if kind == MIXED:
+                lanes[:, 2:] += total
+                continue
+            before = first.setdefault(share.tobytes(), total)
+            if before is total:
+                lanes[:, :2] += total
+            elif kind != BUFFERS or place:  # of buffers the first rank's count
+                whole &= (total == before).all(axis=1)
+    return lanes, whole
+
+
+class _Fixed(NamedTuple):
+    """What the digests of steps that are put together in one way have in common, of a slice of their sites.
+
+    Attributes:
+        blind: uint64, the keys of sites that were not seen.
+        lanes: uint64 (4,), what wholes have beside their elements.
+    """
+
+    blind: Array
+    lanes: Array
+
+
+def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
+    """What such steps have in common; None where their totals do not say how they compare."""
+    plan, basis, places = sample.plan, sample.plan.basis, sample.places
+    if plan.mixed.any() or plan.owed.any() or plan.unfit:
+        return None
+    kind = sample.kinds[basis.site]
+    counts = ~np.isin(kind, LEFT_OUT)
+    rows = plan.rows[counts[plan.rows]]
+    group = plan.group[counts[plan.rows]]
+    number = basis.number[rows]
+    cut = ((places.part[number] > 0) & (places.held[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
+    if (cut & ~plan.parts[group]).any():
+        return None
+    heads = places.header[number]
+    if (plan.parts[group] & (heads != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
+        return None
+    if not _separate(group, places.part[number], _share_of(sample, rows, shares)):
+        return None
+    groups = np.unique(group[plan.parts[group]])
+    keys = keys_of(sample.keys[basis.site[plan.rows[plan.starts[groups]]]])
+    head = places.header[basis.number[plan.rows[plan.starts[groups]]]]
+    lanes = np.zeros(4, np.uint64)
+    lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
+    blind = plan.rows[plan.starts[np.array(sorted(plan.blind), np.int64)]]
+    return _Fixed(sample.keys[basis.site[blind]], lanes)
+
+
+def _share_of(sample: Sample, rows: Array, shares: Sequence[Array]) -> Array:
+    """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
+    basis, places = sample.plan.basis, sample.places
+    kind, rank = sample.kinds[basis.site[rows]], basis.rank[rows]
+    place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
+    adds_up = np.isin(kind, COPIED) | (place > 0)
+    numbers: dict[bytes, int] = {}
+    by_rank = [
+        {
+            (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
+            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["place"], strict=True)
+        }
+        for of_rank in shares
+    ]
+    out = np.full(len(rows), -1, np.int64)
+    placed = np.flatnonzero(adds_up)
+    every = np.stack([rank[placed].astype(np.uint64), kind[placed].astype(np.uint64), place[placed]])
+    different, which = np.unique(every, axis=1, return_inverse=True)
+    named = [by_rank[r].get((k, p), -2) for r, k, p in different.T.tolist()]
+    out[placed] = np.array(named, np.int64)[which.reshape(-1)]
+    return out
+
+
+def _separate(group: Array, part: Array, share: Array) -> bool:
+    """Whether copies are in shares of copies alone, so that one of these stands for all.
+
+    Args:
+        group: of each row, the number of its site's group.
+        part: the number of the part that it holds.
+        share: the share that it is in, see above.
+    """
+    order = np.lexsort((part, group))
+    group, part, share = group[order], part[order], share[order]
+    together = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
+    return bool((share > -2).all()) and not bool((together & (np.diff(share) != 0)).any())

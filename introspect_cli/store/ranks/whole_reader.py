@@ -1,0 +1,307 @@
+"""All ranks of a run as if one process had recorded it: what a comparison of two layouts reads.
+
+A parameter may be whole on every rank, or cut over some; a batch is some samples here and the others
+there; a layer may run on one rank alone. So records are put together by site. Equal records are copies and count
+once. Parts whose place is known add up: checksum, sketch and moments are sums over elements keyed by their index in
+the whole. Values that differ from rank to rank without a place (samples, activations, losses) are gathered: of these
+only what depends neither on order nor on layout is known, their extrema and means. What cannot be put together counts
+as not observed, and says why.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from introspect_cli.records import Kind, Layout, ModuleInfo, Status
+from introspect_cli.store.format.batch import rows_of
+from introspect_cli.store.format.schemas import ENTRY
+from introspect_cli.store.ranks.combine import Together
+from introspect_cli.store.ranks.combined import joined
+from introspect_cli.store.ranks.digests import Sample, digests
+from introspect_cli.store.ranks.stacked import Places, RankedStep
+from introspect_cli.store.read.rank_reader import RankReader, read_rows
+from introspect_cli.store.read.step_reader import StepReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.format.index import Entries
+    from introspect_cli.store.ranks.whole_names import WholeNames
+    from introspect_cli.store.read.name_tables import SiteTable
+
+    Array = NDArray[Any]
+
+MOST_ROWS = 1_000_000
+"""Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
+
+_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+
+
+class WholeReader(StepReader):
+    """The ranks of a run as one; what it offers is what `RankReader` does.
+
+    Attributes:
+        rank: the lowest of them.
+        path: the run, for messages.
+        readers: the ranks' own readers.
+        many: how many ranks it stands for.
+        names: of what is recorded, in the whole.
+    """
+
+    def __init__(
+        self,
+        names: WholeNames,
+        *,
+        many: int = 0,
+        lacking: str = "",
+        complete: bool = False,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        """Take the ranks with the names of what they recorded.
+
+        Args:
+            names: of what is recorded, in the whole.
+            many: how many ranks it stands for; 0 for as many as there are readers.
+            lacking: why the values that each rank has its own of are not all there; "" where they are.
+            complete: whether these are all ranks of the run.
+            elsewhere: puts steps together in this one's place.
+        """
+        self.names, self.path, self.readers = names, names.path, names.readers
+        self.many = many or len(self.readers)
+        self._lacking, self._complete = lacking, complete
+        self.rank = self.readers[0].rank
+        self.running = any(reader.running for reader in self.readers)
+        self.ended = all(reader.ended for reader in self.readers)
+        self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
+        self._sizes: dict[int, int] = {}
+        self._forms = np.zeros(0, np.int64)
+        self._elsewhere = elsewhere
+        self._at_hand: tuple[tuple[int, int], Together] | None = None
+        self._read = lru_cache(maxsize=3)(self._put_together)
+
+    @cached_property
+    def steps_of_all(self) -> NDArray[np.int64]:
+        """The steps that all ranks have."""
+        common = self.readers[0].entries["step"]
+        for reader in self.readers[1:]:
+            if not np.array_equal(common, reader.entries["step"]):
+                common = np.intersect1d(common, reader.entries["step"])
+        return np.asarray(common, np.int64)
+
+    @cached_property
+    def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
+        """The steps that all ranks have, without numbers of rows, see `rows_in`.
+
+        Their digests are the same in any layout where the ranks' totals tell, and else are over the ranks' digests.
+        """
+        out = np.zeros(len(self.steps_of_all), ENTRY)
+        out["step"] = self.steps_of_all
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._rows, strict=True)]
+        every = np.stack(of_each, axis=1) if len(out) else ()
+        chain, found, chains = bytes(16), [], []
+        for digest, ranks in zip(self._free_digests(), every, strict=True):
+            found.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
+            chain = blake2b(chain + found[-1], digest_size=16).digest()
+            chains.append(chain)
+        out["digest"] = np.frombuffer(b"".join(found), out["digest"].dtype)
+        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
+        return out
+
+    def _free_digests(self) -> list[bytes | None]:
+        """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
+        if not self.names.as_recorded or self._lacking or len(self.readers) == 1:
+            return [None] * len(self.steps_of_all)
+        found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
+        return found
+
+    def _sample(self, row: int) -> Iterator[Sample]:
+        """A step of those that are put together in one way, slice by slice."""
+        size, of = 0, self.slices_of(row)
+        for which in range(of):
+            together = self._together(which, of)
+            step = self._ranked(row, which, of)
+            size += len(together.put(step))
+            assert together.plan is not None  # it was put together just now
+            yield Sample(step, together.plan, np.asarray(self.sites.key, np.uint64), self.names.kinds, self._places)
+        self._sizes[row] = size
+
+    @property
+    def layout_mark(self) -> str:
+        """16 hex digits over what each rank has of which shape: equal for runs that share out tensors alike."""
+        digest = blake2b(digest_size=8)
+        for reader in self.readers:
+            parts = sorted({str((layout.shape, layout.part)) for layout in reader.layouts if layout.part is not None})
+            held = sorted({row for row in zip(reader.sites.fqn, reader.sites.kind, strict=True) if row[1] in _STATES})
+            digest.update(repr((reader.rank, parts, held)).encode())
+        return digest.hexdigest()
+
+    @property
+    def sites(self) -> SiteTable:
+        """All sites of all ranks, by number: those of the first, then what others have beside."""
+        return self.names.sites
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """Layouts of wholes, by number; reading a step may add some."""
+        return self.names.layouts
+
+    @property
+    def modules(self) -> list[ModuleInfo]:
+        """The modules of all ranks: those of the first, then what others have beside."""
+        return self.names.modules
+
+    @property
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules of all ranks, each once."""
+        return self.names.module_rows
+
+    @cached_property
+    def labels(self) -> dict[int, Labels]:
+        """What the framework calls each step, as the first rank that says so has it."""
+        labels: dict[int, Labels] = {}
+        for reader in reversed(self.readers):
+            labels |= reader.labels
+        return labels
+
+    def rows_in(self, rows: Array) -> int:
+        """How many records some steps (positions among the entries) have once copies and parts are put together.
+
+        No index says that: a step that was not read before is read, unless one with the same forms was.
+        """
+        every = np.arange(len(self))[rows]
+        forms = self._forms[every] if len(self._forms) else np.full(len(every), -1, np.int64)
+        sizes = {int(self._forms[row]): size for row, size in self._sizes.items() if len(self._forms)}
+        total = 0
+        for row, form in zip(every.tolist(), forms.tolist(), strict=True):
+            size = self._sizes.get(row, sizes.get(form) if form >= 0 else None)
+            if size is None:
+                size = sizes[form] = len(self.read_row(row))
+            total += size
+        return total
+
+    def held(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
+        """What the ranks recorded of a site in a step: the checksum of each value of it, with its shape.
+
+        Values with a place in the whole, and what a rank could not see, are of no shape.
+        """
+        shapes: dict[int, tuple[int, ...]] = {}
+        for reader, numbers in zip(self.readers, self.names.numbers, strict=True):
+            batch = reader.read(step)
+            for row in np.flatnonzero(numbers[np.asarray(batch.site)] == site).tolist():
+                layout = reader.layouts[int(batch.layout[row])]
+                seen = batch.status[row] == int(Status.OBSERVED) and layout.part is None
+                shapes[int(batch.checksum[row])] = layout.shape if seen else ()
+        return shapes
+
+    # --- putting together
+
+    def ahead(self, rows: Sequence[int]) -> None:
+        """Which steps are going to be read, in order, for who puts them together beforehand."""
+        if self._elsewhere is not None:
+            self._elsewhere.ahead(rows)
+
+    def read_row(self, row: int) -> StepBatch:
+        """The records of the `row`-th step, put together by site."""
+        return self._read(row)
+
+    def _put_together(self, row: int) -> StepBatch:
+        if self._elsewhere is not None:
+            batch = self._elsewhere.read(self, row)
+        else:
+            of = self.slices_of(row)
+            batch = joined([self.read_slice(row, which, of) for which in range(of)])
+        self._sizes[row] = len(batch)
+        return batch
+
+    def slices_of(self, row: int) -> int:
+        """In how many slices of the sites a step is put together: one holds as many records as fit into memory."""
+        rows = sum(
+            int(reader.entries["rows"][own]) for reader, own in zip(self.readers, self._rows[:, row], strict=True)
+        )
+        return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
+
+    def read_slice(self, row: int, which: int, of: int) -> StepBatch:
+        """Of the `row`-th step one of so many slices, for `joined`: what is put together follows from one site."""
+        return self._together(which, of).put(self._ranked(row, which, of))
+
+    def _ranked(self, row: int, which: int, of: int) -> RankedStep:
+        """The records of a slice of the `row`-th step of all ranks."""
+        wanted = None if of == 1 else self._slices(of) == which
+        batches = []
+        read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
+        for batch, numbers in zip(read, self.names.numbers, strict=True):
+            rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
+            batches.append(batch if rows is None else rows_of([batch], [rows]))
+        ranks = [reader.rank for reader in self.readers]
+        return RankedStep(batches, ranks, self.names.numbers, self._places.numbers, self._together(which, of).rows)
+
+    def _slices(self, of: int) -> Array:
+        """The slice of each site; a gradient is in that of its value, which says what becomes of it."""
+        number = np.arange(len(self.sites))
+        return np.where(self.names.value_of < 0, number, self.names.value_of) % of
+
+    @cached_property
+    def _rows(self) -> Array:
+        """Where among each rank's entries the steps are that all have; (ranks, steps)."""
+        steps = self.steps_of_all
+        return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.readers)
+
+    def _together(self, which: int, of: int) -> Together:
+        """What puts a slice together, which remembers how; of one slice at a time."""
+        if self._at_hand is None or self._at_hand[0] != (which, of):
+            together = Together(self._places, self.names, self._lacking, complete=self._complete)
+            self._at_hand = (which, of), together
+        return self._at_hand[1]
+
+
+class StoredWhole(WholeReader):
+    """A run in which the ranks of another were put together, as these ranks as one."""
+
+    @cached_property
+    def entries(self) -> Entries:  # type: ignore[override]  # as above
+        """The steps."""
+        return self.readers[0].entries
+
+    def read_row(self, row: int) -> StepBatch:
+        """The records of the `row`-th step."""
+        return self.readers[0].read_row(row)
+
+    def rows_in(self, rows: Array) -> int:
+        """How many records some steps (positions among the entries) have."""
+        return self.readers[0].rows_in(rows)
+
+
+class Elsewhere(Protocol):
+    """Puts steps of all ranks together in other processes; see `tasks`."""
+
+    def read(self, reader: WholeReader, row: int) -> StepBatch:
+        """The records of the `row`-th step of a reader."""
+
+    def ahead(self, rows: Sequence[int]) -> None:
+        """Which steps are going to be read, in order, as far as is known."""
+
+
+Reader = RankReader | WholeReader
+"""What can be read like one rank: one, or all as one."""
+
+
+def readers_of(reader: Reader) -> list[RankReader]:
+    """The readers of the ranks that are read as one; of one rank, its own."""
+    return reader.readers if isinstance(reader, WholeReader) else [reader]
+
+
+def many_of(reader: Reader) -> int:
+    """How many ranks a reader stands for."""
+    return reader.many if isinstance(reader, WholeReader) else 1
