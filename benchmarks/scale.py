@@ -149,11 +149,11 @@ def _records(path: str) -> int:
 
 
 def _copies(path: str, engine: Engine) -> tuple[str, int]:
-    from introspect_cli.health.odd import odd_ranks
+    from introspect_cli.health.minority import minority_ranks
     from introspect_cli.store.read.run import open_run
 
     with open_run(path) as run:
-        odd = [f"rank {each.rank} from step {each.step} on" for each in odd_ranks(run, engine.total).findings]
+        odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, engine.total).findings]
     return ", ".join(odd) or "nothing found", 0
 
 

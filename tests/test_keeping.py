@@ -255,7 +255,7 @@ def test_a_kill_while_steps_are_dropped_loses_no_other(tmp_path, seed):
 
 def test_what_a_strangers_index_says_of_dropped_steps_is_checked():
     from introspect_cli.errors import IntrospectError
-    from introspect_cli.store.format.arrow import Malformed
+    from introspect_cli.store.format.arrow_schema import Malformed
 
     fine = b'{"generation":2,"thinned":[["last",3,1,9,1]]}'
     assert parse_thinned(fine) == (2, (Thinned("last", 3, 1, 9, 1),))

@@ -14,8 +14,9 @@ from store_attacks import answer, build, clumsy_problem, forged, forged_problem
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.arrow import Column, Malformed, encode_batch, schema_message
+from introspect_cli.store.format.arrow import encode_batch
 from introspect_cli.store.format.arrow_decoder import Decoder
+from introspect_cli.store.format.arrow_schema import Column, Malformed, schema_message
 from introspect_cli.store.format.columns import integer_lists, text_lists, texts
 from introspect_cli.store.read.run import open_run
 

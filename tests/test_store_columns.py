@@ -25,7 +25,7 @@ from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.cards import first_table
 from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.format import schemas
-from introspect_cli.store.format.arrow import Column, Malformed
+from introspect_cli.store.format.arrow_schema import Column, Malformed
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.schemas import HEADER, STATISTIC, Columns, parse_columns, record_columns
 from introspect_cli.store.read.run import open_run

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from introspect_cli.store.format.arrow import Column, Message, encode_batch
+from introspect_cli.store.format.arrow import Message, encode_batch
 from introspect_cli.store.format.arrow_decoder import Decoder
+from introspect_cli.store.format.arrow_schema import Column
 from introspect_cli.store.format.batch import short_texts
 from introspect_cli.store.format.columns import Lists, Texts, integer_lists, sparse_texts, text_lists, texts
 from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns

@@ -17,7 +17,6 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.totals import TOTALS, decode
-from introspect_cli.store.ranks.whole_names import WholeNames
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.rank_reader import RankReader
 from introspect_cli.store.read.run import open_run
@@ -54,7 +53,7 @@ def blind(monkeypatch):
 def free(path):
     """The layout-free digests of a run."""
     with open_run(path) as run:
-        reader = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]), complete=True)
+        reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
         return [
             entry.digest if known else None for entry, known in zip(reader.steps, reader._free_digests(), strict=True)
         ]

@@ -58,7 +58,9 @@ _WEIGHTS = (
     "diffusion_pytorch_model.bin",
 )
 """Files of a directory that have the model's tensors; the first that is there is read."""
-_BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
+_TRAINING_STATE = re.compile(
+    r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl"
+)
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_JSON = 1 << 26
@@ -88,7 +90,7 @@ def _tensor_files(names: set[str]) -> list[str]:
     if indexes:
         return indexes
     for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        files = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
+        files = sorted(name for name in names if name.endswith(endings) and not _is_training_state(name))
         if files:
             return files
     return []
@@ -99,8 +101,8 @@ def _parts(place: Path, names: set[str]) -> list[str]:
     return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
 
 
-def _is_beside(name: str) -> bool:
-    return bool(_BESIDE.fullmatch(name)) or name.startswith("training_args")
+def _is_training_state(name: str) -> bool:
+    return bool(_TRAINING_STATE.fullmatch(name)) or name.startswith("training_args")
 
 
 def read_any(path: Path) -> dict[Any, Any]:
@@ -137,7 +139,7 @@ def _directory(path: Path) -> dict[Any, Any]:
         part = read_distributed(path / name)
         whole |= part if not whole.keys() & part.keys() else {name: part}
     for name in sorted(names):
-        if match := _BESIDE.fullmatch(name):
+        if match := _TRAINING_STATE.fullmatch(name):
             whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _file(path / name)
     if _STATE in names:
         state = _json(path / _STATE)

@@ -192,7 +192,7 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
 def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
     """Lines of a rank's note on what began: step, group, what, source. Somebody else may have written it."""
     try:
-        data = reader.beside(IN_FLIGHT, _MOST)
+        data = reader.read_file(IN_FLIGHT, _MOST)
     except (StoreError, FileNotFoundError):
         return []
     lines = []

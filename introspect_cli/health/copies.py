@@ -195,7 +195,7 @@ class Copies(Gathered):
                 seen = {rank: row for rank, row in rows.items() if now.batches[rank].status[row] in _TENSORS}
                 dtypes = {rank: now.layout(rank, row).dtype for rank, row in seen.items()}
                 if len(set(dtypes.values())) > 1:
-                    rank, words = unlike(dtypes)
+                    rank, words = first_different(dtypes)
                     evidence = f"the output of {site.fqn} differs in dtype ({words})"
                     self.dtypes[site.fqn] = Hit(now.step, f"output {site.fqn}", evidence, rank)
 
@@ -203,7 +203,7 @@ class Copies(Gathered):
         layouts = [(rank, now.layout(rank, row)) for rank, row in rows.items()]
         described = {rank: f"{layout.dtype} {list(layout.shape)}" for rank, layout in layouts}
         if len(set(described.values())) > 1:
-            rank, words = unlike(described)
+            rank, words = first_different(described)
             evidence = f"{fqn} differs in dtype or shape ({words})"
             self.layouts.setdefault(fqn, Hit(self.ranks.steps[0], f"param {fqn}", evidence, rank))
             return
@@ -327,7 +327,7 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     yield from (*copies.layouts.values(), *copies.dtypes.values())
 
 
-def unlike(values: Mapping[int, str]) -> tuple[int, str]:
+def first_different(values: Mapping[int, str]) -> tuple[int, str]:
     """The first rank whose value is not that of the first one, and all values in words."""
     first = next(iter(values.values()))
     words = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())

@@ -122,7 +122,7 @@ def overview(run: Any) -> Overview:
         not_observed=blind,
         modules=len(first.modules) if first is not None else 0,
         parameters=parameters,
-        size=run.size_elsewhere or size_on_disk(str(run.path)),
+        size=run.remote_size or size_on_disk(str(run.path)),
         directory=_text(run.settings, "command", "directory"),
         machine=_machine(run.settings),
         endings=tuple(run.endings),

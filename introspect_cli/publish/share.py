@@ -27,8 +27,8 @@ from introspect_cli.store.files.folders import (
     is_locked,
 )
 from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.format.documents import LABELS
 from introspect_cli.store.format.index import Index, parse_index, records_name
-from introspect_cli.store.format.labels import LABELS
 from introspect_cli.store.format.schemas import ENTRY, HEADER, LIMIT_INDEX
 from introspect_cli.store.format.totals import TOTALS
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
@@ -219,7 +219,7 @@ class Share:
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
         """What is not there yet: small files first, which are read together."""
         with RankFolder.at(str(self._path)) as folder:
-            closed = folder.closed()
+            closed = folder.bundled()
         there = {*closed, *(name for name, _ in files_of(self._path, sources=self._sources) if name != CLOSED)}
         whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
         for name in sorted(

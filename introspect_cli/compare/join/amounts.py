@@ -22,7 +22,7 @@ from introspect_cli.compare.element.closeup import samples_of
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.compare.watched import options_of
-from introspect_cli.records import Joined, Kind, Layout, Phase
+from introspect_cli.records import Joined, Kind, Layout, Phase, Status
 from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Cou
     if isinstance(reader, WholeReader):
         held = reader.held(step, site)
     else:
-        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape}
+        seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
+        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
     out: Counter[int] = Counter()
     for checksum, shape in held.items():
         samples = samples_of(run, checksum, shape[0]) if shape else None

@@ -15,7 +15,6 @@ from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.ranks.whole_reader import Reader, many_of, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.whole_reader import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -49,8 +49,8 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
-        self._ranks = many_of(b) / many_of(a)
-        self._alone = many_of(a) == many_of(b) == 1
+        self._ranks = b.many / a.many
+        self._alone = a.many == b.many == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = _losses(a), _losses(b)
@@ -318,7 +318,7 @@ def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
 
 def _losses(reader: Reader) -> int:
     """How often a run computes its loss in a step, at most."""
-    each = [rank.sites for rank in readers_of(reader)]
+    each = [rank.sites for rank in reader.readers]
     most = 0
     for sites in each:
         calls = sites.call

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.ranks.whole_reader import Reader, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.rank_reader import RankReader
 
 
@@ -100,7 +100,7 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
 
 def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank."""
-    return [_of_rank(rank, root, step) for rank in readers_of(reader)]
+    return [_of_rank(rank, root, step) for rank in reader.readers]
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -138,7 +138,7 @@ def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list
     A microbatch makes `each` calls there; the site's call is that within one microbatch.
     """
     of_ranks = []
-    for rank in readers_of(reader):
+    for rank in reader.readers:
         sites, batch = rank.sites, rank.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(batch.site.tolist()):

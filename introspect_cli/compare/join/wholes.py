@@ -321,7 +321,7 @@ def _stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
     notes = []
     for name, reader in zip("ab", readers, strict=True):
-        roots = sorted(reader.names.distinct_roots) if isinstance(reader, WholeReader) else []
+        roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
         notes += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
-from introspect_cli.store.ranks.whole_reader import readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _most_calls(scene: Scene) -> int:
     """How often any module runs in a step of either run, or any loss is computed, at most."""
     most = 1
     for side in (scene.step.comparison.a, scene.step.comparison.b):
-        for reader in readers_of(side):  # calls may be folded in a whole
+        for reader in side.readers:  # calls may be folded in a whole
             calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
             most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
     return most
@@ -134,7 +133,7 @@ def uneven_ranks(scene: Scene) -> list[str]:
     comparison, first = scene.step.comparison, scene.first
     clauses = []
     for side, reader, step in (("a", comparison.a, first.step), ("b", comparison.b, first.step_b)):
-        sizes = _samples_of_ranks(readers_of(reader), step)  # one rank alone has one size
+        sizes = _samples_of_ranks(reader.readers, step)  # one rank alone has one size
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
             clauses.append(

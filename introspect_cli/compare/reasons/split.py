@@ -24,7 +24,6 @@ from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.format.batch import fitted
-from introspect_cli.store.ranks.whole_reader import many_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, many_of(reader))
+        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, reader.many)
         for side, reader, number, rule in (
             ("a", comparison.a, table.step, splits.a),
             ("b", comparison.b, table.step_b, splits.b),

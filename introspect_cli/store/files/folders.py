@@ -140,7 +140,7 @@ class Folder(Handle):
     """An open directory."""
 
     @property
-    def size_elsewhere(self) -> int:
+    def remote_size(self) -> int:
         """Bytes of its files where they are not on disk."""
         return 0
 
@@ -267,13 +267,21 @@ def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
     return total
 
 
+_DAMAGE = {
+    errno.ELOOP: "it is a symbolic link, and a store holds none",
+    errno.ENOTDIR: "it is a link or a file where a directory belongs",
+}
+
+
 def unreadable(path: str, error: OSError) -> StoreError:
     """The error of a file that could not be read: damage, or what says nothing of the file."""
-    why = innocent(error)
-    return StoreError(f"cannot read {path}: {why}") if why else DamageError(path, _reason(error))
+    why = outside_cause(error)
+    return (
+        StoreError(f"cannot read {path}: {why}") if why else DamageError(path, _DAMAGE.get(error.errno, reason(error)))
+    )
 
 
-def innocent(error: OSError | ValueError) -> str:
+def outside_cause(error: OSError | ValueError) -> str:
     """Why a sound file can fail to be read: something has run out, or the reader may not; "" for anything else."""
     return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
@@ -281,14 +289,6 @@ def innocent(error: OSError | ValueError) -> str:
 def reason(error: OSError | StoreError) -> str:
     """What the system says of an error, or the store, to follow a colon."""
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ELOOP:
-        return "it is a symbolic link, and a store holds none"
-    if error.errno == errno.ENOTDIR:
-        return "it is a link or a file where a directory belongs"
-    return reason(error)
 
 
 # --- locks
@@ -309,6 +309,6 @@ def is_locked(folder: Folder) -> bool:
     """Whether a capture holds the run in `folder`."""
     try:
         with folder.file(LOCK) as handle:
-            return handle.held()
+            return handle.is_locked()
     except FileNotFoundError:
         return False

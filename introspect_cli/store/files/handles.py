@@ -106,9 +106,14 @@ class Handle:
         """When it was sent to object storage, in seconds since 1970, if more was to follow; else 0."""
         return 0.0
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a process is writing it, as far as its lock tells."""
-        return lock_held(self.fd)
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        return False
 
     def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
         """Where a byte lies, for messages."""
@@ -160,20 +165,6 @@ def take_lock(fd: int) -> bool:
 def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
-
-
-def lock_held(fd: int) -> bool:
-    """Whether a writer holds the lock of the open file `fd`."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

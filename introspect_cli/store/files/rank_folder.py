@@ -62,7 +62,7 @@ class _Within(Handle):
         super().__init__(fd, path)
         self._offset, self._length = offset, length
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Nobody writes what is closed."""
         return False
 
@@ -79,12 +79,12 @@ class _Within(Handle):
         return super().read_into(self._offset + offset, memory[: max(self._length - offset, 0)])
 
 
-class _Closed(NamedTuple):
+class _Bundle(NamedTuple):
     """`closed.bin`, open.
 
     Attributes:
         handle: of it.
-        table: what is said of each file, by name.
+        table: what it says of each file, by name.
         begin: where the bytes begin that it tells of.
     """
 
@@ -110,18 +110,18 @@ class RankFolder(Folder):
             super().__init__(fd, path)
         self._rank = rank or self
         self._below = below
-        self._read: _Closed | None = None
+        self._bundle: _Bundle | None = None
 
     def close(self) -> None:
         """Close what is open."""
         super().close()
-        if self._read is not None:
-            self._read.handle.close()
+        if self._bundle is not None:
+            self._bundle.handle.close()
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""
         there = super().names() if self.fd >= 0 else []
-        inside = [name.removeprefix(self._below) for name in self.closed() if name.startswith(self._below)]
+        inside = [name.removeprefix(self._below) for name in self.bundled() if name.startswith(self._below)]
         return sorted({*there, *(name.partition("/")[0] for name in inside)} - {CLOSED})
 
     def __contains__(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class RankFolder(Folder):
         path = f"{self._below}{name}"
         if self.fd >= 0 and super().__contains__(name):
             return True
-        return path in self.closed() or any(inside.startswith(f"{path}/") for inside in self.closed())
+        return path in self.bundled() or any(inside.startswith(f"{path}/") for inside in self.bundled())
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one."""
@@ -150,33 +150,39 @@ class RankFolder(Folder):
                 return super().file(name)
         if name == LOCK:
             raise FileNotFoundError(name)
-        said = self.closed().get(f"{self._below}{name}")
-        if said is None or self._read is None:
+        entry = self.bundled().get(f"{self._below}{name}")
+        if entry is None or self._bundle is None:
             raise FileNotFoundError(name)
-        where = _where(self._read, said)
+        where = _where(self._bundle, entry)
         if isinstance(where, str):
-            return _of_several(self._rank, where)
-        return _Within(os.dup(self._read.handle.fd), f"{self.path}/{name}", *where)
+            return _shared_file(self._rank, where)
+        return _Within(os.dup(self._bundle.handle.fd), f"{self.path}/{name}", *where)
 
     def content(self, name: str) -> str:
         """What tells the content of a file that several ranks have; "" of others."""
-        said = None if self.fd >= 0 and super().__contains__(name) else self.closed().get(f"{self._below}{name}")
-        return said if isinstance(said, str) else ""
+        entry = None if self.fd >= 0 and super().__contains__(name) else self.bundled().get(f"{self._below}{name}")
+        return entry if isinstance(entry, str) else ""
 
-    def closed(self) -> dict[str, Any]:
-        """What is said of the small files of a rank that has ended, by name."""
-        if self._read is None:
+    def bundled(self) -> dict[str, Any]:
+        """The table of the small files of a rank that has ended, by name."""
+        if self._bundle is None:
             try:
                 handle = Folder.file(self._rank, CLOSED)
             except FileNotFoundError:
                 return {}
-            self._read = _decoded(handle)
-        return self._read.table
+            self._bundle = _decoded(handle)
+        return self._bundle.table
 
 
 def shared_name(name: str, data: bytes) -> str:
     """What a file with this content is called among the files that ranks share."""
     return f"{name}-{content_digest(data)}"
+
+
+def check_shared(folder: Folder, name: str) -> None:
+    """Make sure that a file which ranks share holds what its name says."""
+    if shared_name(name.rpartition("-")[0], folder.read_file(name, LARGEST)) != name:
+        raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
 
 
 def rank_folder(run: Folder, rank: int) -> Folder:
@@ -189,9 +195,9 @@ def rank_folder(run: Folder, rank: int) -> Folder:
     return RankFolder(run.open_folder(name), f"{run.path}/{name}") if type(run) is Folder else run.folder(name)
 
 
-def _of_several(rank: Folder, name: str) -> Handle:
+def _shared_file(rank: Folder, name: str) -> Handle:
     """A file that several ranks have alike."""
-    with _above(rank) as launch:
+    with _launch_of(rank) as launch:
         try:
             with launch.folder(SHARED) as shared:
                 return shared.file(name)
@@ -199,12 +205,12 @@ def _of_several(rank: Folder, name: str) -> Handle:
             raise DamageError(f"{rank.path}/{CLOSED}", f"{SHARED}/{name}, which it names, is missing") from None
 
 
-def _above(rank: Folder) -> Folder:
+def _launch_of(rank: Folder) -> Folder:
     """The directory of the launch."""
     return Folder(os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=rank.fd), f"{rank.path}/..")
 
 
-def _decoded(handle: Handle) -> _Closed:
+def _decoded(handle: Handle) -> _Bundle:
     """What `closed.bin` says."""
     head = handle.read(0, _AT_ONCE)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
@@ -219,23 +225,23 @@ def _decoded(handle: Handle) -> _Closed:
     except (ValueError, RecursionError):
         table = None
     if not isinstance(table, dict) or not all(map(_SMALL.fullmatch, table)):
-        raise _strange(handle)
-    return _Closed(handle, table, begin)
+        raise _unreadable(handle)
+    return _Bundle(handle, table, begin)
 
 
-def _where(closed: _Closed, said: Any) -> tuple[int, int] | str:
-    """Where a file lies, given what is said of it."""
-    if isinstance(said, str):
-        if SHARED_NAME.fullmatch(said):
-            return said
-    elif isinstance(said, list) and len(said) == 2 and all(type(number) is int and number >= 0 for number in said):
-        at, size = closed.begin + said[0], said[1]
+def _where(closed: _Bundle, entry: Any) -> tuple[int, int] | str:
+    """Where a file lies, given its entry in the table."""
+    if isinstance(entry, str):
+        if SHARED_NAME.fullmatch(entry):
+            return entry
+    elif isinstance(entry, list) and len(entry) == 2 and all(type(number) is int and number >= 0 for number in entry):
+        at, size = closed.begin + entry[0], entry[1]
         if at + size <= closed.handle.size():
             return at, size
-    raise _strange(closed.handle)
+    raise _unreadable(closed.handle)
 
 
-def _strange(handle: Handle) -> DamageError:
+def _unreadable(handle: Handle) -> DamageError:
     return DamageError(handle.path, "its table cannot be read")
 
 
@@ -251,9 +257,9 @@ def close_rank(folder: Folder) -> None:
         return
     with suppress(OSError, StoreError), RankFolder(os.dup(folder.secure().fd), folder.path) as rank:
         files = dict(_small(rank))
-        with _above(rank) as launch, launch.make_folder(SHARED, 0o700) as shared:
+        with _launch_of(rank) as launch, launch.make_folder(SHARED, 0o700) as shared:
             alone = take_lock(shared.fd)  # ranks end at once, and each would take itself for the first
-            named = {name: _kept_once(shared, name, data, alone=alone) for name, data in files.items()}
+            named = {name: _share(shared, name, data, alone=alone) for name, data in files.items()}
         _write(rank, files, named)
         for name in (*files, LOCK):
             with suppress(FileNotFoundError):
@@ -273,7 +279,7 @@ def _small(rank: Folder) -> Iterator[tuple[str, bytes]]:
             yield name, rank.read_file(name, LARGEST)
 
 
-def _kept_once(shared: Folder, path: str, data: bytes, *, alone: bool) -> str:
+def _share(shared: Folder, path: str, data: bytes, *, alone: bool) -> str:
     """The name of the file with this content that ranks share; "" where each keeps its own."""
     name = path.rpartition("/")[2]
     if _ONE_RANKS.fullmatch(name):

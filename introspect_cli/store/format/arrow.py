@@ -6,29 +6,22 @@ process. So for a given schema, number of rows and lengths of its buffers, the b
 fills in numbers; the reader takes the lengths out, writes the message again and refuses whatever is not the same:
 nothing is ever interpreted that this module would not have written, and nothing here reads a flatbuffer.
 
-The layout (Arrow columnar format, "Serialization and interprocess communication", metadata version 5):
-
-- A message is `ff ff ff ff`, the length of the flatbuffer as uint32, the flatbuffer, the body, both padded to 8 with
-  zeros. `flatbuffers` says how it is laid out.
-- `Message`: version 4 (V5), header type, header, body length. `Schema`: endianness 0, fields. `Field`: name, nullable
-  0, type type, type, (dictionary absent), children. `RecordBatch`: length, nodes, buffers.
-- Integer types write both bit width and sign. The child of a list is called `item`.
-- A column has an empty validity buffer, then offsets (int32, from 0) if it is a text or a list, then data or the
-  child's buffers. A buffer starts where the one before ends, rounded up to 8.
+A message's header is laid out as `arrow_schema` says. A column has an empty validity buffer, then offsets (int32, from
+0) if it is a text or a list, then data or the child's buffers. A buffer starts where the one before ends, rounded up to
+8.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from introspect_cli.store.format.arrow_schema import RECORD_BATCH, Column, Scalar, Schema, message
 from introspect_cli.store.format.columns import ColumnData, Lists, Texts
-from introspect_cli.store.format.flatbuffers import Pairs, Scalar, Table, Tables, build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,92 +30,9 @@ if TYPE_CHECKING:
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
-_CONTINUATION = 0xFFFFFFFF
-_METADATA_V5 = 4
-_SCHEMA, _RECORD_BATCH = 1, 3
-_INT, _FLOAT, _UTF8, _LIST, _FIXED_SIZE_LIST = 2, 3, 5, 12, 16
-_FLOAT_PRECISION = {4: 1, 8: 2}
 OFFSETS = np.dtype("<i4")
 MOST = 1 << 40  # rows and bytes that no batch reaches
 _MARK = 0x5A5A_0000_0000_0000  # finds the numbers to fill in within an encoded message
-
-
-class Malformed(Exception):  # noqa: N818 -- caught by the reader, which knows the file and says so
-    """Bytes that the canonical encoding would not have produced; the message says what is wrong."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a stream.
-
-    Attributes:
-        name: the column's name.
-        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
-        width: values in a row of a `vector`.
-        role: what the column is to a reader that does not know it; not in the stream. See `format`.
-    """
-
-    name: str
-    type: str
-    width: int = 0
-    role: str = ""
-
-    @property
-    def dtype(self) -> str:
-        """Of an array or a vector, the numpy type of its values."""
-        return "<f4" if self.type == "vector" else self.type
-
-    @property
-    def is_variable(self) -> bool:
-        """Whether rows differ in size."""
-        return self.type == "utf8" or self.type.startswith("list<")
-
-    @property
-    def item(self) -> Column:
-        """What a list holds, as a column."""
-        return Column(self.name, self.type[5:-1])
-
-
-Schema = tuple[Column, ...]
-
-
-# --- schema message
-
-
-def _field(name: str, kind: int, body: Table, children: tuple[Table, ...] = ()) -> Table:
-    return Table((name, Scalar("?", 0), Scalar("B", kind), body, None, Tables(children)))
-
-
-def _number(name: str, dtype: np.dtype[Any]) -> Table:
-    if dtype.kind == "f":
-        return _field(name, _FLOAT, Table((Scalar("h", _FLOAT_PRECISION[dtype.itemsize]),)))
-    return _field(name, _INT, Table((Scalar("i", dtype.itemsize * 8), Scalar("?", int(dtype.kind == "i")))))
-
-
-def _schema_field(column: Column) -> Table:
-    if column.type == "utf8":
-        return _field(column.name, _UTF8, Table(()))
-    if column.type == "vector":
-        item = _number("item", np.dtype("<f4"))
-        return _field(column.name, _FIXED_SIZE_LIST, Table((Scalar("i", column.width),)), (item,))
-    if column.type.startswith("list<"):
-        return _field(column.name, _LIST, Table(()), (_schema_field(Column("item", column.type[5:-1])),))
-    return _number(column.name, np.dtype(column.type))
-
-
-def _message(kind: int, header: Table, body_length: int) -> bytes:
-    metadata = build(Table((Scalar("h", _METADATA_V5), Scalar("B", kind), header, Scalar("q", body_length))))
-    return struct.pack("<II", _CONTINUATION, len(metadata)) + metadata
-
-
-@lru_cache(maxsize=64)
-def schema_message(schema: Schema) -> bytes:
-    """The bytes a stream of `schema` begins with."""
-    fields = Tables(tuple(_schema_field(column) for column in schema))
-    return _message(_SCHEMA, Table((Scalar("h", 0), fields)), 0)
-
-
-# --- record batches
 
 
 class Frame(NamedTuple):
@@ -175,11 +85,11 @@ def frame_of(schema: Schema) -> Frame:
     node_count, buffer_count = (sum(part) for part in zip(*shapes, strict=True))
     marks = iter(range(_MARK, _MARK + 4))
     body_length, rows, node, buffer = next(marks), next(marks), next(marks), next(marks)
-    nodes = Pairs(((node, 0),) + ((0, 0),) * (node_count - 1))
-    buffers = Pairs(((buffer, 0),) + ((0, 0),) * (buffer_count - 1))
-    message = _message(_RECORD_BATCH, Table((Scalar("q", rows), nodes, buffers)), body_length)
-    where = [message.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
-    return Frame(message, where[0], where[1], where[2], node_count, where[3], buffer_count)
+    nodes = struct.pack("<q", node) + bytes(16 * node_count - 8)
+    buffers = struct.pack("<q", buffer) + bytes(16 * buffer_count - 8)
+    template = message(RECORD_BATCH, [Scalar("q", rows), nodes, buffers], body_length)
+    where = [template.index(struct.pack("<q", mark)) for mark in (body_length, rows, node, buffer)]
+    return Frame(template, where[0], where[1], where[2], node_count, where[3], buffer_count)
 
 
 Piece = bytes | memoryview | np.ndarray[Any, Any]

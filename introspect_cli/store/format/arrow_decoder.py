@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.store.format.arrow import MOST, OFFSETS, Column, Malformed, Schema, frame_of, padded
+from introspect_cli.store.format.arrow import MOST, OFFSETS, frame_of, padded
+from introspect_cli.store.format.arrow_schema import Column, Malformed, Schema
 from introspect_cli.store.format.columns import ColumnData, Lists, Texts
 
 if TYPE_CHECKING:

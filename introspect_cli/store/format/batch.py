@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.arrow import Malformed
+from introspect_cli.store.format.arrow_schema import Malformed
 from introspect_cli.store.format.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
 from introspect_cli.store.format.schemas import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.format.arrow import Schema
+    from introspect_cli.store.format.arrow_schema import Schema
     from introspect_cli.store.format.columns import ColumnData
 
 Array = NDArray[Any]
@@ -147,7 +147,7 @@ class StepBatch:
         if sketch is not None and np.isinf(sketch).any():
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
-            given = GivenColumns(columns["given"], columns["forward"], columns["node"].harmless(LIMIT_TEXT))
+            given = GivenColumns(columns["given"], columns["forward"], columns["node"].sanitized(LIMIT_TEXT))
         joined = columns.get(_JOINED)
         if joined is not None and len(joined) and joined.max() >= len(Joined):
             raise Malformed("a record was put together in a way that is not one")
@@ -156,7 +156,7 @@ class StepBatch:
             counts=counts,
             floats=floats,
             sketch=sketch,
-            text=columns["text"].harmless(LIMIT_TEXT),
+            text=columns["text"].sanitized(LIMIT_TEXT),
             given=given,
             samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
             how=joined,

@@ -66,7 +66,7 @@ class Texts(Sequence[str]):
             return texts
         return [bounded(text, self.limit) for text in texts]
 
-    def harmless(self, limit: int) -> Texts:
+    def sanitized(self, limit: int) -> Texts:
         """The same texts, given harmless."""
         return Texts(self.offsets, self.data, limit)
 
@@ -143,7 +143,7 @@ def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
     return np.fromiter(accumulate(map(len, items), initial=0), np.int32, len(items) + 1)
 
 
-def joined(parts: Sequence[ColumnData]) -> ColumnData:
+def concatenated(parts: Sequence[ColumnData]) -> ColumnData:
     """One column out of columns of one type, in order."""
     first = parts[0]
     if len(parts) == 1:
@@ -154,7 +154,7 @@ def joined(parts: Sequence[ColumnData]) -> ColumnData:
         each = [part for part in parts if isinstance(part, Texts)]
         return Texts(_joined_offsets([part.offsets for part in each]), b"".join(part.data for part in each))
     lists = [part for part in parts if isinstance(part, Lists)]
-    values = joined([part.values for part in lists])
+    values = concatenated([part.values for part in lists])
     assert not isinstance(values, Lists)
     return Lists(_joined_offsets([part.offsets for part in lists]), values)
 

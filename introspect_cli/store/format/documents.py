@@ -1,25 +1,35 @@
-"""YAML documents: the manifest and the settings.
+"""Documents: the manifest and the settings in YAML, and what a training framework calls its steps, in JSON.
 
 People edit and exchange these, `yaml.safe_load` expands aliases without limit and its C parser recurses without limit,
 and a dumper meets whatever objects a script left in its settings. Documents are reduced to plain data before they are
 written, and read event by event into plain data with limits on size, depth and number of nodes; tags, anchors, aliases
 and several documents in one file are refused, and never written.
+
+Of steps, most runs have no labels, a run with them has one for each step, and whoever lists the steps of a run wants
+all of them and no record: so they are lines of a file, each eight hex digits of CRC-32, a blank and JSON, written
+before the index entry of its step. What is torn off at the end does not exist, as everywhere in a store.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from introspect_cli.labels import NAMES, NUMBERED
 from introspect_cli.store.files.folders import DamageError
 from introspect_cli.texts import bounded
+
+if TYPE_CHECKING:
+    from introspect_cli.labels import Label, Labels
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -31,6 +41,15 @@ _MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _CONSTRUCTED = _NUMBERS | {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"}
+
+
+LABELS = "labels.jsonl"
+
+LIMIT_LABELS = 64 << 20
+"""Bytes of the file."""
+
+_WORD = re.compile(r"[\w.-]{1,40}")
+_MOST = 1 << 62
 
 
 class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
@@ -87,13 +106,13 @@ def _check_line(data: bytes, name: str, run_id: str) -> bytes:
     return _CHECK % (name.encode("ascii", "replace"), run_id.encode("ascii", "replace"), zlib.crc32(data))
 
 
-def harmless(value: Any) -> Any:
+def sanitized(value: Any) -> Any:
     """A document's plain data with every text bounded and cleaned, as readers show it; see `records.bounded`."""
     if isinstance(value, str):
         return bounded(value, _LONGEST)
     if isinstance(value, dict):
-        return {harmless(key): harmless(item) for key, item in value.items()}
-    return [harmless(item) for item in value] if isinstance(value, list) else value
+        return {sanitized(key): sanitized(item) for key, item in value.items()}
+    return [sanitized(item) for item in value] if isinstance(value, list) else value
 
 
 def load(data: bytes, path: str) -> Any:
@@ -186,3 +205,44 @@ def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
     """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`."""
     counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
     return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())
+
+
+# --- labels of steps
+
+
+def encode_labels(step: int, labels: Labels) -> bytes:
+    """The line of a step."""
+    text = json.dumps({"step": step, **labels}, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def decode_labels(data: bytes, path: str) -> dict[int, dict[str, Label]]:
+    """Labels by step; of a step that was written twice, the later."""
+    by_step: dict[int, dict[str, Label]] = {}
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1]):  # after the last line end is nothing, or a line that was torn off
+        crc, _, text = line.partition(b" ")
+        if crc != b"%08x" % zlib.crc32(text):
+            raise DamageError(path, f"its line {number} was altered")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict) or type(document.get("step")) is not int:
+            raise DamageError(path, f"its line {number} names no step")
+        labels = {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}
+        by_step[document["step"]] = labels
+    return by_step
+
+
+def _label(name: str, value: Any) -> Label | None:
+    """A label as a capture writes it; None for anything else."""
+    if name not in NUMBERED:
+        return value if isinstance(value, str) and _WORD.fullmatch(value) else None
+    if isinstance(value, list):
+        if len(value) != 2 or not all(type(end) is int and abs(end) < _MOST for end in value):
+            return None
+        return value[0], value[1]
+    if type(value) is int:
+        return value if abs(value) < _MOST else None
+    return value if isinstance(value, float) and math.isfinite(value) else None

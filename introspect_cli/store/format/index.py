@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import FORMAT, RECORDS, DamageError
-from introspect_cli.store.format.arrow import Malformed, schema_message
+from introspect_cli.store.format.arrow_schema import Malformed, schema_message
 from introspect_cli.store.format.schemas import (
     END_ENTRY,
     ENTRY,
@@ -253,7 +253,7 @@ def records_name(generation: int) -> str:
     return RECORDS if not generation else f"records-{generation}.arrow"
 
 
-def added(thinned: Iterable[Thinned], why: str, steps: list[int]) -> tuple[Thinned, ...]:
+def add_thinned(thinned: Iterable[Thinned], why: str, steps: list[int]) -> tuple[Thinned, ...]:
     """What is to be said once some more steps, at least one, are dropped."""
     more = Thinned(why, len(steps), min(steps), max(steps), 1)
     by_reason = {each.why: each for each in thinned}

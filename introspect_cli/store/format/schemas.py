@@ -22,7 +22,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files.folders import FORMAT
-from introspect_cli.store.format.arrow import Column, Malformed, Schema
+from introspect_cli.store.format.arrow_schema import Column, Malformed, Schema
 
 MAGIC = b"INTROSPX"
 HEADER = struct.Struct("<8sIIII16sI16xI")
@@ -179,10 +179,10 @@ class Columns:
     layouts: Schema = LAYOUT_COLUMNS
     modules: Schema = MODULE_COLUMNS
 
-    def described(self, **beside: object) -> bytes:
+    def described(self, **extra: object) -> bytes:
         """The description of the columns that an index holds, with what else it says: JSON, filled up to 8 bytes."""
         streams = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
-        text = json.dumps(streams | beside, separators=(",", ":")).encode()
+        text = json.dumps(streams | extra, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 
 
@@ -231,8 +231,8 @@ def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema
         raise Malformed(f"its {stream} have not the columns that every store has")
     if any(by_name.get(column.name, column) != column for column in optional):
         raise Malformed(f"a column of its {stream} has another type than it is written with")
-    together = (GIVEN_COLUMNS, WHOLE_COLUMNS) if optional else ()
-    if any(len({column.name in by_name for column in columns}) > 1 for columns in together):
+    groups = (GIVEN_COLUMNS, WHOLE_COLUMNS) if optional else ()
+    if any(len({column.name in by_name for column in columns}) > 1 for columns in groups):
         raise Malformed(f"its {stream} lack a column of those that belong together")
     for column in columns:
         if column.role == NEEDED:

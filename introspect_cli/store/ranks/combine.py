@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
-from introspect_cli.store.ranks.combined import NONFINITE, Adding, CombinedStep
-from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, planned, starts_of
+from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep, PartSums
+from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, plan_of, starts_of
 from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
 from introspect_cli.sums import MASK
 from introspect_cli.texts import rank_list
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.stacked import Places, RankedStep, Rows
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
     from introspect_cli.store.ranks.whole_names import WholeNames
 
     Array = NDArray[Any]
@@ -53,10 +53,10 @@ _FIRST = np.zeros(1, np.int64)
 """Where a group begins among its own members."""
 
 
-class Together:
+class Combiner:
     """Puts steps together, and remembers how."""
 
-    def __init__(self, places: Places, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
+    def __init__(self, places: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
         """Start without a plan.
 
         Args:
@@ -70,24 +70,24 @@ class Together:
         self._batched: dict[bytes, int] = {}
         self.plan: Plan | None = None  # of the step that was put together last
         self._layouts = np.zeros(0, np.uint32)
-        self._adding: tuple[bytes, Adding] | None = None
+        self._part_sums: tuple[bytes, PartSums] | None = None
 
     @property
     def rows(self) -> Rows | None:
         """The rows of the step that was put together last; None before."""
         return None if self.plan is None else self.plan.basis
 
-    def put(self, step: RankedStep) -> StepBatch:
+    def combine(self, step: StackedStep) -> StepBatch:
         """The records of a step of all ranks, as one rank's."""
         plan = self.plan
         if plan is None or plan.basis is not step.rows:
-            self.plan = plan = planned(step, self._places, self._names.kinds, self._names.left_out(step))
+            self.plan = plan = plan_of(step, self._places, self._names.kinds, self._names.left_out(step))
             numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
             wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
             self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
-            self._adding = None
+            self._part_sums = None
         result = CombinedStep(step, plan, self._layouts.copy())
-        for group, row in plan.blind.items():
+        for group, row in plan.unseen.items():
             result.unseen(group, step.texts.get(row, ""))
             result.row[group] = row
             result.layout[group] = self._whole_number(int(step.rows.number[row]))
@@ -95,7 +95,7 @@ class Together:
             result.unseen(group, "some ranks hold parts of it and others what has no known place")
         samples = self._put_parts(result)
         self._put_owed(result)
-        self._put_loose(result, plan.loose | samples)
+        self._put_partless(result, plan.partless | samples)
         several = plan.flows | np.isin(plan.kind, _RANK_LOCAL)
         members = np.bincount(plan.group, minlength=len(plan.starts))
         alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
@@ -118,18 +118,18 @@ class Together:
             self._batched[key] = self._names.layout_number(batched_layout(layouts))
         return self._batched[key]
 
-    def _sums(self, plan: Plan, groups: Array) -> Adding:
+    def _sums(self, plan: Plan, groups: Array) -> PartSums:
         """What adds up the parts of some groups, in their order; kept for the next step."""
         key = groups.tobytes()
-        if self._adding is None or self._adding[0] != key:
+        if self._part_sums is None or self._part_sums[0] != key:
             place = np.full(len(plan.starts), -1)
             place[groups] = np.arange(len(groups))
             at = np.flatnonzero((place[plan.group] >= 0) & (plan.owner == np.arange(len(plan.rows))))
             rows, basis = plan.rows[at], plan.basis
             rank, number = basis.rank[rows], basis.number[rows]
-            held, heads = self._places.held[number], self._places.header[number]
-            self._adding = key, Adding(rank, rows - basis.starts[rank], place[plan.group[at]], held, heads)
-        return self._adding[1]
+            held, headers = self._places.held[number], self._places.header[number]
+            self._part_sums = key, PartSums(rank, rows - basis.starts[rank], place[plan.group[at]], held, headers)
+        return self._part_sums[1]
 
     def _put_parts(self, result: CombinedStep) -> Array:
         """Put wholes together out of their parts: each once, whoever else has a copy of it.
@@ -197,23 +197,23 @@ class Together:
             result.mark(one, members, _FIRST, ordered=True)
             result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
 
-    def _put_loose(self, result: CombinedStep, loose: Array) -> None:
+    def _put_partless(self, result: CombinedStep, partless: Array) -> None:
         """Put together what has no parts: equal copies, copies that are not equal, or what each rank has its own of."""
         step, plan = result.step, result.plan
-        if not loose.any():
+        if not partless.any():
             return
         if step.texts:
-            for at in np.flatnonzero((step.rows.status[plan.rows] == _PARTIAL) & loose[plan.group]).tolist():
+            for at in np.flatnonzero((step.rows.status[plan.rows] == _PARTIAL) & partless[plan.group]).tolist():
                 group, text = int(plan.group[at]), step.texts.get(int(plan.rows[at]), "")
-                if loose[group] and "not known" in text:
+                if partless[group] and "not known" in text:
                     result.unseen(group, text)
-                    loose[group] = False
+                    partless[group] = False
         if self._lacking:
-            for group in np.flatnonzero(loose & np.isin(plan.kind, _RANK_LOCAL)).tolist():
+            for group in np.flatnonzero(partless & np.isin(plan.kind, _RANK_LOCAL)).tolist():
                 result.unseen(group, self._lacking)
-                loose[group] = False
+                partless[group] = False
         cut = any_of(self._places.part[step.rows.number[plan.rows]] > 0, plan.starts)
-        differ = loose & (cut | ~result.equal()) & ~np.isin(plan.kind, _FIRSTS)
+        differ = partless & (cut | ~result.equal()) & ~np.isin(plan.kind, _FIRSTS)
         random = plan.kind == KIND_CODES[Kind.RNG]
         for group in np.flatnonzero(differ & random).tolist():
             result.unseen(group, "each rank has its own")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.store.ranks.plan import Plan
-    from introspect_cli.store.ranks.stacked import RankedStep
+    from introspect_cli.store.ranks.stacked import StackedStep
 
     Array = NDArray[Any]
     from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class CombinedStep:
         row: int64, the row of all ranks that a group stands for.
     """
 
-    def __init__(self, step: RankedStep, plan: Plan, layout: Array) -> None:
+    def __init__(self, step: StackedStep, plan: Plan, layout: Array) -> None:
         self.step, self.plan, self.layout = step, plan, layout
         self.row = plan.rows[plan.starts]
         self.size = len(self.row)
@@ -153,7 +153,7 @@ class CombinedStep:
         ]
 
     def batch(self) -> StepBatch:
-        """The records, for `joined`; groups that stayed one of theirs have what was recorded of it."""
+        """The records, for `join_slices`; groups that stayed one of theirs have what was recorded of it."""
         step, batches = self.step, self.step.batches
         groups = np.flatnonzero(np.isin(self.how, (Joined.AS_RECORDED, Joined.ALIKE)))
         if len(groups):
@@ -186,7 +186,7 @@ class CombinedStep:
         )
 
 
-def joined(slices: Sequence[StepBatch]) -> StepBatch:
+def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
     """A step that was put together in slices of its sites, numbered in the order in which its sites were recorded."""
     batch = slices[0]
     if len(slices) > 1:
@@ -210,20 +210,20 @@ class _Turn(NamedTuple):
         rows: n rows of it.
         to: the n sums that they are added to.
         held: float64 (n,), elements of each.
-        heads: uint64 (n,), what each checksum has beside its elements.
+        headers: uint64 (n,), what each checksum has beside its elements.
     """
 
     rank: int
     rows: Array | slice
     to: Array | slice
     held: Array
-    heads: Array
+    headers: Array
 
 
-class Adding:
+class PartSums:
     """Adds up some rows of each rank."""
 
-    def __init__(self, rank: Array, row: Array, to: Array, held: Array, heads: Array) -> None:
+    def __init__(self, rank: Array, row: Array, to: Array, held: Array, headers: Array) -> None:
         """Work out the turns.
 
         Args:
@@ -231,11 +231,11 @@ class Adding:
             row: int64 (n,), rows among those of the rank.
             to: int64 (n,), the sum that it is added to; every sum from 0 to the largest has one at least.
             held: int64 (n,), elements.
-            heads: uint64 (n,), what the checksum has beside its elements.
+            headers: uint64 (n,), what the checksum has beside its elements.
         """
         self.size = int(to.max(initial=-1)) + 1
         self._turns: list[_Turn] = []
-        self._head = np.zeros(self.size, np.uint64)
+        self._header = np.zeros(self.size, np.uint64)
         for number in np.unique(rank).tolist():
             left = np.flatnonzero(rank == number)
             left = left[np.argsort(row[left], kind="stable")]
@@ -243,22 +243,16 @@ class Adding:
                 _, first = np.unique(to[left], return_index=True)
                 once = left[np.sort(first)]
                 left = np.delete(left, first)
-                turn = _Turn(number, _span(row[once]), _span(to[once]), held[once].astype(np.float64), heads[once])
+                turn = _Turn(number, _span(row[once]), _span(to[once]), held[once].astype(np.float64), headers[once])
                 self._turns.append(turn)
-                self._head[turn.to] = turn.heads
-
-    def _added(self, term: Callable[[_Turn], Array], out: Array) -> Array:
-        """The terms of all turns added to the sums `out`."""
-        for turn in self._turns:
-            out[turn.to] += term(turn)
-        return out
+                self._header[turn.to] = turn.headers
 
     def checksums(self, batches: Sequence[StepBatch]) -> Array:
         """uint64, the checksums of wholes whose parts are added up, given the ranks' batches of a step."""
         raw = np.zeros(self.size, np.uint64)
         for turn in self._turns:
-            raw[turn.to] += unmix(batches[turn.rank].checksum[turn.rows]) - turn.heads
-        total_checksum: Array = mix(raw + self._head)
+            raw[turn.to] += unmix(batches[turn.rank].checksum[turn.rows]) - turn.headers
+        total_checksum: Array = mix(raw + self._header)
         return total_checksum
 
     def sketches(self, batches: Sequence[StepBatch]) -> Array:

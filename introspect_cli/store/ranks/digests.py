@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.format.totals import Totals
     from introspect_cli.store.ranks.plan import Plan
-    from introspect_cli.store.ranks.stacked import Places, RankedStep
+    from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
 
     Array = NDArray[Any]
 
@@ -43,11 +43,11 @@ class Sample(NamedTuple):
         places: the ranks' layouts.
     """
 
-    step: RankedStep
+    step: StackedStep
     plan: Plan
     keys: Array
     kinds: Array
-    places: Places
+    places: LayoutTables
 
 
 def digests(
@@ -75,8 +75,8 @@ def digests(
         slices = [_fixed(each, shares) for each in sample(int(steps[0]))]
         if None in slices:
             continue
-        blind = np.sort(np.concatenate([each.blind for each in slices if each is not None]))
-        heads = sum(each.lanes for each in slices if each is not None)
+        unseen = np.sort(np.concatenate([each.unseen for each in slices if each is not None]))
+        headers = sum(each.lanes for each in slices if each is not None)
         values = [
             each.totals[of][each.place[of_rank[steps]]]
             for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
@@ -84,7 +84,7 @@ def digests(
         added, whole = _added(shares, values)
         for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
             if is_whole:
-                out[step] = blake2b(blind.tobytes() + (lanes + heads).tobytes(), digest_size=16).digest()
+                out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
     return out, groups
 
 
@@ -118,11 +118,11 @@ class _Fixed(NamedTuple):
     """What the digests of steps that are put together in one way have in common, of a slice of their sites.
 
     Attributes:
-        blind: uint64, the keys of sites that were not seen.
+        unseen: uint64, the keys of sites that were not seen.
         lanes: uint64 (4,), what wholes have beside their elements.
     """
 
-    blind: Array
+    unseen: Array
     lanes: Array
 
 
@@ -139,8 +139,8 @@ def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
     cut = ((places.part[number] > 0) & (places.held[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
     if (cut & ~plan.parts[group]).any():
         return None
-    heads = places.header[number]
-    if (plan.parts[group] & (heads != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
+    headers = places.header[number]
+    if (plan.parts[group] & (headers != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
         return None
     if not _separate(group, places.part[number], _share_of(sample, rows, shares)):
         return None
@@ -149,8 +149,8 @@ def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
     head = places.header[basis.number[plan.rows[plan.starts[groups]]]]
     lanes = np.zeros(4, np.uint64)
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
-    blind = plan.rows[plan.starts[np.array(sorted(plan.blind), np.int64)]]
-    return _Fixed(sample.keys[basis.site[blind]], lanes)
+    unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
+    return _Fixed(sample.keys[basis.site[unseen]], lanes)
 
 
 def _share_of(sample: Sample, rows: Array, shares: Sequence[Array]) -> Array:
@@ -186,5 +186,5 @@ def _separate(group: Array, part: Array, share: Array) -> bool:
     """
     order = np.lexsort((part, group))
     group, part, share = group[order], part[order], share[order]
-    together = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
-    return bool((share > -2).all()) and not bool((together & (np.diff(share) != 0)).any())
+    adjacent = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
+    return bool((share > -2).all()) and not bool((adjacent & (np.diff(share) != 0)).any())

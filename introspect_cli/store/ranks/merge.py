@@ -24,7 +24,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files.folders import MANIFEST, reason
-from introspect_cli.store.ranks.tasks import as_one, carried_out, stretches
+from introspect_cli.store.ranks.tasks import as_one, combined_by, step_tasks
 from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.manifests import launch_of, read_manifest
 from introspect_cli.store.read.run import RunState, open_run
@@ -190,9 +190,10 @@ def reduce_run(
 
 
 def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
-    reader = _all(run)
+    reader = as_one(run)
+    assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.steps_of_all.tolist()
-    done = carried_out(stretches(reader, place, range(len(steps)), {}), work, reader.names.layout_number)
+    done = combined_by(step_tasks(reader, place, range(len(steps)), {}), work, reader.layout_number)
     some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(
@@ -231,10 +232,3 @@ def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
         "not_observed": [*said.get("not_observed", ()), lost],
         "notes": [*said.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
     }
-
-
-def _all(run: Run) -> WholeReader:
-    """All ranks of a run as one."""
-    reader = as_one(run)
-    assert isinstance(reader, WholeReader)  # of several ranks
-    return reader

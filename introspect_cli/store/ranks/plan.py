@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Layout, Part
-    from introspect_cli.store.ranks.stacked import Places, RankedStep, Rows
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
 
     Array = NDArray[Any]
 
@@ -52,11 +52,11 @@ class Plan:
         group: of each of `rows`, the number of its site's group.
         kind: of each group, the code of its kind.
         flows: groups of what flows through modules, of which data-parallel ranks have their own samples.
-        blind: groups that a rank could not see, and the row that says why.
+        unseen: groups that a rank could not see, and the row that says why.
         mixed: groups of which some ranks hold parts and others what has no known place.
         owed: groups whose sum is still owed.
         parts: groups of parts.
-        loose: groups without parts.
+        partless: groups without parts.
         owner: of each of `rows`, where in `rows` the first rank with the same part stands.
         unfit: groups whose parts are not the whole, and why.
     """
@@ -67,11 +67,11 @@ class Plan:
     group: Array
     kind: Array
     flows: Array
-    blind: dict[int, int]
+    unseen: dict[int, int]
     mixed: Array
     owed: Array
     parts: Array
-    loose: Array
+    partless: Array
     owner: Array
     unfit: dict[int, str]
 
@@ -81,22 +81,23 @@ class Plan:
         return np.flatnonzero(self.owner != np.arange(len(self.rows)))
 
     @cached_property
-    def ranks(self) -> Array:
-        """How many ranks have something of each group."""
+    def _of_rank(self) -> Array:
+        """Where in `rows` what one rank has of a group begins."""
         rank = self.basis.rank[self.rows]
         new = np.ones(len(rank), np.bool_)
         new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
-        return np.bincount(self.group[new], minlength=len(self.starts))
+        return np.flatnonzero(new)
+
+    @cached_property
+    def ranks(self) -> Array:
+        """How many ranks have something of each group."""
+        return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
 
     @cached_property
     def calls(self) -> Array:
         """How many records one rank has of each group, at most: a call each."""
-        rank = self.basis.rank[self.rows]
-        new = np.ones(len(rank), np.bool_)
-        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
-        starts = np.flatnonzero(new)
         most = np.zeros(len(self.starts), np.int64)
-        np.maximum.at(most, self.group[starts], np.diff(starts, append=len(rank)))
+        np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
         return most
 
     @cached_property
@@ -120,27 +121,27 @@ def group_of(starts: Array, size: int) -> Array:
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
-def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> Plan:
+def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Array) -> Plan:
     """What becomes of the sites of a step, given the code of each site's kind and which rows count for nothing."""
     basis = step.rows
     rows = np.flatnonzero(~left_out)
     rows = rows[np.argsort(basis.site[rows], kind="stable")]
     starts = starts_of(basis.site[rows])
     unseen = basis.status[rows] == _NOT_SEEN
-    blind = any_of(unseen, starts)
+    partly_unseen = any_of(unseen, starts)
     number = basis.number[rows]
     whole = places.part[number] == 0
     holds = whole | (places.held[number] > 0)
     placed = any_of(holds & ~whole, starts)
-    loose = any_of(holds, starts) & ~placed & ~blind
-    keep = holds | ~loose[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+    partless = any_of(holds, starts) & ~placed & ~partly_unseen
+    keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
     rows = rows[keep]
     starts = starts_of(basis.site[rows])
     group = group_of(starts, len(rows))
     number = basis.number[rows]
     first = number[starts]
     part, shape = places.part[number], places.shape[number]
-    parts = ~blind & any_of(part > 0, starts)
+    parts = ~partly_unseen & any_of(part > 0, starts)
     mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
     kind = kinds[basis.site[rows[starts]]]
     flows = np.isin(kind, _FLOWING)  # samples beside one another may each be cut: only what fits is added up
@@ -162,17 +163,17 @@ def planned(step: RankedStep, places: Places, kinds: Array, left_out: Array) -> 
         group=group,
         kind=kind,
         flows=flows,
-        blind=seen_first,
+        unseen=seen_first,
         mixed=mixed,
         owed=owed,
         parts=parts,
-        loose=~(blind | mixed | owed | parts),
+        partless=~(partly_unseen | mixed | owed | parts),
         owner=owner,
         unfit=_unfit(step, places, rows, starts, parts),
     )
 
 
-def _unfit(step: RankedStep, places: Places, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
+def _unfit(step: StackedStep, places: LayoutTables, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
     """Groups whose parts leave some of the whole out, or overlap; most have the same layouts as another."""
     by_layouts: dict[bytes, str] = {}
     unfit = {}
@@ -188,7 +189,7 @@ def _unfit(step: RankedStep, places: Places, rows: Array, starts: Array, parts: 
     return unfit
 
 
-def _misfit(layouts: list[Layout], step: RankedStep, rows: Array) -> str:
+def _misfit(layouts: list[Layout], step: StackedStep, rows: Array) -> str:
     """What is wrong with the parts of one tensor; "" where they are the whole."""
     holders: dict[Part, int] = {}
     for layout, row in zip(layouts, rows.tolist(), strict=True):

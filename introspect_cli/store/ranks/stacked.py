@@ -43,7 +43,7 @@ def batched_layout(layouts: Sequence[Layout]) -> Layout:
     return replace(whole_layout(layouts[0]), shape=shape, dtype=dtype)
 
 
-class Places:
+class LayoutTables:
     """What the layouts of all ranks say, as tables by a number that means the same on each.
 
     Attributes:
@@ -85,7 +85,7 @@ class Rows:
     Attributes:
         site: int64 (n,), numbers of the whole.
         rank: int64 (n,), positions of ranks.
-        number: int64 (n,), numbers of layouts, as `Places` has them.
+        number: int64 (n,), numbers of layouts, as `LayoutTables` has them.
         status: uint8 (n,).
         starts: int64, where each rank's rows begin, and where the last ones end.
         counts: names of the counts that all ranks kept.
@@ -115,7 +115,7 @@ def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
     return batch.site, batch.layout, batch.status
 
 
-class RankedStep:
+class StackedStep:
     """One step of all ranks, their columns end to end, as far as they are asked for.
 
     Attributes:

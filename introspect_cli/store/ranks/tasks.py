@@ -1,7 +1,7 @@
-"""Steps of all ranks put together wherever there is a processor: as tasks that name a run, some steps, and some sites.
+"""Steps of all ranks combined wherever there is a processor: as tasks that name a run, some steps, and some sites.
 
 Steps depend on one another in nothing, and what becomes of a site follows from its own records. So any process that can
-read the run puts a stretch of steps together, or a slice of their sites where all would not fit into its memory, and
+read the run puts some steps together, or a slice of their sites where all would not fit into its memory, and
 gives back one record a site.
 """
 
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.combined import joined
-from introspect_cli.store.ranks.whole_names import StoredNames, WholeNames
-from introspect_cli.store.ranks.whole_reader import StoredWhole, WholeReader
+from introspect_cli.store.ranks.combined import join_slices
+from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 
 if TYPE_CHECKING:
@@ -29,19 +28,16 @@ if TYPE_CHECKING:
     from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
 
-STRETCH = 4
+STEPS_PER_TASK = 4
 """Steps that are put together by one task: few enough for all workers to have some to the end."""
 
-_FEWEST, _MOST = 4, 64
-"""Steps that are put together before they are asked for: a comparison may need no more than a few, or all."""
-
 _AT_ONCE = 8
-"""In how many tasks."""
+"""In how many tasks steps are combined that are going to be read."""
 
 Fold = Mapping[tuple[bool, str], int]
 
 
-class Stretch(NamedTuple):
+class StepsTask(NamedTuple):
     """Some steps of a run, and a slice of their sites, that are to be put together.
 
     Attributes:
@@ -61,7 +57,7 @@ class Stretch(NamedTuple):
     of: int
 
 
-class Wholes(NamedTuple):
+class CombinedSteps(NamedTuple):
     """Steps that were put together, or a slice of them.
 
     Attributes:
@@ -106,25 +102,25 @@ def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each:
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
 
-_OPEN: list[tuple[Stretch, Run, Reader]] = []
+_OPEN: list[tuple[StepsTask, Run, Reader]] = []
 """The runs that the last tasks read: to open thousands of ranks takes longer than to put a step together."""
 
 _MOST_OPEN = 2
 
 
-def put_together(stretch: Stretch) -> Wholes:
+def combine_steps(task: StepsTask) -> CombinedSteps:
     """Put all ranks of some steps together; the run stays open for the next task, until `forget`."""
-    opened = next((opened for opened in _OPEN if opened[0][:3] == stretch[:3]), None)
+    opened = next((opened for opened in _OPEN if opened[0][:3] == task[:3]), None)
     if opened is None:
-        run = open_run(stretch.path)
-        _OPEN.append(opened := (stretch, run, as_one(run, stretch.fold)))
+        run = open_run(task.path)
+        _OPEN.append(opened := (task, run, as_one(run, task.fold)))
         forget(_MOST_OPEN)
     reader = opened[2]
-    if not isinstance(reader, WholeReader) or mark_of(reader) != stretch.mark:
+    if not isinstance(reader, WholeReader) or mark_of(reader) != task.mark:
         forget()
-        raise StoreError(f"{stretch.path} changed while it was read: wait for its end, then try again")
-    rows = np.searchsorted(reader.steps_of_all, stretch.steps).tolist()
-    return Wholes([reader.read_slice(row, stretch.which, stretch.of) for row in rows], list(reader.layouts))
+        raise StoreError(f"{task.path} changed while it was read: wait for its end, then try again")
+    rows = np.searchsorted(reader.steps_of_all, task.steps).tolist()
+    return CombinedSteps([reader.read_slice(row, task.which, task.of) for row in rows], list(reader.layouts))
 
 
 def forget(but: int = 0) -> None:
@@ -141,31 +137,31 @@ def mark_of(reader: WholeReader) -> bytes:
     return digest.digest()
 
 
-def stretches(
-    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STRETCH
-) -> list[tuple[Stretch, ...]]:
+def step_tasks(
+    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STEPS_PER_TASK
+) -> list[tuple[StepsTask, ...]]:
     """Steps at some positions as tasks, so many each; those of all slices of the same steps beside one another."""
     out, mark = [], mark_of(reader)
     for at in range(0, len(rows), each):
-        own = rows[at : at + each]
-        of = max(map(reader.slices_of, own))
-        steps = tuple(reader.steps_of_all[list(own)].tolist())
-        out.append(tuple(Stretch(path, mark, fold, steps, which, of) for which in range(of)))
+        those = rows[at : at + each]
+        of = max(map(reader.slices_of, those))
+        steps = tuple(reader.steps_of_all[list(those)].tolist())
+        out.append(tuple(StepsTask(path, mark, fold, steps, which, of) for which in range(of)))
     return out
 
 
-def carried_out(
-    tasks: Sequence[tuple[Stretch, ...]], work: Work, number_of: Callable[[Layout], int]
+def combined_by(
+    tasks: Sequence[tuple[StepsTask, ...]], work: Work, number_of: Callable[[Layout], int]
 ) -> Iterator[StepBatch]:
     """Each step of some stretches, with the numbers that a layout has for who asks."""
     try:
-        done = iter(work(put_together, [task for slices in tasks for task in slices]))
+        done = iter(work(combine_steps, [task for slices in tasks for task in slices]))
         for slices in tasks:
             every = []
             for wholes in [next(done) for _ in slices]:
                 numbers = np.array([number_of(layout) for layout in wholes.layouts] or [0], np.uint32)
                 every.append([replace(batch, layout=numbers[batch.layout]) for batch in wholes.batches])
-            yield from map(joined, zip(*every, strict=True))
+            yield from map(join_slices, zip(*every, strict=True))
     finally:
         forget()  # where tasks ran in this process
 
@@ -178,41 +174,23 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         fold: as `WholeNames` takes it.
         work: runs tasks.
     """
-    path, readers = str(run.path), [run.rank(rank) for rank in run.recorded]
+    readers = [run.rank(rank) for rank in run.recorded]
     if run.whole_of:
-        return StoredWhole(StoredNames(path, readers), many=run.whole_of)
+        return readers[0]
     if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
-    elsewhere = Spread(run.address, fold or {}, work) if work is not None else None
+
+    def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
+        assert work is not None
+        tasks = step_tasks(reader, run.address, rows, fold or {}, -(-len(rows) // _AT_ONCE))
+        return combined_by(tasks, work, reader.layout_number)
+
     return WholeReader(
-        WholeNames(path, readers, fold, run.stages),
+        str(run.path),
+        readers,
+        fold,
+        run.stages,
         lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
         complete=len(readers) == run.world_size,
-        elsewhere=elsewhere,
+        combine=None if work is None else combine,
     )
-
-
-class Spread:
-    """Puts steps of a reader of all ranks together wherever there is a processor: its `elsewhere`."""
-
-    def __init__(self, path: str, fold: Fold, work: Work) -> None:
-        """Take the run's address, how calls are folded, and what runs tasks."""
-        self._path, self._fold, self._work = path, fold, work
-        self._rows: list[int] = []
-        self._next = _FEWEST
-        self._done: dict[int, StepBatch] = {}
-
-    def ahead(self, rows: Sequence[int]) -> None:
-        """Which steps are going to be read, in order, as far as is known."""
-        self._rows = list(rows)
-
-    def read(self, reader: WholeReader, row: int) -> StepBatch:
-        """The records of the `row`-th step, and those of some that are going to be read."""
-        if row not in self._done:
-            rows = [row]
-            if row in self._rows:
-                at = self._rows.index(row)
-                rows, self._next = self._rows[at : at + self._next], min(2 * self._next, _MOST)
-            tasks = stretches(reader, self._path, rows, self._fold, -(-len(rows) // _AT_ONCE))
-            self._done = dict(zip(rows, carried_out(tasks, self._work, reader.names.layout_number), strict=True))
-        return self._done.pop(row)

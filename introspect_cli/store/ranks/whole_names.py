@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Part, Site, SiteInfo
-    from introspect_cli.store.ranks.stacked import RankedStep
+    from introspect_cli.store.ranks.stacked import StackedStep
     from introspect_cli.store.read.manifests import Stages
     from introspect_cli.store.read.rank_reader import RankReader
 
@@ -171,7 +171,7 @@ class WholeNames:
         values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
         return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
 
-    def left_out(self, step: RankedStep) -> Array:
+    def left_out(self, step: StackedStep) -> Array:
         """The rows that are not the model's: collectives, and what flows between stages of a pipeline.
 
         Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
@@ -215,17 +215,3 @@ class WholeNames:
         if number == len(self.layouts):
             self.layouts.append(layout)
         return number
-
-
-class StoredNames(WholeNames):
-    """Those of a run in which the ranks of another were put together: what its one reader has."""
-
-    @cached_property
-    def _numbered(self) -> tuple[SiteTable, list[Array]]:
-        sites = self.readers[0].sites
-        return sites, [np.arange(len(sites))]
-
-    @cached_property
-    def layouts(self) -> list[Layout]:
-        """Layouts of wholes, by number."""
-        return self.readers[0].layouts

@@ -10,72 +10,78 @@ as not observed, and says why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.records import Kind, Layout, ModuleInfo, Status
+from introspect_cli.records import Kind, Status
 from introspect_cli.store.format.batch import rows_of
 from introspect_cli.store.format.schemas import ENTRY
-from introspect_cli.store.ranks.combine import Together
-from introspect_cli.store.ranks.combined import joined
+from introspect_cli.store.ranks.combine import Combiner
+from introspect_cli.store.ranks.combined import join_slices
 from introspect_cli.store.ranks.digests import Sample, digests
-from introspect_cli.store.ranks.stacked import Places, RankedStep
+from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+from introspect_cli.store.ranks.whole_names import WholeNames
 from introspect_cli.store.read.rank_reader import RankReader, read_rows
 from introspect_cli.store.read.step_reader import StepReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.index import Entries
-    from introspect_cli.store.ranks.whole_names import WholeNames
-    from introspect_cli.store.read.name_tables import SiteTable
+    from introspect_cli.store.read.manifests import Stages
 
     Array = NDArray[Any]
 
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
+_FEWEST, _MOST = 4, 64
+"""Steps that are combined elsewhere before they are asked for: a comparison may need no more than a few, or all."""
+
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 
-class WholeReader(StepReader):
+class WholeReader(WholeNames, StepReader):
     """The ranks of a run as one; what it offers is what `RankReader` does.
 
     Attributes:
         rank: the lowest of them.
-        path: the run, for messages.
-        readers: the ranks' own readers.
-        many: how many ranks it stands for.
-        names: of what is recorded, in the whole.
     """
+
+    is_whole = True
 
     def __init__(
         self,
-        names: WholeNames,
+        path: str,
+        readers: Sequence[RankReader],
+        fold: Mapping[tuple[bool, str], int] | None = None,
+        stages: Mapping[int, Stages] | None = None,
         *,
-        many: int = 0,
         lacking: str = "",
         complete: bool = False,
-        elsewhere: Elsewhere | None = None,
+        combine: Combine | None = None,
     ) -> None:
-        """Take the ranks with the names of what they recorded.
+        """Take the ranks.
 
         Args:
-            names: of what is recorded, in the whole.
-            many: how many ranks it stands for; 0 for as many as there are readers.
+            path: as `WholeNames` takes it, like the next three.
+            readers: see there.
+            fold: see there.
+            stages: see there.
             lacking: why the values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
-            elsewhere: puts steps together in this one's place.
+            combine: puts steps at some positions together, wherever there is a processor; None to do so here.
         """
-        self.names, self.path, self.readers = names, names.path, names.readers
-        self.many = many or len(self.readers)
+        super().__init__(path, readers, fold, stages)
+        self.many = len(self.readers)
         self._lacking, self._complete = lacking, complete
         self.rank = self.readers[0].rank
         self.running = any(reader.running for reader in self.readers)
@@ -83,9 +89,12 @@ class WholeReader(StepReader):
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
         self._sizes: dict[int, int] = {}
         self._forms = np.zeros(0, np.int64)
-        self._elsewhere = elsewhere
-        self._at_hand: tuple[tuple[int, int], Together] | None = None
-        self._read = lru_cache(maxsize=3)(self._put_together)
+        self._combine = combine
+        self._ahead: list[int] = []
+        self._at_once = _FEWEST
+        self._combined: dict[int, StepBatch] = {}
+        self._last_combiner: tuple[tuple[int, int], Combiner] | None = None
+        self._read = lru_cache(maxsize=3)(self._combined_row)
 
     @cached_property
     def steps_of_all(self) -> NDArray[np.int64]:
@@ -117,7 +126,7 @@ class WholeReader(StepReader):
 
     def _free_digests(self) -> list[bytes | None]:
         """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
-        if not self.names.as_recorded or self._lacking or len(self.readers) == 1:
+        if not self.as_recorded or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
         found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
         return found
@@ -126,11 +135,11 @@ class WholeReader(StepReader):
         """A step of those that are put together in one way, slice by slice."""
         size, of = 0, self.slices_of(row)
         for which in range(of):
-            together = self._together(which, of)
-            step = self._ranked(row, which, of)
-            size += len(together.put(step))
-            assert together.plan is not None  # it was put together just now
-            yield Sample(step, together.plan, np.asarray(self.sites.key, np.uint64), self.names.kinds, self._places)
+            combiner = self._combiner(which, of)
+            step = self._stacked(row, which, of)
+            size += len(combiner.combine(step))
+            assert combiner.plan is not None  # it was put together just now
+            yield Sample(step, combiner.plan, np.asarray(self.sites.key, np.uint64), self.kinds, self._places)
         self._sizes[row] = size
 
     @property
@@ -142,26 +151,6 @@ class WholeReader(StepReader):
             held = sorted({row for row in zip(reader.sites.fqn, reader.sites.kind, strict=True) if row[1] in _STATES})
             digest.update(repr((reader.rank, parts, held)).encode())
         return digest.hexdigest()
-
-    @property
-    def sites(self) -> SiteTable:
-        """All sites of all ranks, by number: those of the first, then what others have beside."""
-        return self.names.sites
-
-    @property
-    def layouts(self) -> list[Layout]:
-        """Layouts of wholes, by number; reading a step may add some."""
-        return self.names.layouts
-
-    @property
-    def modules(self) -> list[ModuleInfo]:
-        """The modules of all ranks: those of the first, then what others have beside."""
-        return self.names.modules
-
-    @property
-    def module_rows(self) -> list[ModuleInfo]:
-        """All rows of modules of all ranks, each once."""
-        return self.names.module_rows
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
@@ -193,7 +182,7 @@ class WholeReader(StepReader):
         Values with a place in the whole, and what a rank could not see, are of no shape.
         """
         shapes: dict[int, tuple[int, ...]] = {}
-        for reader, numbers in zip(self.readers, self.names.numbers, strict=True):
+        for reader, numbers in zip(self.readers, self.numbers, strict=True):
             batch = reader.read(step)
             for row in np.flatnonzero(numbers[np.asarray(batch.site)] == site).tolist():
                 layout = reader.layouts[int(batch.layout[row])]
@@ -205,19 +194,24 @@ class WholeReader(StepReader):
 
     def ahead(self, rows: Sequence[int]) -> None:
         """Which steps are going to be read, in order, for who puts them together beforehand."""
-        if self._elsewhere is not None:
-            self._elsewhere.ahead(rows)
+        self._ahead = list(rows)
 
     def read_row(self, row: int) -> StepBatch:
         """The records of the `row`-th step, put together by site."""
         return self._read(row)
 
-    def _put_together(self, row: int) -> StepBatch:
-        if self._elsewhere is not None:
-            batch = self._elsewhere.read(self, row)
-        else:
+    def _combined_row(self, row: int) -> StepBatch:
+        if self._combine is None:
             of = self.slices_of(row)
-            batch = joined([self.read_slice(row, which, of) for which in range(of)])
+            batch = join_slices([self.read_slice(row, which, of) for which in range(of)])
+        else:
+            if row not in self._combined:
+                rows = [row]
+                if row in self._ahead:
+                    at = self._ahead.index(row)
+                    rows, self._at_once = self._ahead[at : at + self._at_once], min(2 * self._at_once, _MOST)
+                self._combined = dict(zip(rows, self._combine(self, rows), strict=True))
+            batch = self._combined.pop(row)
         self._sizes[row] = len(batch)
         return batch
 
@@ -229,24 +223,24 @@ class WholeReader(StepReader):
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
     def read_slice(self, row: int, which: int, of: int) -> StepBatch:
-        """Of the `row`-th step one of so many slices, for `joined`: what is put together follows from one site."""
-        return self._together(which, of).put(self._ranked(row, which, of))
+        """Of the `row`-th step one of so many slices, for `join_slices`: what is put together follows from one site."""
+        return self._combiner(which, of).combine(self._stacked(row, which, of))
 
-    def _ranked(self, row: int, which: int, of: int) -> RankedStep:
+    def _stacked(self, row: int, which: int, of: int) -> StackedStep:
         """The records of a slice of the `row`-th step of all ranks."""
         wanted = None if of == 1 else self._slices(of) == which
         batches = []
         read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
-        for batch, numbers in zip(read, self.names.numbers, strict=True):
+        for batch, numbers in zip(read, self.numbers, strict=True):
             rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
             batches.append(batch if rows is None else rows_of([batch], [rows]))
         ranks = [reader.rank for reader in self.readers]
-        return RankedStep(batches, ranks, self.names.numbers, self._places.numbers, self._together(which, of).rows)
+        return StackedStep(batches, ranks, self.numbers, self._places.numbers, self._combiner(which, of).rows)
 
     def _slices(self, of: int) -> Array:
         """The slice of each site; a gradient is in that of its value, which says what becomes of it."""
         number = np.arange(len(self.sites))
-        return np.where(self.names.value_of < 0, number, self.names.value_of) % of
+        return np.where(self.value_of < 0, number, self.value_of) % of
 
     @cached_property
     def _rows(self) -> Array:
@@ -255,53 +249,18 @@ class WholeReader(StepReader):
         return np.stack([np.searchsorted(reader.entries["step"], steps) for reader in self.readers])
 
     @cached_property
-    def _places(self) -> Places:
-        return Places(self.readers)
+    def _places(self) -> LayoutTables:
+        return LayoutTables(self.readers)
 
-    def _together(self, which: int, of: int) -> Together:
+    def _combiner(self, which: int, of: int) -> Combiner:
         """What puts a slice together, which remembers how; of one slice at a time."""
-        if self._at_hand is None or self._at_hand[0] != (which, of):
-            together = Together(self._places, self.names, self._lacking, complete=self._complete)
-            self._at_hand = (which, of), together
-        return self._at_hand[1]
+        if self._last_combiner is None or self._last_combiner[0] != (which, of):
+            combiner = Combiner(self._places, self, self._lacking, complete=self._complete)
+            self._last_combiner = (which, of), combiner
+        return self._last_combiner[1]
 
 
-class StoredWhole(WholeReader):
-    """A run in which the ranks of another were put together, as these ranks as one."""
-
-    @cached_property
-    def entries(self) -> Entries:  # type: ignore[override]  # as above
-        """The steps."""
-        return self.readers[0].entries
-
-    def read_row(self, row: int) -> StepBatch:
-        """The records of the `row`-th step."""
-        return self.readers[0].read_row(row)
-
-    def rows_in(self, rows: Array) -> int:
-        """How many records some steps (positions among the entries) have."""
-        return self.readers[0].rows_in(rows)
-
-
-class Elsewhere(Protocol):
-    """Puts steps of all ranks together in other processes; see `tasks`."""
-
-    def read(self, reader: WholeReader, row: int) -> StepBatch:
-        """The records of the `row`-th step of a reader."""
-
-    def ahead(self, rows: Sequence[int]) -> None:
-        """Which steps are going to be read, in order, as far as is known."""
-
+Combine = Callable[[WholeReader, "Sequence[int]"], "Iterator[StepBatch]"]
 
 Reader = RankReader | WholeReader
 """What can be read like one rank: one, or all as one."""
-
-
-def readers_of(reader: Reader) -> list[RankReader]:
-    """The readers of the ranks that are read as one; of one rank, its own."""
-    return reader.readers if isinstance(reader, WholeReader) else [reader]
-
-
-def many_of(reader: Reader) -> int:
-    """How many ranks a reader stands for."""
-    return reader.many if isinstance(reader, WholeReader) else 1

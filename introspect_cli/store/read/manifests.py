@@ -64,7 +64,7 @@ class Settings(Mapping[str, Any]):
             except FileNotFoundError:
                 raise KeyError(name) from None
             documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
-            self._read[name] = documents.harmless(documents.load(data, path))
+            self._read[name] = documents.sanitized(documents.load(data, path))
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -138,7 +138,7 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         is_version = isinstance(version, str) and _VERSION.fullmatch(version)
         raise newer_format(number, version if is_version else None, folder.path)
     documents.check(data, MANIFEST, manifest.get("id"), path)
-    plain = documents.harmless(manifest)
+    plain = documents.sanitized(manifest)
     return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}
 
 
@@ -222,7 +222,7 @@ def world_size(manifest: Mapping[str, Any]) -> int:
     return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
 
 
-def merged(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
     if not ranks:
         return {**launch_manifest, "status": "running"}
@@ -235,7 +235,7 @@ def merged(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, 
     out["status"] = "complete" if complete else next((s for s in _statuses(every) if s != "complete"), "interrupted")
     for name in _LISTS:
         if any(name in manifest for manifest in every):
-            out[name] = _together(name, ranks)
+            out[name] = _listed(name, ranks)
     steps = [manifest["steps"] for manifest in every if type(manifest.get("steps")) is int]
     if steps:
         out["steps"] = min(steps)
@@ -249,7 +249,7 @@ def _statuses(manifests: list[Mapping[str, Any]]) -> list[str]:
     return [str(manifest.get("status")) for manifest in manifests]
 
 
-def _together(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
     """What the ranks list, each entry once; of what only some say, which."""
     sayers: dict[str, list[int]] = {}
     entries: dict[str, Any] = {}

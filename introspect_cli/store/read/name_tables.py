@@ -18,9 +18,9 @@ import numpy as np
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
 from introspect_cli.store.files.folders import DamageError, Folder, unreadable
 from introspect_cli.store.files.rank_folder import rank_folder
-from introspect_cli.store.format.arrow import Malformed, schema_message
 from introspect_cli.store.format.arrow_decoder import Decoder
-from introspect_cli.store.format.columns import Lists, Texts, joined
+from introspect_cli.store.format.arrow_schema import Malformed, schema_message
+from introspect_cli.store.format.columns import Lists, Texts, concatenated
 from introspect_cli.store.format.schemas import LIMIT_NAME
 from introspect_cli.texts import shallow
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.arrow import Schema
     from introspect_cli.store.format.arrow_decoder import Batch
+    from introspect_cli.store.format.arrow_schema import Schema
     from introspect_cli.store.format.columns import ColumnData
     from introspect_cli.store.format.index import Index
 
@@ -121,7 +121,7 @@ def decode_names(data: bytes, decoder: Decoder, count: int, path: str) -> dict[s
         raise DamageError(path, "it holds another number of names than the index counts")
     if not batches:
         return no_rows(schema)
-    return {c.name: joined([batch.columns[c.name] for batch in batches]) for c in schema}
+    return {c.name: concatenated([batch.columns[c.name] for batch in batches]) for c in schema}
 
 
 def no_rows(schema: Schema) -> dict[str, ColumnData]:
@@ -183,9 +183,9 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 def plain_values(column: ColumnData) -> list[Any]:
     """The values of a column, texts made harmless."""
     if isinstance(column, Texts):
-        return column.harmless(LIMIT_NAME).tolist()
+        return column.sanitized(LIMIT_NAME).tolist()
     if isinstance(column, Lists) and isinstance(column.values, Texts):
-        values, offsets = column.values.harmless(LIMIT_NAME).tolist(), column.offsets.tolist()
+        values, offsets = column.values.sanitized(LIMIT_NAME).tolist(), column.offsets.tolist()
         return [tuple(values[start:end]) for start, end in pairwise(offsets)]
     return list(column.tolist())
 

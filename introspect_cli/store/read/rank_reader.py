@@ -17,12 +17,12 @@ import numpy as np
 from introspect_cli.records import Layout, ModuleInfo, Status
 from introspect_cli.store.files.folders import INDEX, RECORDS, DamageError, Folder, unreadable
 from introspect_cli.store.files.rank_folder import rank_folder
-from introspect_cli.store.format.arrow import END_OF_STREAM, Malformed, schema_message
+from introspect_cli.store.format.arrow import END_OF_STREAM
 from introspect_cli.store.format.arrow_decoder import Decoder
+from introspect_cli.store.format.arrow_schema import Malformed, schema_message
 from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.format.documents import LABELS, LIMIT_LABELS, decode_labels
 from introspect_cli.store.format.index import EMPTY, Entries, Index, parse_index, records_name
-from introspect_cli.store.format.labels import LABELS, LIMIT_LABELS
-from introspect_cli.store.format.labels import decode as decode_labels
 from introspect_cli.store.format.schemas import LIMIT_INDEX, SAMPLES
 from introspect_cli.store.format.totals import LIMIT_TOTALS, TOTALS, Totals
 from introspect_cli.store.format.totals import decode as decode_totals
@@ -66,14 +66,16 @@ class RankReader(StepReader):
         path: its directory, for messages.
         running: whether a process was still writing it.
         ended: whether its writer closed it properly.
-        entries: structured array of `format.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         run_id: 16 bytes that its index names as the run's; empty where it has no header yet.
         cut: what is missing of its records although its writer closed it; "" for nothing.
         thinned: steps that were recorded and then dropped.
         unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
-    def __init__(self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
+    def __init__(
+        self, run: Folder, rank: int, *, damaged: bool = False, shared: Shared | None = None, many: int = 1
+    ) -> None:
         """Open a rank; a `damaged` one, whose records are cut off, up to the last step that is whole.
 
         Args:
@@ -81,10 +83,12 @@ class RankReader(StepReader):
             rank: its number.
             damaged: see above.
             shared: what it shares with other ranks of the run.
+            many: how many ranks were put together in this one.
         """
         self._shared = Shared() if shared is None else shared
         self.cut = ""
         self._damaged = damaged
+        self.many = many
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -102,6 +106,16 @@ class RankReader(StepReader):
                     raise
                 index = again
 
+    @property
+    def readers(self) -> list[RankReader]:
+        """Itself, as several ranks that are read as one have theirs."""
+        return [self]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its records are those of several ranks, put together."""
+        return self.many > 1
+
     def _take(self, index: Index) -> None:
         self._index = index
         self.ended = index.ended
@@ -110,9 +124,9 @@ class RankReader(StepReader):
         self._schema = index.columns.records
         self._decoder = Decoder(self._schema)
         self._file_of_records = records_name(index.generation)
-        self.entries = self._indexed_and_there(index)
+        self.entries = self._whole_entries(index)
 
-    def _indexed_and_there(self, index: Index) -> Entries:
+    def _whole_entries(self, index: Index) -> Entries:
         entries = index.entries
         if index.last is None:
             return entries
@@ -131,7 +145,7 @@ class RankReader(StepReader):
                 raise DamageError(records.path, self.cut)
         return entries[:whole]
 
-    def beside(self, name: str, limit: int) -> bytes:
+    def read_file(self, name: str, limit: int) -> bytes:
         """The bytes of another file of the rank, at most `limit` of them.
 
         Raises:
@@ -181,21 +195,20 @@ class RankReader(StepReader):
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """What the framework calls each step, by number; steps without a name of its own are left out."""
-        try:
-            data = self.beside(LABELS, LIMIT_LABELS + (1 << 16)) if len(self) else b""
-        except FileNotFoundError:
-            return {}
-        by_step = decode_labels(data, f"{self.path}/{LABELS}")
+        by_step = decode_labels(self._optional(LABELS, LIMIT_LABELS + (1 << 16)), f"{self.path}/{LABELS}")
         return {step: by_step[step] for step in self.entries["step"].tolist() if step in by_step}
 
     @cached_property
     def totals(self) -> Totals:
         """What the records of each step add up to, where the writer kept that."""
+        return decode_totals(self._optional(TOTALS, 2 * LIMIT_TOTALS), self.entries, f"{self.path}/{TOTALS}")
+
+    def _optional(self, name: str, limit: int) -> bytes:
+        """The bytes of a file that only some steps make; nothing where none did."""
         try:
-            data = self.beside(TOTALS, 2 * LIMIT_TOTALS) if len(self) else b""
+            return self.read_file(name, limit) if len(self) else b""
         except FileNotFoundError:
-            data = b""
-        return decode_totals(data, self.entries, f"{self.path}/{TOTALS}")
+            return b""
 
     # --- names
 
@@ -309,7 +322,7 @@ def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:
     try:
         with rank_folder(run, rank) as folder, folder.file(INDEX) as handle:
             try:
-                running, unfinished = handle.held(), handle.unfinished
+                running, unfinished = handle.is_locked(), handle.unfinished
                 if handle.size() > LIMIT_INDEX:
                     raise DamageError(handle.path, "it is larger than any index")
                 data = handle.read(0, LIMIT_INDEX)

@@ -34,7 +34,7 @@ from introspect_cli.store.read.manifests import (
     endings,
     last_attempt,
     launch_of,
-    merged,
+    merge_manifests,
     only_launch,
     read_manifest,
     read_rank_manifests,
@@ -77,9 +77,9 @@ class Run:
     def __init__(self, path: str | Path, folder: Folder, only: Collection[int] | None = None) -> None:
         self.path = path
         self._folder = folder
-        self._when_closed: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], None]] = []
         self._holding: list[int] | None = None
-        self.elsewhere: Callable[[int], NDArray[Any] | None] | None = None
+        self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
         # Asked first: a run that ends while it is opened is called running, never interrupted.
         locked = is_locked(folder)
@@ -91,7 +91,7 @@ class Run:
         if launch_of(self.manifest) is not None:
             self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
             locked |= some_locked
-            self.manifest = merged(self.manifest, self.manifests)
+            self.manifest = merge_manifests(self.manifest, self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def spawned(self) -> Folder | None:
@@ -100,7 +100,7 @@ class Run:
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
-        self._every = sorted(int(match[1]) for match in matches)  # whoever of them is opened
+        self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
         if len(matches) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
@@ -109,7 +109,7 @@ class Run:
         self._folder.expect([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, many=self.whole_of or 1)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -209,7 +209,7 @@ class Run:
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
         unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
-        return endings(self.world_size, last, ended, self.left_out, unfinished if self.size_elsewhere else None)
+        return endings(self.world_size, last, ended, self.left_out, unfinished if self.remote_size else None)
 
     @cached_property
     def settings(self) -> Settings:
@@ -235,8 +235,8 @@ class Run:
         bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
         not know as a flat uint8 array of their bytes.
         """
-        if self.elsewhere is not None:
-            return self.elsewhere(checksum)
+        if self.load_tensor is not None:
+            return self.load_tensor(checksum)
         places = self._places(self._with_tensors)
         return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
 
@@ -261,7 +261,9 @@ class Run:
     def _with_tensors(self) -> list[int]:
         """The ranks that hold whole tensors: of thousands, none as a rule."""
         if self._holding is None or self.state is RunState.RUNNING:
-            self._holding = [rank for rank, place in zip(self._every, self._places(), strict=False) if TENSORS in place]
+            self._holding = [
+                rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place
+            ]
         return self._holding
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Folder]:
@@ -269,7 +271,7 @@ class Run:
         if not self.manifests:
             yield self._folder
             return
-        for rank in self._every if ranks is None else ranks:
+        for rank in self._all_ranks if ranks is None else ranks:
             place = rank_folder(self._folder, rank)
             try:
                 yield place
@@ -277,21 +279,21 @@ class Run:
                 place.close()
 
     @property
-    def size_elsewhere(self) -> int:
+    def remote_size(self) -> int:
         """Bytes of its files in object storage; 0 where it is on disk."""
-        return self._folder.size_elsewhere
+        return self._folder.remote_size
 
-    def when_closed(self, then: Callable[[], None]) -> None:
+    def on_close(self, then: Callable[[], None]) -> None:
         """Call a function when the run is closed."""
-        self._when_closed.append(then)
+        self._on_close.append(then)
 
     def close(self) -> None:
         """Close all files; what was read stays valid."""
         for reader in self._ranks.values():
             reader.close()
         self._folder.close()
-        while self._when_closed:
-            self._when_closed.pop()()
+        while self._on_close:
+            self._on_close.pop()()
 
     def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
         return self

@@ -37,12 +37,14 @@ class StepReader(ABC):
     Attributes:
         rank: its number; of several, the lowest.
         path: where it is, for messages.
-        entries: structured array of `format.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        entries: structured array of `schemas.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        many: how many ranks it stands for.
     """
 
     rank: int
     path: str
     entries: Entries
+    many: int
 
     @property
     @abstractmethod
@@ -82,14 +84,8 @@ class StepReader(ABC):
     def entry(self, row: int) -> StepEntry:
         """The `row`-th step's entry."""
         entry = self.entries[row]
-        return StepEntry(
-            int(entry["step"]),
-            int(entry["offset"]),
-            int(entry["length"]),
-            int(entry["rows"]),
-            entry["digest"].tobytes(),
-            entry["chain"].tobytes(),
-        )
+        numbers = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
+        return StepEntry(*numbers, entry["digest"].tobytes(), entry["chain"].tobytes())
 
     @property
     def last_step(self) -> int | None:
@@ -176,7 +172,7 @@ def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], nume
         return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
 
 
-_TOGETHER = 256
+_BLOCK = 256
 
 
 def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
@@ -189,10 +185,10 @@ def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]
         row: which.
         numels: gives how many elements tensors of some layouts have.
     """
-    block, place = divmod(row, _TOGETHER)
+    block, place = divmod(row, _BLOCK)
     derived = batch.derived.get(block)
     if derived is None:
-        rows = slice(block * _TOGETHER, (block + 1) * _TOGETHER)
+        rows = slice(block * _BLOCK, (block + 1) * _BLOCK)
         counts: dict[str, Array] = {name: column[rows] for name, column in batch.counts.items()}
         floats = {name: column[rows] for name, column in batch.floats.items()}
         numel = np.array(numels(batch.layout[rows]), np.int64)

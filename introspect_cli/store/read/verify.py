@@ -29,15 +29,21 @@ from introspect_cli.store.files.folders import (
     TENSORS,
     DamageError,
     Folder,
-    innocent,
     is_locked,
+    outside_cause,
     reason,
 )
-from introspect_cli.store.files.rank_folder import LARGEST, SHARED_NAME, rank_folder, shared_name
+from introspect_cli.store.files.rank_folder import SHARED_NAME, check_shared, rank_folder
 from introspect_cli.store.format import documents, tensorfile
 from introspect_cli.store.format.index import step_digest
 from introspect_cli.store.format.sources import SOURCE_NAME, decode
-from introspect_cli.store.read.manifests import SETTINGS_NAME, launch_of, merged, read_manifest, read_rank_manifests
+from introspect_cli.store.read.manifests import (
+    SETTINGS_NAME,
+    launch_of,
+    merge_manifests,
+    read_manifest,
+    read_rank_manifests,
+)
 from introspect_cli.store.read.rank_reader import RankReader, last_common_step
 from introspect_cli.store.read.run import RunState, run_state
 from introspect_cli.store.remote.pack import open_store
@@ -123,17 +129,17 @@ class _Check:
             manifests, some_locked = launched or ({}, False)
             self._documents += len(manifests)
             locked |= some_locked
-            manifest = merged(manifest, manifests)
+            manifest = merge_manifests(manifest, manifests)
             places = [rank_folder(self._folder, number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
         for place in places:
-            check = functools.partial(_checked_document, manifest.get("id"))
+            check = functools.partial(_check_document, manifest.get("id"))
             self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
-            self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _checked_tensor)
+            self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._each(place, SOURCES, SOURCE_NAME, decode)
-        self._each(self._folder, SHARED, SHARED_NAME, _checked_shared)
+        self._each(self._folder, SHARED, SHARED_NAME, check_shared)
         if not self._is_child:  # they have none themselves
             self._children()
         return VerifyReport(
@@ -173,8 +179,8 @@ class _Check:
         except FileNotFoundError:
             pass
         except OSError as error:
-            if innocent(error):
-                raise StoreError(f"cannot read {self._folder.path}: {innocent(error)}") from None
+            if outside_cause(error):
+                raise StoreError(f"cannot read {self._folder.path}: {outside_cause(error)}") from None
             self._note(f"{self._folder.path}: {reason(error)}")
         return None
 
@@ -201,13 +207,13 @@ class _Check:
             self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != manifest.get("id"):
             self._note(f"{reader.path}: it belongs to another run than the manifest")
-        keys = self._try(_checked_keys, reader)
+        keys = self._try(_check_keys, reader)
         self._try(lambda: len(reader.layouts))
         self._try(lambda: len(reader.modules))
         self._try(lambda: len(reader.labels))
         self._try(lambda: len(reader.totals.form))
         for row in range(len(reader)):
-            rows = self._try(_checked_step, reader, row, keys)
+            rows = self._try(_check_step, reader, row, keys)
             if rows is not None:
                 self._steps += 1
                 self._records += rows
@@ -234,7 +240,7 @@ class _Check:
             folder.close()
 
 
-def _checked_keys(reader: RankReader) -> np.ndarray[Any, Any]:
+def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
     """Keys of all sites, after computing each again."""
     sites = reader.sites
     for number in range(len(sites)):
@@ -243,7 +249,7 @@ def _checked_keys(reader: RankReader) -> np.ndarray[Any, Any]:
     return sites.key
 
 
-def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
+def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
     """Records in a step, after computing its digest again; its CRC and chain were checked on the way."""
     batch = reader.read_row(row)
     if keys is not None:
@@ -254,17 +260,12 @@ def _checked_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | Non
     return len(batch)
 
 
-def _checked_document(run_id: object, folder: Folder, name: str) -> None:
+def _check_document(run_id: object, folder: Folder, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
 
 
-def _checked_shared(folder: Folder, name: str) -> None:
-    if shared_name(name.rpartition("-")[0], folder.read_file(name, LARGEST)) != name:
-        raise DamageError(f"{folder.path}/{name}", "it is not what its digest says")
-
-
-def _checked_tensor(folder: Folder, name: str) -> None:
+def _check_tensor(folder: Folder, name: str) -> None:
     with folder.file(name) as handle:
         tensorfile.check(handle, int(name[:16], 16))

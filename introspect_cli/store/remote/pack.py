@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import LOCK, MANIFEST, NAMES, SOURCES, Folder, innocent, reason
+from introspect_cli.store.files.folders import LOCK, MANIFEST, NAMES, SOURCES, Folder, outside_cause, reason
 from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
 from introspect_cli.store.remote.remote_folder import RemoteFolder, copy_of, open_remote
 
@@ -61,8 +61,8 @@ def open_store(path: str | Path) -> Folder:
     except FileNotFoundError:
         raise NoRunError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
     except (OSError, ValueError) as error:
-        if innocent(error):
-            raise StoreError(f"cannot read {path}: {innocent(error)}") from None
+        if outside_cause(error):
+            raise StoreError(f"cannot read {path}: {outside_cause(error)}") from None
         why = reason(error) if isinstance(error, OSError) else "not a path"
         raise NoRunError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
     if MANIFEST not in names:

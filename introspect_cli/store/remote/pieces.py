@@ -36,7 +36,7 @@ _KEPT = 64 << 20
 _SPAN = 256 << 10
 """Bytes that are read around what was asked for, since a request takes longer than they do."""
 
-_TOGETHER = 16 << 20
+_MOST_AT_ONCE = 16 << 20
 """Bytes that are read at once because they will be asked for, less than what is kept."""
 
 _OF_ALL = re.compile(r"[a-z]+\.arrow|totals\.bin")
@@ -116,7 +116,7 @@ class Sent:
         data = KEPT.get(extent.digest)
         if data is not None:
             return data
-        spans = [(self, self.span(extent)), *self._likewise(extent)]
+        spans = [(self, self.span(extent)), *self._of_other_ranks(extent)]
         wanted = [
             (sent.object(near[0].piece), near[0].offset, near[-1].offset + near[-1].length) for sent, near in spans
         ]
@@ -143,13 +143,13 @@ class Sent:
                 near.append(other)
         return near
 
-    def _likewise(self, extent: Extent) -> Iterator[tuple[Sent, list[Extent]]]:
+    def _of_other_ranks(self, extent: Extent) -> Iterator[tuple[Sent, list[Extent]]]:
         """What other ranks have in the place of an extent, where each has something else."""
         name, number = self.named[extent]
-        asked, room = {extent.digest}, _TOGETHER
+        asked, room = {extent.digest}, _MOST_AT_ONCE
         for other in self.others if _OF_ALL.fullmatch(name) else ():
-            theirs = other.catalogue.files.get(name, [])[number : number + 1]
-            for each in theirs:
+            extents = other.catalogue.files.get(name, [])[number : number + 1]
+            for each in extents:
                 if each in other.named and each.digest not in asked and KEPT.get(each.digest) is None:
                     near = other.span(each)
                     room -= near[-1].offset + near[-1].length - each.offset
@@ -186,7 +186,7 @@ Range = tuple[Sent, int, int, int]
 
 def fetch(wanted: Iterable[list[Range]]) -> int:
     """Read ranges of one run at once, so that they are there when they are asked for; how many, before a limit."""
-    jobs, room, taken = [], _TOGETHER, 0
+    jobs, room, taken = [], _MOST_AT_ONCE, 0
     for ranges in wanted:
         room -= sum(end - begin for _, _, begin, end in ranges)
         if room < 0 and taken:
@@ -218,7 +218,7 @@ class RemoteFile(Handle):
         """When it was sent, in seconds since 1970, if more was to follow; else 0."""
         return 0.0 if self._sent.catalogue.over else self._sent.catalogue.sent
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether it may still grow: its sender has not said that it is over, and its time is not up."""
         said = self._sent.catalogue
         return not said.over and now() < said.sent + 3 * said.every + _GRACE

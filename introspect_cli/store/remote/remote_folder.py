@@ -66,10 +66,10 @@ class RemoteFolder(Folder):
         """Nothing is open."""
 
     @property
-    def size_elsewhere(self) -> int:
+    def remote_size(self) -> int:
         """Bytes of the files whose catalogue was read."""
         here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
-        return here + sum(rank.size_elsewhere for rank in self._ranks.values())
+        return here + sum(rank.remote_size for rank in self._ranks.values())
 
     def names(self) -> list[str]:
         """What the directory holds, sorted."""

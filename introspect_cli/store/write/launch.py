@@ -56,7 +56,7 @@ class Launch:
     local_rank: int | None = None
 
 
-def joined(path: Path, launch: Launch, *, force: bool) -> Path:
+def join_launch(path: Path, launch: Launch, *, force: bool) -> Path:
     """Make or find the directory of a launch; the directory in it that is this rank's.
 
     Args:

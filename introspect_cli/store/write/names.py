@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.arrow import Schema, encode_batch, schema_message
+from introspect_cli.records import Part
+from introspect_cli.store.format.arrow import encode_batch
+from introspect_cli.store.format.arrow_schema import Schema, schema_message
 from introspect_cli.store.format.columns import ColumnData, integer_lists, storable, text_lists, texts
 from introspect_cli.store.format.schemas import LIMIT_NAMES
 
 if TYPE_CHECKING:
-    from introspect_cli.records import Layout, ModuleInfo, Part, Site, SiteInfo
+    from introspect_cli.records import Layout, ModuleInfo, Site, SiteInfo
 
 Row = TypeVar("Row")
 Encoded = Mapping[str, ColumnData]
@@ -102,58 +104,54 @@ class Interner(Generic[Row]):
 def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
     """The columns of sites."""
     sites = [site if site.fqn.isascii() and site.path.isascii() else _storable(site) for site, _ in rows]
-    infos = [info for _, info in rows]
     return {
         "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
-        "phase": texts([site.phase for site in sites]),
-        "kind": texts([site.kind for site in sites]),
-        "fqn": texts([site.fqn for site in sites]),
+        **_texts(sites, "phase", "kind", "fqn", "path"),
         "call": np.array([site.call for site in sites], np.uint32),
-        "path": texts([site.path for site in sites]),
-        "module_class": texts([info.module_class for info in infos]),
-        "op": texts([info.op for info in infos]),
-        "source": texts([info.source for info in infos]),
+        **_texts([info for _, info in rows], "module_class", "op", "source"),
     }
+
+
+def _texts(rows: Sequence[object], *names: str) -> dict[str, ColumnData]:
+    """The columns of texts that are attributes of rows."""
+    return {name: texts([getattr(row, name) for row in rows]) for name in names}
 
 
 def _storable(site: Site) -> Site:
     return replace(site, fqn=storable(site.fqn), path=storable(site.path))
 
 
+_WHOLE = Part((), "", 1, "")
+"""What stands in the columns of parts where a rank holds the whole."""
+
+
 def encode_layouts(rows: Sequence[Layout]) -> Encoded:
     """The columns of layouts."""
+    parts = [row.part or _WHOLE for row in rows]
     return {
         "shape": integer_lists([row.shape for row in rows]),
-        "dtype": texts([row.dtype for row in rows]),
-        "device": texts([row.device for row in rows]),
-        "strides": texts([row.strides for row in rows]),
-        "part": integer_lists([_flat(row.part) for row in rows]),
-        "part_owed": texts([row.part.owed if row.part is not None else "" for row in rows]),
-        "part_owing": np.array([row.part.owing if row.part is not None else 1 for row in rows], np.int32),
-        "part_source": texts([row.part.source if row.part is not None else "" for row in rows]),
+        **_texts(rows, "dtype", "device", "strides"),
+        "part": integer_lists([_flat(part) for part in parts]),
+        "part_owed": texts([part.owed for part in parts]),
+        "part_owing": np.array([part.owing for part in parts], np.int32),
+        "part_source": texts([part.source for part in parts]),
     }
 
 
-def _flat(part: Part | None) -> list[int]:
+def _flat(part: Part) -> list[int]:
     """For each dimension how many ranges there are, then each range."""
     out: list[int] = []
-    for ranges in part.ranges if part is not None else ():
-        out.append(len(ranges))
-        out += [number for span in ranges for number in span]
+    for ranges in part.ranges:
+        out += [len(ranges), *(number for span in ranges for number in span)]
     return out
 
 
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
     """The columns of modules."""
     return {
-        "fqn": texts([row.fqn for row in rows]),
-        "module_class": texts([row.module_class for row in rows]),
-        "source": texts([row.source for row in rows]),
-        "parameters": text_lists([row.parameters for row in rows]),
-        "buffers": text_lists([row.buffers for row in rows]),
-        "aliases": text_lists([row.aliases for row in rows]),
+        **_texts(rows, "fqn", "module_class", "source", "variable"),
+        **{name: text_lists([getattr(row, name) for row in rows]) for name in ("parameters", "buffers", "aliases")},
         "attribute_names": text_lists([[name for name, _ in row.attributes] for row in rows]),
         "attribute_values": text_lists([[value for _, value in row.attributes] for row in rows]),
         "step": np.array([row.step for row in rows], np.int64),
-        "variable": texts([row.variable for row in rows]),
     }

@@ -26,10 +26,10 @@ from introspect_cli.store.files.folders import (
     Folder,
     reason,
 )
-from introspect_cli.store.format.arrow import END_OF_STREAM, Message, Pieces, Schema, schema_message
+from introspect_cli.store.format.arrow import END_OF_STREAM, Message, Pieces
+from introspect_cli.store.format.arrow_schema import Schema, schema_message
+from introspect_cli.store.format.documents import LABELS, LIMIT_LABELS, encode_labels
 from introspect_cli.store.format.index import chained, step_digest
-from introspect_cli.store.format.labels import LABELS, LIMIT_LABELS
-from introspect_cli.store.format.labels import encode as encode_labels
 from introspect_cli.store.format.schemas import (
     END_ENTRY,
     ENTRY,

@@ -31,7 +31,7 @@ from introspect_cli.store.files.handles import Handle, take_lock
 from introspect_cli.store.files.rank_folder import close_rank
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.sources import encode
-from introspect_cli.store.write.launch import joined, lock_file, refuse_unless, set_aside
+from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class StoreWriter:
                 ignored(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
-            place = joined(path, launch, force=force)
+            place = join_launch(path, launch, force=force)
             return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
@@ -140,7 +140,7 @@ class StoreWriter:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name a settings document")
         with self._writing("to {}"):
-            self._here().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
+            self._locked().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
     def save_source(self, digest: str, data: bytes) -> None:
@@ -150,7 +150,10 @@ class StoreWriter:
             StoreError: it cannot be written.
         """
         name = f"{digest}.gz"
-        with self._writing("the sources of {}"), self._here().make_folder(SOURCES, _PRIVATE_DIRECTORY) as folder:
+        with (
+            self._writing("the sources of {}"),
+            self._locked().make_folder(SOURCES, _PRIVATE_DIRECTORY) as folder,
+        ):
             if name not in folder:
                 folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
 
@@ -162,7 +165,7 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
-    def _here(self) -> Folder:
+    def _locked(self) -> Folder:
         """The run's directory; the lock is taken again if the script closed its descriptor."""
         folder = self._folder.secure()
         if self._closed:
@@ -180,8 +183,8 @@ class StoreWriter:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
         parent, _, file_name = name.rpartition("/")
         with self._writing(f"{{}}/{name}"), ExitStack() as stack:
-            here = self._here()
-            folder = stack.enter_context(here.folder(parent)) if parent else here
+            run = self._locked()
+            folder = stack.enter_context(run.folder(parent)) if parent else run
             folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
@@ -192,7 +195,7 @@ class StoreWriter:
         name = f"{checksum:016x}.safetensors"
         with self._writing("a tensor to {}"):
             if self._tensors is None:
-                self._tensors = self._here().make_folder(TENSORS)
+                self._tensors = self._locked().make_folder(TENSORS)
             if name in self._tensors.secure():
                 return 0
             data = memoryview(array).cast("B")
@@ -221,8 +224,8 @@ class StoreWriter:
 
         schema = record_columns(**kept)
         with self._writing("to {}"):
-            here = self._here()
-            folder = here.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(here.path)
+            run = self._locked()
+            folder = run.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(run.path)
         several = self._rank is not None
         writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, totals=several)
         self._ranks.append(writer)

@@ -69,12 +69,12 @@ def _of_rank(reader: RankReader, last: int) -> Array:
     return out
 
 
-def together(*groups: Array) -> Array:
+def concatenated(*groups: Array) -> Array:
     """The shares of all ranks of some groups."""
     return np.concatenate(groups)
 
 
-def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
+def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     """Compare the copies that ranks have, by what their records add up to.
 
     Args:
@@ -87,7 +87,7 @@ def odd_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     path, ranks, last = str(run.path), run.recorded, run.last_step
     groups = tasks_of([run], ranks, last or 0, _GROUP)
     steps = 0 if last is None else int((run.rank(ranks[0]).entries["step"] <= last).sum())
-    held = total(shares_of, groups, together) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
+    held = total(shares_of, groups, concatenated) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
     if len(np.unique(held["rank"])) < max(len(ranks), 2):
         needs = _LACKING if len(ranks) > 1 else "several ranks"
         return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
