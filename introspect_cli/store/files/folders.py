@@ -276,9 +276,9 @@ _DAMAGE = {
 def unreadable(path: str, error: OSError) -> StoreError:
     """The error of a file that could not be read: damage, or what says nothing of the file."""
     why = outside_cause(error)
-    return (
-        StoreError(f"cannot read {path}: {why}") if why else DamageError(path, _DAMAGE.get(error.errno, reason(error)))
-    )
+    if why:
+        return StoreError(f"cannot read {path}: {why}")
+    return DamageError(path, _DAMAGE.get(error.errno or 0, reason(error)))
 
 
 def outside_cause(error: OSError | ValueError) -> str:

@@ -10,7 +10,7 @@ its steps are read.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.totals import Totals
     from introspect_cli.store.ranks.plan import Plan
-    from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows
+    from introspect_cli.store.ranks.whole_names import WholeNames
 
     Array = NDArray[Any]
 
@@ -32,34 +32,18 @@ _MOST_FORMS = 16
 """How many forms a run's steps may have; each costs reading a step."""
 
 
-class Sample(NamedTuple):
-    """One step of those that are put together in one way.
-
-    Attributes:
-        step: of all ranks.
-        plan: how it is put together.
-        keys: uint64, the keys of the whole's sites.
-        kinds: int64, the codes of their kinds.
-        places: the ranks' layouts.
-    """
-
-    step: StackedStep
-    plan: Plan
-    keys: Array
-    kinds: Array
-    places: LayoutTables
-
-
 def digests(
-    totals: Sequence[Totals], rows: Array, sample: Callable[[int], Iterable[Sample]]
+    names: WholeNames, places: LayoutTables, rows: Array, sample: Callable[[int], Iterable[Plan]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
 
     Args:
-        totals: of each rank.
+        names: of all ranks, in the whole.
+        places: the ranks' layouts.
         rows: where among each rank's entries the steps are that all have; (ranks, steps).
-        sample: reads such a step, by its position, in slices of its sites.
+        sample: how such a step is put together, by its position, in slices of its sites.
     """
+    totals = [reader.totals for reader in names.readers]
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
     form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
@@ -72,11 +56,12 @@ def digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        slices = [_fixed(each, shares) for each in sample(int(steps[0]))]
-        if None in slices:
+        every_slice = [_fixed(names, places, plan, shares) for plan in sample(int(steps[0]))]
+        slices = [each for each in every_slice if each is not None]
+        if len(slices) < len(every_slice):
             continue
-        unseen = np.sort(np.concatenate([each.unseen for each in slices if each is not None]))
-        headers = sum(each.lanes for each in slices if each is not None)
+        unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
+        headers = sum(lanes for _, lanes in slices)
         values = [
             each.totals[of][each.place[of_rank[steps]]]
             for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
@@ -114,24 +99,17 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
     return lanes, whole
 
 
-class _Fixed(NamedTuple):
+def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
     """What the digests of steps that are put together in one way have in common, of a slice of their sites.
 
-    Attributes:
-        unseen: uint64, the keys of sites that were not seen.
-        lanes: uint64 (4,), what wholes have beside their elements.
+    Returns:
+        the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the
+        steps' totals do not say how they compare.
     """
-
-    unseen: Array
-    lanes: Array
-
-
-def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
-    """What such steps have in common; None where their totals do not say how they compare."""
-    plan, basis, places = sample.plan, sample.plan.basis, sample.places
+    basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
     if plan.mixed.any() or plan.owed.any() or plan.unfit:
         return None
-    kind = sample.kinds[basis.site]
+    kind = names.kinds[basis.site]
     counts = ~np.isin(kind, LEFT_OUT)
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
@@ -142,21 +120,20 @@ def _fixed(sample: Sample, shares: Sequence[Array]) -> _Fixed | None:
     headers = places.header[number]
     if (plan.parts[group] & (headers != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
         return None
-    if not _separate(group, places.part[number], _share_of(sample, rows, shares)):
+    if not _separate(group, places.part[number], _share_of(names, places, basis, rows, shares)):
         return None
     groups = np.unique(group[plan.parts[group]])
-    keys = keys_of(sample.keys[basis.site[plan.rows[plan.starts[groups]]]])
+    keys = keys_of(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
     head = places.header[basis.number[plan.rows[plan.starts[groups]]]]
     lanes = np.zeros(4, np.uint64)
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
     unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
-    return _Fixed(sample.keys[basis.site[unseen]], lanes)
+    return site_keys[basis.site[unseen]], lanes
 
 
-def _share_of(sample: Sample, rows: Array, shares: Sequence[Array]) -> Array:
+def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
     """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
-    basis, places = sample.plan.basis, sample.places
-    kind, rank = sample.kinds[basis.site[rows]], basis.rank[rows]
+    kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
     adds_up = np.isin(kind, COPIED) | (place > 0)
     numbers: dict[bytes, int] = {}

@@ -57,18 +57,6 @@ class StepsTask(NamedTuple):
     of: int
 
 
-class CombinedSteps(NamedTuple):
-    """Steps that were put together, or a slice of them.
-
-    Attributes:
-        batches: of each step.
-        layouts: those that they name, by number.
-    """
-
-    batches: list[StepBatch]
-    layouts: list[Layout]
-
-
 Work = Callable[[Callable[[Any], Any], "Sequence[Any]"], "Iterable[Any]"]
 """Calls a function for each of some tasks, wherever that may be, and gives the results in order."""
 
@@ -108,8 +96,8 @@ _OPEN: list[tuple[StepsTask, Run, Reader]] = []
 _MOST_OPEN = 2
 
 
-def combine_steps(task: StepsTask) -> CombinedSteps:
-    """Put all ranks of some steps together; the run stays open for the next task, until `forget`."""
+def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
+    """Some steps of all ranks, combined, and the layouts that they name; the run stays open until `forget`."""
     opened = next((opened for opened in _OPEN if opened[0][:3] == task[:3]), None)
     if opened is None:
         run = open_run(task.path)
@@ -120,7 +108,7 @@ def combine_steps(task: StepsTask) -> CombinedSteps:
         forget()
         raise StoreError(f"{task.path} changed while it was read: wait for its end, then try again")
     rows = np.searchsorted(reader.steps_of_all, task.steps).tolist()
-    return CombinedSteps([reader.read_slice(row, task.which, task.of) for row in rows], list(reader.layouts))
+    return [reader.read_slice(row, task.which, task.of) for row in rows], list(reader.layouts)
 
 
 def forget(but: int = 0) -> None:
@@ -153,14 +141,14 @@ def step_tasks(
 def combined_by(
     tasks: Sequence[tuple[StepsTask, ...]], work: Work, number_of: Callable[[Layout], int]
 ) -> Iterator[StepBatch]:
-    """Each step of some stretches, with the numbers that a layout has for who asks."""
+    """Each step of some tasks, with the numbers that a layout has for who asks."""
     try:
         done = iter(work(combine_steps, [task for slices in tasks for task in slices]))
         for slices in tasks:
             every = []
-            for wholes in [next(done) for _ in slices]:
-                numbers = np.array([number_of(layout) for layout in wholes.layouts] or [0], np.uint32)
-                every.append([replace(batch, layout=numbers[batch.layout]) for batch in wholes.batches])
+            for batches, layouts in [next(done) for _ in slices]:
+                numbers = np.array([number_of(layout) for layout in layouts] or [0], np.uint32)
+                every.append([replace(batch, layout=numbers[batch.layout]) for batch in batches])
             yield from map(join_slices, zip(*every, strict=True))
     finally:
         forget()  # where tasks ran in this process

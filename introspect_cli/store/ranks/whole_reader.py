@@ -22,7 +22,7 @@ from introspect_cli.store.format.batch import rows_of
 from introspect_cli.store.format.schemas import ENTRY
 from introspect_cli.store.ranks.combine import Combiner
 from introspect_cli.store.ranks.combined import join_slices
-from introspect_cli.store.ranks.digests import Sample, digests
+from introspect_cli.store.ranks.digests import digests
 from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
 from introspect_cli.store.ranks.whole_names import WholeNames
 from introspect_cli.store.read.rank_reader import RankReader, read_rows
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.index import Entries
+    from introspect_cli.store.ranks.plan import Plan
     from introspect_cli.store.read.manifests import Stages
 
     Array = NDArray[Any]
@@ -128,18 +129,17 @@ class WholeReader(WholeNames, StepReader):
         """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
         if not self.as_recorded or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
-        found, self._forms = digests([reader.totals for reader in self.readers], self._rows, self._sample)
+        found, self._forms = digests(self, self._places, self._rows, self._sample)
         return found
 
-    def _sample(self, row: int) -> Iterator[Sample]:
-        """A step of those that are put together in one way, slice by slice."""
+    def _sample(self, row: int) -> Iterator[Plan]:
+        """How a step is put together, slice by slice."""
         size, of = 0, self.slices_of(row)
         for which in range(of):
             combiner = self._combiner(which, of)
-            step = self._stacked(row, which, of)
-            size += len(combiner.combine(step))
-            assert combiner.plan is not None  # it was put together just now
-            yield Sample(step, combiner.plan, np.asarray(self.sites.key, np.uint64), self.kinds, self._places)
+            size += len(combiner.combine(self._stacked(row, which, of)))
+            assert combiner.plan is not None  # a step was put together just now
+            yield combiner.plan
         self._sizes[row] = size
 
     @property

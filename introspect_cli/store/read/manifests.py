@@ -280,14 +280,15 @@ def endings(
         left_out: those that were to record nothing.
         unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
     """
-    out = []
+    out: list[str] = []
+
+    def say(ranks: list[int], what: str) -> None:
+        if ranks:
+            out.append(f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1))
+
     left = "left" if unfinished is None else "sent"
-    absent = [rank for rank in range(size) if rank not in last and rank not in left_out]
-    if absent:
-        out.append(f"{rank_list(absent)} of {size} {left} nothing".replace("rank", "Rank", 1))
-    silent = [rank for rank, step in last.items() if step is None]
-    if silent:
-        out.append(f"{rank_list(silent)} of {size} {left} no step".replace("rank", "Rank", 1))
+    say([rank for rank in range(size) if rank not in last and rank not in left_out], f"{left} nothing")
+    say([rank for rank, step in last.items() if step is None], f"{left} no step")
     ended_with = {rank: step for rank, step in last.items() if step is not None}
     latest = max(ended_with.values(), default=-1)
     by_step: dict[int, list[int]] = {}
@@ -302,15 +303,7 @@ def endings(
                 "more may lie where it was recorded"
             )
         cut = [rank for rank in ranks if not ended[rank] and rank not in unsent]
-        if cut:
-            was = "was" if len(cut) == 1 else "were"
-            out.append(f"{rank_list(cut)} of {size} {was} cut off after step {step}".replace("rank", "Rank", 1))
-        whole = [rank for rank in ranks if ended[rank]]
-        if whole:
-            others = count(latest - step, "step")
-            out.append(
-                f"{rank_list(whole)} of {size} ended with step {step}, {others} before the others".replace(
-                    "rank", "Rank", 1
-                )
-            )
+        say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
+        others = f"{count(latest - step, 'step')} before the others"
+        say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
     return out

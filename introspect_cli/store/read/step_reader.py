@@ -84,8 +84,8 @@ class StepReader(ABC):
     def entry(self, row: int) -> StepEntry:
         """The `row`-th step's entry."""
         entry = self.entries[row]
-        numbers = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
-        return StepEntry(*numbers, entry["digest"].tobytes(), entry["chain"].tobytes())
+        step, offset, length, rows = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
+        return StepEntry(step, offset, length, rows, entry["digest"].tobytes(), entry["chain"].tobytes())
 
     @property
     def last_step(self) -> int | None:
