@@ -113,9 +113,8 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
     if _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
     matched = Correspondence(options.rename)
-    ranks = [each for each in (a, b) if isinstance(each, RankReader) and not each.is_whole]
-    if options.by_value and len(ranks) == 2:
-        matched = matched_by_value(*ranks, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
+    if options.by_value and isinstance(a, RankReader) and isinstance(b, RankReader) and not (a.is_whole or b.is_whole):
+        matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
     moved = {old: new for old, new in moved_modules(a, b, matched.asked).items() if not old.startswith(matched.settled)}
     notes = tuple(
         f"{old} of a is compared with {new} of b: the modules around it were inserted or removed."

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
     from typing_extensions import Self
 
 _HIGH = 960
@@ -141,16 +139,6 @@ class Handle:
         while begin < end and (data := self.read(begin, min(most, end - begin))):
             yield data
             begin += len(data)
-
-    def read_into(self, offset: int, memory: NDArray[np.uint8]) -> int:
-        """Fill memory with the bytes from `offset` on; how many there were."""
-        done = 0
-        while done < len(memory):
-            more = os.preadv(self.fd, [memory[done : done + (1 << 30)].data], offset + done)
-            if not more:
-                break
-            done += more
-        return done
 
 
 def take_lock(fd: int) -> bool:

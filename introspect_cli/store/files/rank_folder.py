@@ -25,7 +25,6 @@ from introspect_cli.sums import content_digest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
 
 CLOSED = "closed.bin"
 
@@ -73,10 +72,6 @@ class _Within(Handle):
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset`, fewer where the file ends before."""
         return super().read(self._offset + offset, min(length, self._length - offset))
-
-    def read_into(self, offset: int, memory: NDArray[Any]) -> int:
-        """Fill memory with the bytes from `offset` on; how many there were."""
-        return super().read_into(self._offset + offset, memory[: max(self._length - offset, 0)])
 
 
 class _Bundle(NamedTuple):

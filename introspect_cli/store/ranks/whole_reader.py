@@ -230,7 +230,7 @@ class WholeReader(WholeNames, StepReader):
         """The records of a slice of the `row`-th step of all ranks."""
         wanted = None if of == 1 else self._slices(of) == which
         batches = []
-        read = read_rows(self.readers, self._rows[:, row].tolist(), over=wanted is None)
+        read = read_rows(self.readers, self._rows[:, row].tolist())
         for batch, numbers in zip(read, self.numbers, strict=True):
             rows = None if wanted is None else np.flatnonzero(wanted[numbers[np.asarray(batch.site)]])
             batches.append(batch if rows is None else rows_of([batch], [rows]))

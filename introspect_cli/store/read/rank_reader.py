@@ -34,8 +34,6 @@ from introspect_cli.store.remote.remote_folder import RemoteFolder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from introspect_cli.labels import Labels
     from introspect_cli.store.files.handles import Handle
     from introspect_cli.store.remote.pieces import Range
@@ -93,7 +91,6 @@ class RankReader(StepReader):
         self.path = f"{run.path}/rank{rank}"
         self._run = run
         self._records: Handle | None = None
-        self._memory = np.empty(0, np.uint8)
         index, self.running, self.unfinished = _read_index(run, rank)
         while True:
             try:
@@ -243,27 +240,20 @@ class RankReader(StepReader):
         pieces = (data[at : at + 16] for at in range(0, len(data), 16))
         return dict(zip(self.entries["step"].tolist(), pieces, strict=True))
 
-    def read_row(self, row: int, *, over: bool = False) -> StepBatch:
-        """All records of the `row`-th step, as views of the bytes just read and checked.
-
-        Args:
-            row: position among the entries.
-            over: whether to read over what was read so before, and is done with: memory that is new to the process has
-                to be given to it page by page, which takes as long as all the rest.
-        """
+    def read_row(self, row: int) -> StepBatch:
+        """All records of the `row`-th step, as views of the bytes just read and checked."""
         entry = self.entries[row]
         records = self._records_open()
         step, length = int(entry["step"]), int(entry["length"])
         try:
-            data = self._read_over(records, entry) if over else records.read(int(entry["offset"]), length)
+            data = records.read(int(entry["offset"]), length)
         except OSError as error:
             raise unreadable(records.path, error) from None
-        view = memoryview(data) if isinstance(data, bytes) else data.data
-        if len(data) != length or zlib.crc32(view) != entry["batch_crc"]:
+        if len(data) != length or zlib.crc32(data) != entry["batch_crc"]:
             where = records.place(int(entry["offset"]))
             raise DamageError(where, f"the records of step {step} are not those that were indexed")
         try:
-            batch = self._decoder.decode(view)
+            batch = self._decoder.decode(memoryview(data))
             out = StepBatch.of(batch.columns, self._schema)
         except Malformed as error:
             raise DamageError(records.path, f"step {step}: {error}") from None
@@ -300,21 +290,14 @@ class RankReader(StepReader):
                     other.close()
         return self._records
 
-    def _read_over(self, records: Handle, entry: Any) -> NDArray[np.uint8]:
-        """The bytes of a step, in the memory of the one that was read so before."""
-        length = int(entry["length"])
-        if len(self._memory) < length:
-            self._memory = np.empty(length, np.uint8)
-        return self._memory[: records.read_into(int(entry["offset"]), self._memory[:length])]
 
-
-def read_rows(readers: Sequence[RankReader], rows: Sequence[int], *, over: bool) -> Iterator[StepBatch]:
-    """A step of each rank, `over` what was read so before; from object storage many at once."""
+def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:
+    """A step of each rank; from object storage many at once."""
     there = 0
     for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
         if number == there:
             there += fetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
-        yield reader.read_row(row, over=over)
+        yield reader.read_row(row)
 
 
 def _read_index(run: Folder, rank: int) -> tuple[Index, bool, float]:

@@ -12,8 +12,6 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import DamageError
 from introspect_cli.store.files.handles import Handle
@@ -30,7 +28,6 @@ from introspect_cli.sums import content_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
 
 _KEPT = 64 << 20
 _SPAN = 256 << 10
@@ -276,9 +273,3 @@ class RemoteFile(Handle):
             begin, stop = max(offset - at, 0), min(offset + length - at, extent.length)
             if extent.piece != INLINE and not extent.digest and begin < stop:
                 yield self._sent, extent.piece, extent.offset + begin, extent.offset + stop
-
-    def read_into(self, offset: int, memory: NDArray[np.uint8]) -> int:
-        """Fill memory with the bytes from `offset` on; how many there were."""
-        data = self.read(offset, len(memory))
-        memory[: len(data)] = np.frombuffer(data, np.uint8)
-        return len(data)
