@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count
 
@@ -84,7 +84,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
-    if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
+    if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT):
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
@@ -148,13 +148,16 @@ def _samples(micro: list[Microbatch], rule: Microbatches) -> list[Microbatch]:
 def _by_itself(step: Step, position: int) -> Finding | None:
     """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
     site = step.sites[position]
+    drew = [step.alignment.site(number) for number in step.of(Kind.RNG, FORWARD).tolist()]
+    drew = [draw for draw in drew if draw.fqn == site.fqn]
+    if site.kind is Kind.INPUT:
+        return _drawn_before if any(draw.path.endswith(DRAWN_BEFORE) for draw in drew) else None
     module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
     if module is None:
         return None
     if _NORMS.search(module.module_class):
         return _statistics
-    drew = [step.alignment.fqn[number] for number in step.of(Kind.RNG, FORWARD).tolist()]
-    return _drawn if _DRAWS.search(module.module_class) or site.fqn in drew else None
+    return _drawn if _DRAWS.search(module.module_class) or drew else None
 
 
 def _of_gradients(step: Step) -> Finding | None:
@@ -340,8 +343,16 @@ def _statistics(scene: Scene) -> str:
 
 
 def _drawn(scene: Scene) -> str:
+    return f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: {_OTHERS}"
+
+
+def _drawn_before(scene: Scene) -> str:
     return (
-        f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: each part of a "
-        "batch draws its own, so that other samples get other numbers. Such a split changes that by itself; with "
-        "dropout at 0 the rest can be compared."
+        f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it: {_OTHERS}"
     )
+
+
+_OTHERS = (
+    "each part of a batch draws its own, so that other samples get other numbers. Such a split changes that by itself; "
+    "with dropout at 0 the rest can be compared."
+)
