@@ -176,12 +176,12 @@ def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Cou
     """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
     site = int(batch.site[row])
     if isinstance(reader, WholeReader):
-        held = reader.held(step, site)
+        values = reader.values_of(step, site)
     else:
         seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
-        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
+        values = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
     out: Counter[int] = Counter()
-    for checksum, shape in held.items():
+    for checksum, shape in values.items():
         samples = samples_of(run, checksum, shape[0]) if shape else None
         if samples is None:
             return None

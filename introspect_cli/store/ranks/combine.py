@@ -127,7 +127,7 @@ class Combiner:
             at = np.flatnonzero((place[plan.group] >= 0) & (plan.owner == np.arange(len(plan.rows))))
             rows, basis = plan.rows[at], plan.basis
             rank, number = basis.rank[rows], basis.number[rows]
-            held, headers = self._places.held[number], self._places.header[number]
+            held, headers = self._places.local_numel[number], self._places.header[number]
             self._part_sums = key, PartSums(rank, rows - basis.starts[rank], place[plan.group[at]], held, headers)
         return self._part_sums[1]
 
@@ -243,7 +243,7 @@ class Combiner:
         rows = plan.rows[at]
         result.set(groups, Joined.GATHERED, _OBSERVED)
         result.mark(groups, at, starts, ordered=False)
-        held = self._places.held[step.rows.number[rows]]
+        held = self._places.local_numel[step.rows.number[rows]]
         result.elements[groups] = np.add.reduceat(held, starts)
         result.put_moments(groups, rows, starts, held)
         for group, whose, members in zip(groups.tolist(), of_ranks, np.split(rows, starts[1:]), strict=True):

@@ -114,7 +114,7 @@ def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
     number = basis.number[rows]
-    cut = ((places.part[number] > 0) & (places.held[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
+    cut = ((places.part[number] > 0) & (places.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
     if (cut & ~plan.parts[group]).any():
         return None
     headers = places.header[number]

@@ -102,7 +102,7 @@ def _job(source: str | Path) -> str:
 
 
 def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
-    held: dict[tuple[str, str], str | Path] = {}
+    source_of: dict[tuple[str, str], str | Path] = {}
     ids: dict[str, tuple[str, Path]] = {}
     with ExitStack() as stack:
         for source in sources:
@@ -112,7 +112,7 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
                 assert match is not None
                 attempt, rank, _ = match.groups()
                 if rank is not None:
-                    other = held.setdefault((attempt, rank), source)
+                    other = source_of.setdefault((attempt, rank), source)
                     if other != source:
                         raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
                     _same_id(ids, attempt, path, source)
@@ -222,13 +222,13 @@ def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool)
 
 def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
     """What the run of wholes says of itself."""
-    said = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
+    manifest = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
     size = count(run.world_size, "rank")
     lost = f"what differs between its {size}, which are one here"
     return {
-        **said,
+        **manifest,
         "status": "complete",
         "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
-        "not_observed": [*said.get("not_observed", ()), lost],
-        "notes": [*said.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
+        "not_observed": [*manifest.get("not_observed", ()), lost],
+        "notes": [*manifest.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
     }

@@ -131,7 +131,7 @@ def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Arr
     partly_unseen = any_of(unseen, starts)
     number = basis.number[rows]
     whole = places.part[number] == 0
-    holds = whole | (places.held[number] > 0)
+    holds = whole | (places.local_numel[number] > 0)
     placed = any_of(holds & ~whole, starts)
     partless = any_of(holds, starts) & ~placed & ~partly_unseen
     keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of

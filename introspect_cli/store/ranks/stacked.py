@@ -50,7 +50,7 @@ class LayoutTables:
         layouts: every layout that any rank has.
         numbers: for each reader, the number of each of its layouts.
         part: int64, a number for each different part, from 1; 0 where a rank holds all of it.
-        held: int64, elements that the rank holds.
+        local_numel: int64, elements that the rank holds.
         shape: int64, a number for each different shape of a whole.
         owed: bool, whether it is a sum (or mean) that is still owed.
         header: uint64, what a whole's checksum has beside its elements.
@@ -67,12 +67,12 @@ class LayoutTables:
         parts: dict[Part, int] = {}
         shapes: dict[tuple[int, ...], int] = {}
         self.part = np.zeros(len(numbers_of), np.int64)
-        self.held, self.shape = np.zeros(len(numbers_of), np.int64), np.zeros(len(numbers_of), np.int64)
+        self.local_numel, self.shape = np.zeros(len(numbers_of), np.int64), np.zeros(len(numbers_of), np.int64)
         self.owed, self.header = np.zeros(len(numbers_of), np.bool_), np.zeros(len(numbers_of), np.uint64)
         for number, layout in enumerate(self.layouts):
             part = layout.part
             self.shape[number] = shapes.setdefault(layout.shape, len(shapes))
-            self.held[number] = min(layout.numel if part is None else part.numel, (1 << 62) - 1)
+            self.local_numel[number] = min(layout.numel if part is None else part.numel, (1 << 62) - 1)
             self.header[number] = header(layout.dtype, layout.shape)
             if part is not None:
                 self.part[number] = parts.setdefault(part, len(parts) + 1)

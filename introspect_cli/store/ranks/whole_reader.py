@@ -77,7 +77,7 @@ class WholeReader(WholeNames, StepReader):
             readers: see there.
             fold: see there.
             stages: see there.
-            lacking: why the values that each rank has its own of are not all there; "" where they are.
+            lacking: why the values of which each rank has its own are not all there; "" where they are.
             complete: whether these are all ranks of the run.
             combine: puts steps at some positions together, wherever there is a processor; None to do so here.
         """
@@ -116,12 +116,12 @@ class WholeReader(WholeNames, StepReader):
         out["step"] = self.steps_of_all
         of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._rows, strict=True)]
         every = np.stack(of_each, axis=1) if len(out) else ()
-        chain, found, chains = bytes(16), [], []
+        chain, step_digests, chains = bytes(16), [], []
         for digest, ranks in zip(self._free_digests(), every, strict=True):
-            found.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
-            chain = blake2b(chain + found[-1], digest_size=16).digest()
+            step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
+            chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
             chains.append(chain)
-        out["digest"] = np.frombuffer(b"".join(found), out["digest"].dtype)
+        out["digest"] = np.frombuffer(b"".join(step_digests), out["digest"].dtype)
         out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
         return out
 
@@ -129,8 +129,8 @@ class WholeReader(WholeNames, StepReader):
         """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
         if not self.as_recorded or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
-        found, self._forms = digests(self, self._places, self._rows, self._sample)
-        return found
+        step_digests, self._forms = digests(self, self._places, self._rows, self._sample)
+        return step_digests
 
     def _sample(self, row: int) -> Iterator[Plan]:
         """How a step is put together, slice by slice."""
@@ -176,7 +176,7 @@ class WholeReader(WholeNames, StepReader):
             total += size
         return total
 
-    def held(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
+    def values_of(self, step: int, site: int) -> dict[int, tuple[int, ...]]:
         """What the ranks recorded of a site in a step: the checksum of each value of it, with its shape.
 
         Values with a place in the whole, and what a rank could not see, are of no shape.
@@ -217,9 +217,7 @@ class WholeReader(WholeNames, StepReader):
 
     def slices_of(self, row: int) -> int:
         """In how many slices of the sites a step is put together: one holds as many records as fit into memory."""
-        rows = sum(
-            int(reader.entries["rows"][own]) for reader, own in zip(self.readers, self._rows[:, row], strict=True)
-        )
+        rows = sum(int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._rows[:, row], strict=True))
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
     def read_slice(self, row: int, which: int, of: int) -> StepBatch:

@@ -257,31 +257,31 @@ def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalo
     try:
         unpacking = zlib.decompressobj()
         body = unpacking.decompress(data[_HEADER.size :], LIMIT)
-        said = json.loads(body[:length])
-        catalogue = _checked(said, body[length:])
-        strange = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
+        fields = json.loads(body[:length])
+        catalogue = _checked(fields, body[length:])
+        unexpected = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error):
         raise DamageError(path, "what it says cannot be read") from None
-    if strange is not None:
+    if unexpected is not None:
         raise DamageError(path, "it names a file that no run has")
     return catalogue
 
 
-def _checked(said: Any, inline: bytes) -> Catalogue:
-    pieces = [(str(name), _number(size)) for name, size in said["pieces"]]
-    if not all(PIECE.fullmatch(name) for name, _ in pieces) or said["inline"] != len(inline):
+def _checked(fields: Any, inline: bytes) -> Catalogue:
+    pieces = [(str(name), _number(size)) for name, size in fields["pieces"]]
+    if not all(PIECE.fullmatch(name) for name, _ in pieces) or fields["inline"] != len(inline):
         raise ValueError
     files = {}
-    for name, extents in said["files"].items():
+    for name, extents in fields["files"].items():
         files[name] = [Extent(piece, _number(at), _number(length), str(mark)) for piece, at, length, mark in extents]
         for extent in files[name]:
             room = len(inline) if extent.piece == INLINE else pieces[_number(extent.piece)][1]
             if extent.offset + extent.length > room:
                 raise ValueError
-    sent, every = float(said["sent"]), float(said["every"])
-    if not _ID.fullmatch(said["run_id"]) or not 0 <= sent < _LATEST or not 0 <= every < _LATEST:
+    sent, every = float(fields["sent"]), float(fields["every"])
+    if not _ID.fullmatch(fields["run_id"]) or not 0 <= sent < _LATEST or not 0 <= every < _LATEST:
         raise ValueError
-    return Catalogue(said["run_id"], said["over"] is True, sent, every, pieces, files, inline)
+    return Catalogue(fields["run_id"], fields["over"] is True, sent, every, pieces, files, inline)
 
 
 def _number(value: Any) -> int:

@@ -176,9 +176,9 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
     """That a pack holds a run and nothing else, and is not larger inside than a run can be."""
     if len(members) > _MOST_FILES:
         raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
-    strange = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
-    if strange is not None or all(member.filename != MANIFEST for member in members):
-        why = f"it has no {MANIFEST}" if strange is None else "it holds a file that no run has"
+    unexpected = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
+    if unexpected is not None or all(member.filename != MANIFEST for member in members):
+        why = f"it has no {MANIFEST}" if unexpected is None else "it holds a file that no run has"
         raise StoreError(f"{path} is not a packed run: {why}; name a directory that `introspect capture -o` made")
     if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
         raise StoreError(f"{path} is not unpacked: it claims to hold far more than a run of its size can")
@@ -247,9 +247,9 @@ def fetched(url: str) -> Path:
             storage.system.get_file(storage.root, str(temporary))
             temporary.replace(place)
     except Exception as error:
-        said = failure("fetch", url, error)
+        failed = failure("fetch", url, error)
         raise (
-            NoRunError(f"there is no run at {url}: check the URL") if isinstance(said, NothingThereError) else said
+            NoRunError(f"there is no run at {url}: check the URL") if isinstance(failed, NothingThereError) else failed
         ) from None
     return place
 

@@ -217,8 +217,8 @@ class RemoteFile(Handle):
 
     def is_locked(self) -> bool:
         """Whether it may still grow: its sender has not said that it is over, and its time is not up."""
-        said = self._sent.catalogue
-        return not said.over and now() < said.sent + 3 * said.every + _GRACE
+        catalogue = self._sent.catalogue
+        return not catalogue.over and now() < catalogue.sent + 3 * catalogue.every + _GRACE
 
     def size(self) -> int:
         """Bytes in it."""

@@ -194,9 +194,9 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
         names = folder.names()
         if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
             return None
-        strange = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
-        if strange is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
-            what = f"holds {strange!r}" if strange is not None else "has no manifest"
+        unexpected = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
+        if unexpected is not None or not {MANIFEST, LOCK, CLOSED}.intersection(names):
+            what = f"holds {unexpected!r}" if unexpected is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         with lock_file(folder) as lock:
             refuse_unless(take_lock(lock.fd), path)
