@@ -179,7 +179,7 @@ def write_changed(folder, layouts=("whole", "shared", "rows", "alone")):
 def as_while_it_ran(rank):
     """Give a rank that has ended the small files back that it had before; its directory."""
     with RankFolder.at(str(rank)) as folder:
-        for name in folder.closed():
+        for name in folder.bundled():
             (rank / name).parent.mkdir(exist_ok=True)
             place = folder.folder("settings") if "/" in name else folder
             (rank / name).write_bytes(place.read_file(name.rpartition("/")[2], 1 << 20))
