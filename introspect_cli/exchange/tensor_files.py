@@ -61,6 +61,7 @@ _WEIGHTS = (
 _TRAINING_STATE = re.compile(
     r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl"
 )
+_NO_MODEL = re.compile(rf"({_TRAINING_STATE.pattern})\Z|training_args")
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_JSON = 1 << 26
@@ -90,7 +91,7 @@ def _tensor_files(names: set[str]) -> list[str]:
     if indexes:
         return indexes
     for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        files = sorted(name for name in names if name.endswith(endings) and not _is_training_state(name))
+        files = sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
         if files:
             return files
     return []
@@ -99,10 +100,6 @@ def _tensor_files(names: set[str]) -> list[str]:
 def _parts(place: Path, names: set[str]) -> list[str]:
     """Directories of `torch.distributed.checkpoint` inside a checkpoint, as accelerate makes them for FSDP."""
     return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
-
-
-def _is_training_state(name: str) -> bool:
-    return bool(_TRAINING_STATE.fullmatch(name)) or name.startswith("training_args")
 
 
 def read_any(path: Path) -> dict[Any, Any]:

@@ -66,11 +66,6 @@ class WholeNames:
         self.path, self.readers = path, list(readers)
         self._fold, self._stages = fold or {}, stages or {}
 
-    @property
-    def as_recorded(self) -> bool:
-        """Whether sites are called as the ranks recorded them."""
-        return not (self._fold or self._stages)
-
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
         """Roots whose stages have other parameters under equal names, as stages cut out of a sequence have.

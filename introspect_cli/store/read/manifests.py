@@ -231,8 +231,9 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
     out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
     for name in ("rank", "local_rank", "host"):
         out.pop(name, None)
-    complete = len(ranks) >= out["world_size"] and all(manifest.get("status") == "complete" for manifest in every)
-    out["status"] = "complete" if complete else next((s for s in _statuses(every) if s != "complete"), "interrupted")
+    unfinished = [str(manifest.get("status")) for manifest in every if manifest.get("status") != "complete"]
+    missing = ["interrupted"] if len(ranks) < out["world_size"] else []
+    out["status"] = next(iter((*unfinished, *missing)), "complete")
     for name in _LISTS:
         if any(name in manifest for manifest in every):
             out[name] = _listed(name, ranks)
@@ -243,10 +244,6 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
     if failed is not None:
         out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
     return out
-
-
-def _statuses(manifests: list[Mapping[str, Any]]) -> list[str]:
-    return [str(manifest.get("status")) for manifest in manifests]
 
 
 def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:

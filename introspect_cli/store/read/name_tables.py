@@ -59,29 +59,20 @@ class NameTables:
             with rank_folder(run, rank) as folder:
                 key = folder.content(f"{stream}.arrow"), length, crc, count
                 if not key[0] or key not in kept:
-                    data = _read_names(folder, f"{stream}.arrow", length)
+                    with folder.file(f"{stream}.arrow") as handle:
+                        data = handle.read(0, length)
+                    if len(data) < length:
+                        raise DamageError(path, "it ends before the names that the index counts")
                     if zlib.crc32(data) != crc:
                         raise DamageError(path, "its bytes are not those that were indexed")
                     key = key[0] or blake2b(data).hexdigest(), *key[1:]
         except FileNotFoundError:
             raise DamageError(path, "it is missing") from None
+        except OSError as error:
+            raise unreadable(path, error) from None
         if key not in kept:
             kept[key] = made(decode_names(data, decoder, count, path), path)
         return kept[key]  # type: ignore[no-any-return]  # what this very stream was made into
-
-
-def _read_names(folder: Folder, name: str, length: int) -> bytes:
-    """The bytes of a stream of names that its index vouches for."""
-    try:
-        with folder.file(name) as handle:
-            data = handle.read(0, length)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(f"{folder.path}/{name}", error) from None
-    if len(data) < length:
-        raise DamageError(f"{folder.path}/{name}", "it ends before the names that the index counts")
-    return data
 
 
 _MAX_DIMS = 1024
