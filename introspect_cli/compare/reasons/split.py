@@ -37,7 +37,6 @@ _DRAWS = re.compile(r"Dropout|RReLU")
 _ROUND = 1e-5
 """How near to a number of three digits a norm is that clipping left."""
 
-
 Finding = Callable[["Scene"], str]
 """What a split of the batch gets wrong, or changes by itself: the function that says it."""
 
@@ -132,7 +131,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, reader.many)
+        Cut(side, microbatches(reader, splits.root, number, rule)[0], rule, reader.many)
         for side, reader, number, rule in (
             ("a", comparison.a, table.step, splits.a),
             ("b", comparison.b, table.step_b, splits.b),
@@ -141,17 +140,12 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     return one, two
 
 
-def _samples(micro: list[Microbatch], rule: Microbatches) -> list[Microbatch]:
-    return [replace(one, samples=1) for one in micro] if rule.singly else micro
-
-
 def _by_itself(step: Step, position: int) -> Finding | None:
     """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
     site = step.sites[position]
-    drew = [step.alignment.site(number) for number in step.of(Kind.RNG, FORWARD).tolist()]
-    drew = [draw for draw in drew if draw.fqn == site.fqn]
+    drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
     if site.kind is Kind.INPUT:
-        return _drawn_before if any(draw.path.endswith(DRAWN_BEFORE) for draw in drew) else None
+        return _drawn if any(path.endswith(DRAWN_BEFORE) for path in drew) else None
     module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
     if module is None:
         return None
@@ -343,16 +337,10 @@ def _statistics(scene: Scene) -> str:
 
 
 def _drawn(scene: Scene) -> str:
-    return f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: {_OTHERS}"
-
-
-def _drawn_before(scene: Scene) -> str:
+    drawn = f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output"
+    if scene.site.kind is Kind.INPUT:
+        drawn = f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it"
     return (
-        f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it: {_OTHERS}"
+        f"{drawn}: each part of a batch draws its own, so that other samples get other numbers. Such a split changes "
+        "that by itself; with dropout at 0 the rest can be compared."
     )
-
-
-_OTHERS = (
-    "each part of a batch draws its own, so that other samples get other numbers. Such a split changes that by itself; "
-    "with dropout at 0 the rest can be compared."
-)
