@@ -176,11 +176,9 @@ def _walk(run: Run, builders: Mapping[int, TableBuilder]) -> Ranks:
     return ranks
 
 
-def check_tables(
-    path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES, ranks: Ranks | None = None
-) -> CheckResult:
-    """Put rules to ranks that have been read; those about several ranks where there are `ranks`."""
-    return _result(path, [_of_rank(table, rules) for table in tables], rules, ranks)
+def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
+    """Put all rules about one rank to ranks that have been read."""
+    return _result(path, [_of_rank(table, RULES) for table in tables], RULES, None)
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:

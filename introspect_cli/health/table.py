@@ -225,14 +225,6 @@ class Table:
         total: NDArray[np.float64] = np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1))
         return total
 
-    def l2(self, site: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """L2 norm of a site at the steps where it was measured."""
-        column = self.column(site)
-        rows = np.flatnonzero(column.layout >= 0)
-        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
-        finite = self.numel[column.layout[rows]] * (1 - np.nan_to_num(column.floats["bad"][rows]))
-        return column.steps[rows], l2_norm(mean, var, finite)
-
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Step numbers and values of a statistic where it is present."""
         steps, values = self.stats(site, name)
