@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.session import run_capture
 from introspect_cli.errors import StoreError
 from introspect_cli.script.target import Target

@@ -15,7 +15,7 @@ from synthetic import row, write_run
 
 from introspect_cli.compare.reasons.differences import arguments
 from introspect_cli.compare.result import Verdict
-from introspect_cli.rerun.minimise import Difference, command_line, ddmin
+from introspect_cli.rerun.changes.minimise import Difference, command_line, ddmin
 from introspect_cli.rerun.variant import Reference, Variant, capture
 
 pytestmark = pytest.mark.usefixtures("quick_python")

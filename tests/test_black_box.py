@@ -11,7 +11,7 @@ from neutrality import assert_neutral, mlp
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.black_box import BlackBox
+from introspect_cli.capture.recording.black_box import BlackBox
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.run_writer import StoreWriter

@@ -291,7 +291,7 @@ def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
 
     def watch(frame, event, _argument):
         name = frame.f_code.co_filename
-        if event == "call" and any(own in name for own in ("read_files", "capture/description", "probes/built")):
+        if event == "call" and any(own in name for own in ("read_files", "probes/description", "probes/built")):
             called.add(frame.f_code.co_name)
 
     net = nn.Linear(2, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.capture.environment.start import PYTHON, numpy_owner
+from introspect_cli.capture.start import PYTHON, numpy_owner
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.generators import Generators
 

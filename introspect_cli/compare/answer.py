@@ -31,7 +31,7 @@ from introspect_cli.compare.reasons.words import lines, often, what
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
 from introspect_cli.compare.verdict import agreeing, diverges_words, separately, subject_of
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _explained(compared: Compared, scene: Scene | None) -> _Explained:
         tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
         rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
         reason = reason_named(scene.cause.reason)
-        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
+        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=_stepped(scene))
     differ = setting_changes(a, b, blame)
     of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
     settings = with_code(differ, code, rounding=rounding)
@@ -139,6 +139,13 @@ def _explained(compared: Compared, scene: Scene | None) -> _Explained:
         return _Explained(code, settings, of_ranks, ())
     unchanged = nothing_changed(scene.runs, settings, code, scene.cause, rounding=scene.rounding)
     return _Explained(code, settings, of_ranks, unchanged)
+
+
+def _stepped(scene: Scene) -> bool:
+    """Whether an optimizer may have stepped before the first divergence, in a process that was not recorded as well."""
+    site = scene.site
+    after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
+    return after or site.call > 0 or not scene.is_first_step or scene.first.step > 0
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:

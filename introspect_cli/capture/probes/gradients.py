@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.records import Part
 
 

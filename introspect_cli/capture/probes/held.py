@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 PLAIN = (bool, int, float, str)
 _KEPT = frozenset({*PLAIN, type(None)})

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
-from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:

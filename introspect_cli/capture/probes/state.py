@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture import torch_distributed
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks import torch_distributed, zero
+from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.held import Stepping
     from introspect_cli.tensors.summarizer import Summarizer
 

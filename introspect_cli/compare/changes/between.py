@@ -200,7 +200,7 @@ def clues_of(scene: Scene) -> Clues:
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}
-    for name in names[:1]:
+    for name in (*names[:1], *scene.unseen_inside):
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
@@ -241,6 +241,7 @@ def clues_of(scene: Scene) -> Clues:
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
+        inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),

@@ -38,6 +38,7 @@ class Clues:
         gap: whether something that it rests on was not recorded.
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
+        inside: classes of the modules inside it whose outputs are not on record.
         before: what the first module that did not agree is called in the blamed one; "" for none.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
@@ -55,6 +56,7 @@ class Clues:
     gap: bool = False
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
     before: str = ""
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()

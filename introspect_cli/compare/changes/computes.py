@@ -135,7 +135,8 @@ def forward(at: Place) -> Depths:
     if not innermost or (clues.reason in {"module", "buffer"} and innermost != clues.classes[0]):
         return at.casts()  # a module of a library: what builds it is meant, and not what calls it
     places = program.methods(innermost, "forward", "__call__", "training_step", "backward")
-    return merged(at.casts(), program.up_to(clues.before, places))
+    unseen = (program.within(program.methods(name, "forward", "__call__")) for name in clues.inside)
+    return merged(at.casts(), program.up_to(clues.before, places), *(farther(depths, 1) for depths in unseen))
 
 
 def backward(at: Place) -> Depths:

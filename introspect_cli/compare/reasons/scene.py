@@ -14,6 +14,7 @@ from introspect_cli.compare.reasons.differences import Difference, describe
 from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
+from introspect_cli.compare.rests_on import unseen_inside
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
@@ -240,6 +241,12 @@ class Scene:
         return (
             "" if not self.rounding else f"{text}, and these settings can change it: {words}." if words else f"{text}."
         )
+
+    @cached_property
+    def unseen_inside(self) -> list[str]:
+        """Modules inside the one that computes something else, where their outputs are not on record."""
+        of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
+        return unseen_inside(self.step, self.cause.module or self.site.fqn) if of_modules else []
 
     @property
     def no_rates(self) -> bool:

@@ -32,7 +32,7 @@ ENV_NOISE = re.compile(
     r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
     r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
     r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|_TORCHINDUCTOR_.*|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
     r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
 )
 """Variables that name where, by whom and for which job a process was started; they explain nothing."""
@@ -100,6 +100,15 @@ def _says_where(name: str) -> bool:
 
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
 """What an optimizer steps with: it explains an update, and nothing before."""
+
+
+def _option_of_optimizer(change: Difference) -> bool:
+    """Whether an argument of the command is called as what an optimizer steps with: `--lr`, `optim.weight_decay`."""
+    return change.source == "command" and bool(
+        _STEPS_WITH.match(change.name.rpartition(".")[2].strip("-").replace("-", "_"))
+    )
+
+
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
 
 
@@ -132,6 +141,7 @@ class Blame:
         modules: the module whose code is meant and those around it, the innermost first.
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+        stepped: whether an optimizer may have stepped before.
     """
 
     reason: Explained | None = None
@@ -140,6 +150,7 @@ class Blame:
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
     rates: bool = False
+    stepped: bool = True
 
     def weight(self, change: Difference) -> float:
         """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
@@ -150,6 +161,8 @@ class Blame:
             return self._of_file(change)
         if change.source in _BUILT:
             return self._of_built(change)
+        if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
+            return _USUAL
         weight = self._of_setting(change.source, change.name)
         return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.beginning import filled
-from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
+from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, thing, what
 from introspect_cli.compare.rests_on import updates_by_hand
@@ -269,7 +269,7 @@ class Gap(Reason):
         lacks = "is not on record" if scene.dropped else "was not recorded"
         lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
-        changed = attribute_changes(scene) if cause.instead == Module.word else []
+        changed = changes_within(scene) if cause.instead == Module.word else []
         changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
