@@ -219,10 +219,10 @@ def _with_gradients(
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """All that an optimizer was given, group after group."""
-    parameters: list[torch.Tensor] = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
-    return parameters
+    groups = optimizer.param_groups
+    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
+        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:
