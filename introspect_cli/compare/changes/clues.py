@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
@@ -144,7 +145,7 @@ def statement_words(one: Ranked) -> str:
 def _both(*texts: str) -> list[str]:
     """Two versions of a statement; of long ones the part where they begin to differ."""
     whole = [" ".join(text.split()) for text in texts]
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*whole, strict=False))))
+    same = begin_alike(*whole)
     start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
     if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
         start = same - _BEFORE

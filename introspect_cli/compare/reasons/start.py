@@ -63,7 +63,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
         moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
         return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
-    children = [names for run in scene.runs if isinstance(names := run.manifest.get("children"), list)]
+    children = [run.manifest.get("children", []) for run in scene.runs]
     if any(children):
         those = ", ".join(dict.fromkeys(str(name) for names in children for name in names))
         return (
@@ -280,9 +280,11 @@ class Gap(Reason):
 
 def _between(scene: Scene, until: str) -> str:
     """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
-    last, now = scene.last_before, scene.first.step
-    if last is None:
+    now = scene.first.step
+    earlier = scene.compared[scene.compared < now]
+    if not len(earlier):
         return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
+    last = int(earlier[-1])
     steps = range(last + 1, now)
     names = (
         f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}" if len(steps) > 1 else f"step {now - 1}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change, apply
 from introspect_cli.compare.changes.values import with_values
-from introspect_cli.compare.reasons.differences import arguments
+from introspect_cli.compare.reasons.documents import arguments
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, applied, command_line
