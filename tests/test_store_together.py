@@ -70,6 +70,7 @@ def put(kinds, *ranks, complete=False, folded=None):
     names = SimpleNamespace(
         kinds=np.array([KIND_CODES[kind.value] for kind in kinds]),
         value_of=np.full(len(kinds), -1),
+        buffers_at_first=np.zeros(len(kinds), np.bool_),
         left_out=lambda step: np.zeros(len(step.rows.site), np.bool_),
         layout_number=number_of,
     )
