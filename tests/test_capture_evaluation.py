@@ -203,7 +203,7 @@ def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evalu
             train_late(way, by_hand=by_hand)
     assert_same(tmp_path / "a", tmp_path / "b")
     with open_run(tmp_path / "b") as run:
-        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+        assert any("was taken for an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
 
 
 def forwards_with_gradients(net, average, criterion, loader):
@@ -220,7 +220,7 @@ def test_forwards_with_gradients_of_which_nothing_is_left_count_as_no_step(tmp_p
             train_late(way, by_hand=by_hand)
     assert_same(tmp_path / "a", tmp_path / "b")
     with open_run(tmp_path / "b") as run:
-        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+        assert any("was taken for an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
 
 
 def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):

@@ -533,7 +533,7 @@ def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong
     project("b", train=EPOCHS.replace("    net.eval()\n", ""))
     document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
     assert (
-        "it likely has other samples, for since the step began, one run drew other random numbers"
+        "it likely has other samples, because since the step began, one run drew other random numbers"
         in document["sentence"]
     )
     assert changes(document) == [("train.py:15", "", True)]

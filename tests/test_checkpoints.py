@@ -124,7 +124,7 @@ def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(tm
 def test_every_kind_of_file_holds_the_same_model(place, name):
     verdict, sentence, beside = said(place / "3.safetensors", place / name)
     assert (verdict, sentence) == ("same", "The checkpoints hold the same: all 9 tensors of the model are equal.")
-    assert ("b alone holds optimizer state and random states: not compared" in beside) is (name == "3.pt")
+    assert ("only b holds optimizer state and random states: not compared" in beside) is (name == "3.pt")
 
 
 def test_a_checkpoint_says_what_it_holds_by_kind_and_names_its_optimizer_state(place):
@@ -279,7 +279,7 @@ def test_what_a_run_did_not_record_is_not_called_equal(place):
     verdict, sentence, beside = said(place / "lean", place / "3.pt")
     assert verdict == "same"
     assert sentence.endswith("has the parameters that run a has after step 3: all 6 tensors of the model are equal.")
-    assert "b alone holds buffers, optimizer state and random states: not compared" in beside
+    assert "only b holds buffers, optimizer state and random states: not compared" in beside
 
 
 def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_path):
@@ -376,7 +376,7 @@ def test_one_checkpoint_is_shown_checked_and_exported_as_what_it_is(place, tmp_p
     done = introspect("check", tmp_path / "nan.pt")
     assert (done.returncode, done.stdout.startswith("error: nonfinite: param ")) == (1, True)
     done = introspect("report", place / "2.pt", "-o", "page.html")
-    assert (done.returncode, "is a checkpoint, which has no course to draw: `introspect show" in done.stderr) == (
+    assert (done.returncode, "is a checkpoint, which has no history to draw: `introspect show" in done.stderr) == (
         2,
         True,
     )

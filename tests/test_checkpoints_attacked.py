@@ -172,9 +172,9 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     os.mkfifo(tmp_path / "pipe.pt")
     for name in ("pipe.safetensors", "pipe.pt"):
-        assert "is no regular file" in refused(tmp_path / name)
+        assert "is not a regular file" in refused(tmp_path / name)
     (tmp_path / "zero.npz").symlink_to("/dev/zero")
-    assert "is no regular file" in refused(tmp_path / "zero.npz")
+    assert "is not a regular file" in refused(tmp_path / "zero.npz")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / ".metadata")
     assert "is no metadata" in refused(tmp_path / "c")

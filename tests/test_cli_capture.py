@@ -90,11 +90,11 @@ def test_each_option_sets_its_field(asked, words, settings):
 
 
 WRONG = [
-    (("--record", "inputs"), "no kind is called 'inputs'; did you mean input\\?"),
-    (("--record", "op_output"), "no kind is called 'op_output'"),
+    (("--record", "inputs"), "unknown kind 'inputs'; did you mean input\\?"),
+    (("--record", "op_output"), "unknown kind 'op_output'"),
     (("--record", ""), "no kind is named"),
     (("--record", "none,input"), "'none' cannot stand beside"),
-    (("--stats", "l1"), "no statistic is called 'l1'"),
+    (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),
     (("--steps", "ten"), "schedule"),
     (("--every", "0"), "--every"),

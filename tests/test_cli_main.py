@@ -85,7 +85,7 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
 def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
     done = introspect(word)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.match(f"introspect: no verb is called '{word}'[:;] {re.escape(hint)}", done.stderr)
+    assert re.match(f"introspect: unknown verb '{word}'[:;] {re.escape(hint)}", done.stderr)
     assert done.stderr.count("\n") == 1
 
 

@@ -419,7 +419,9 @@ class TestCoverage:
     def test_ranks_that_only_one_has_are_copies_that_count_once(self, diff):
         result = diff(train(), train(), about_a={"ranks": 2})
         assert result.verdict is Verdict.SAME
-        assert result.notes[0].startswith("The layouts differ (a: 2 ranks, b: one process), so wholes are compared")
+        assert result.notes[0].startswith(
+            "The layouts differ (a: 2 ranks, b: one process), so whole tensors are compared"
+        )
         assert diff(train(), train(), DiffOptions(ranks=(0,)), about_a={"ranks": 2}).notes == (
             "Only run a has rank 1: not compared.",
         )

@@ -224,7 +224,7 @@ def test_what_else_fkats_callback_is_told_ours_is(tmp_path):
 
 
 def test_an_option_that_there_is_not_is_told_with_the_one_that_was_meant(tmp_path):
-    with pytest.raises(UsageError, match="no option of a capture is called 'stat'; did you mean stats"):
+    with pytest.raises(UsageError, match="capture has no option 'stat'; did you mean stats"):
         Window(tmp_path / "run", {"stat": ["mean"]}).begin(None)
     with pytest.raises(UsageError, match="seed is for `introspect capture`"):
         Window(tmp_path / "run", {"seed": 1}).begin(None)

@@ -115,10 +115,10 @@ def test_gpt2_and_its_port_agree(compare):
     result = compare(gpt2, ported.Tiny)
     assert result.verdict is Verdict.SAME, result.sentence
     assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
-    assert "28 of 28 telling parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
+    assert "28 of 28 distinctive parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
     assert any((own.a, own.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for own in result.structure)
     assert (result.counts.diverged, result.divergences) == (0, ())
-    assert "values were put together by what they hold, in step 0 alone" in result.notes[0]
+    assert "values were paired by what they hold, in step 0 alone" in result.notes[0]
 
 
 @pytest.mark.parametrize("fault", PLACES)

@@ -106,8 +106,8 @@ FOUND = [
     ("hand-same-dropout", "rank-draws", 0, 1, "rng Net.between", "although their inputs differ (3 calls)"),
     ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),
     ("tp-dropout", "rank-outputs", 0, 1, "output GPT.blocks.1.norm.1", "the random states it draws from differ"),
-    ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had parted before it"),
-    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing that it was given tells why"),
+    ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
+    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing it was given explains why"),
     ("tp-offset", "shards", 0, 0, "param GPT.blocks.0.up.weight", "rank 1 holds the same values as rank 0"),
     ("fsdp2-offset", "shards", 0, 0, "param Net.head.weight", "at another place of the whole"),
     *((f"{layout}-mesh", "shards", 0, 0, f"param {name}.tok.weight", HALF) for layout, name in CUT),
@@ -183,7 +183,7 @@ FOUR = [
     ("hand-unreduced", "reduction", 1, "grad Net.head.bias", "of ranks 1, 2, 3 differs from rank 0's (relative L2"),
     ("fsdp2-mesh", "shards", 0, "param Net.tok.weight", THREE_QUARTERS),
     ("fsdp2tp-dropout", "rank-outputs", 1, "output GPT.blocks.1.norm.1", "on rank 1 differs from that on rank 0"),
-    ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had parted before it"),
+    ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had diverged before it"),
 ]
 """What four ranks can do that two cannot."""
 
@@ -339,7 +339,7 @@ def test_each_rank_that_clips_by_its_own_norm_is_told_with_its_factor(runs):
 def test_a_batch_that_all_ranks_share_is_told_beside_one_process(runs):
     with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-same-samples") as b:
         notes = compare_runs(a, b, DiffOptions()).notes
-    assert notes[0] == "In run b the 2 ranks have one batch between them: each was given the same samples."
+    assert notes[0] == "In run b all 2 ranks were given the same batch."
 
 
 def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):

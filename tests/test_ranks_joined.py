@@ -183,7 +183,7 @@ def test_unasked_a_batch_of_the_same_tokens_in_another_order_is_another_batch(ru
     result = compared(runs, "single", "rolled")
     assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 0, Kind.BATCH)
     (told,) = [line for line in result.evidence if "samples" in line]
-    assert told.startswith("Its samples are not those of a, whichever rank has which: their checksums add up to")
+    assert told.startswith("Its samples are not the same as in a, whichever rank has which: their checksums add up to")
 
 
 def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):

@@ -289,7 +289,7 @@ def test_ranks_that_no_launcher_told_of_are_said_to_be_missing(tmp_path, introsp
     """A script that starts its other ranks itself, as Lightning does with `devices=2`."""
     (tmp_path / "train.py").write_text(LATE)
     done = introspect("capture", "-o", "run", "train.py")
-    assert "this process is rank 1 of 4, and the others are not in this run" in done.stderr
+    assert "this process is rank 1 of 4, and the other ranks are not in this run" in done.stderr
     with open_run(tmp_path / "run") as run:
         assert any(
             "use `introspect capture torchrun --nproc-per-node 4 ...`" in s for s in run.manifest["not_observed"]

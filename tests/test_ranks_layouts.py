@@ -271,7 +271,7 @@ def test_a_compiled_model_is_said_to_be_unseen_beside_one_that_is_not(runs):
     capture_now(runs, "compiled")
     result = compared(runs, "single", "compiled")
     assert result.verdict is Verdict.SAME  # by its results, all of which both runs recorded
-    assert "Nothing is said of" in result.sentence
+    assert "Not compared: " in result.sentence
     assert "that only one run could see" in result.sentence
 
 

@@ -150,7 +150,7 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
         assert result.origins[0].divergence is result.first
         return
     assert result.verdict is Verdict.SAME, result.sentence
-    assert result.sentence.startswith("Resumed right: run b restored all that is on record"), result.sentence
+    assert result.sentence.startswith("Resumed correctly: run b restored all that is on record"), result.sentence
     found = {part.part: part.state for part in result.resumed.parts}
     assert all(found[part] is Restored.YES for part in PARTS.values()), found
 
@@ -158,7 +158,7 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
 def test_what_the_trainer_reads_to_get_to_its_place_is_a_note(resume):
     result = resume("trainer")
     assert result.resumed.thrown_away == 1
-    assert any("read 1 batch in its first step and threw it away" in note for note in result.notes)
+    assert any("read 1 batch in its first step and discarded it" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("framework", LIBRARIES)

@@ -86,7 +86,7 @@ NOTHING = [
     (("--modules", "Net.nrom"), "no module matches Net.nrom; did you mean Net.norm?"),
     (("--modules", "Net.a,Net.nrom"), "no module matches Net.nrom; did you mean Net.norm?"),
     (("--kinds", "op_output"), "no op_output was recorded in"),
-    (("--kinds", "grads"), "no kind is called 'grads'; did you mean grad?"),
+    (("--kinds", "grads"), "unknown kind 'grads'; did you mean grad?"),
 ]
 STEPS = [
     (("--steps", "9"), "no step of 9 is in"),

@@ -89,7 +89,7 @@ def test_results_of_operators_are_not_counted_as_equal(split):
     deep = split("", "--micro 2", options="--level op")
     assert deep.counts.within == plain.within
     assert deep.counts.records - deep.counts.equal > 50
-    assert "random states and results of operators not at all" in deep.notes[0]
+    assert "random states and results of operators are not compared" in deep.notes[0]
 
 
 def test_what_was_not_compared_is_not_counted_as_equal(split):
@@ -105,7 +105,7 @@ def test_strictly_two_splits_are_two_runs(split):
 
 def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
     result = split("--ahead", "--ahead --micro 2")
-    assert any(note.startswith("DataLoader was asked for batches of later steps") for note in result.notes)
+    assert any(note.startswith("DataLoader was asked for batches ahead of their steps") for note in result.notes)
     result = split("--ahead", "--ahead --micro 2 --swap")
     assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.INPUT)
     assert "no data loader was recorded" not in result.sentence
@@ -204,7 +204,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
         (
             "--uneven",
             "--uneven --micro 2 --fault split",
-            "each microbatch's loss is a mean over its own tokens, and these means count alike, though",
+            "each microbatch's loss is a mean over its own tokens, and these means have equal weight, though",
         ),
         ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
         ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
@@ -253,7 +253,7 @@ def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_told(sp
     flag = "--means" if script == "trainer" else "--uneven"
     means = split(flag, f"{flag} {FOUR}", script=script)
     assert (means.verdict, means.first.reason) == (Verdict.DIVERGED, "split"), means.sentence
-    assert "over its own tokens, and these means count alike, though the microbatches have" in means.sentence
+    assert "over its own tokens, and these means have equal weight, though the microbatches have" in means.sentence
 
 
 @pytest.mark.sweep

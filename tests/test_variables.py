@@ -103,7 +103,7 @@ def test_where_no_value_tells_them_apart_the_variable_does(tmp_path):
 def test_a_divergence_in_one_of_several_models_says_which(plain, tmp_path):
     result = compared(plain, captured(tmp_path / "b", learning(rate=0.2)))
     assert result.first.site.fqn.startswith("Net.")
-    assert "Net is agent.network of the script." in result.notes
+    assert "Net is called agent.network in the script." in result.notes
 
 
 def test_one_model_alone_is_called_by_its_class(tmp_path):
@@ -115,7 +115,7 @@ def test_one_model_alone_is_called_by_its_class(tmp_path):
         optimizer.step()
 
     runs = [captured(tmp_path / name, lambda rate=rate: work(rate)) for name, rate in (("a", 0.1), ("b", 0.2))]
-    assert not [note for note in compared(*runs).notes if "of the script" in note]
+    assert not [note for note in compared(*runs).notes if "in the script" in note]
 
 
 def _asked(thing):

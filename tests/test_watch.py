@@ -80,7 +80,7 @@ def test_nothing_is_called_healthy_before_there_is_a_step(tmp_path):
         with open_run(tmp_path / "run") as run:
             seen = look(run)
     assert watch_line(seen) == "running, no step yet"
-    assert watch_blocks(seen, 80)[-1].text == "check: no rule has what it looks at yet"
+    assert watch_blocks(seen, 80)[-1].text == "check: no rule has the data it needs yet"
 
 
 def test_runs_marks_those_that_go_on(tmp_path, introspect):

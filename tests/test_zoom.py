@@ -189,7 +189,7 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     assert "but does not repeat what was recorded. First divergence at step 0" in told
     assert "What follows is what the stores hold." in told
     assert "No elements to show: neither run stored it whole." in told
-    assert "What its records tell: mean" in told
+    assert "Its recorded statistics: mean" in told
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
     told = introspect(place, "zoom", "a", "b", code=1)
     assert "although model.py has changed since and it ran outside of git" in told
@@ -219,7 +219,7 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     [
         ({"arguments": ["--api-key", "<redacted>"]}, "its command line holds values that were redacted"),
         ({"script": None}, "no command line was recorded that could be run again"),
-        ({"directory": "/no/such/place"}, "its directory /no/such/place is not there"),
+        ({"directory": "/no/such/place"}, "its directory /no/such/place does not exist"),
     ],
 )
 def test_what_cannot_be_run_again_is_said(project, change, sentence):
@@ -268,7 +268,9 @@ def test_an_interpreter_that_is_gone_is_said_to_be(project):
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
     assert recipe.python == ""
-    assert recipe.notes == ("its interpreter /no/such/python is not there or has no introspect-cli: this one is used",)
+    assert recipe.notes == (
+        "its interpreter /no/such/python does not exist or has no introspect-cli: this one is used",
+    )
 
 
 def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):

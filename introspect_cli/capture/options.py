@@ -79,7 +79,7 @@ class ComparedOptions:
     rtol: float = option(0.0, "Let relative RMS differences up to X pass, as in diff.", metavar="X")
     noise: tuple[str, ...] = option(
         (),
-        "A repeated run of the one to compare with: differences as small as between these two pass.",
+        "A repeat of the run to compare with: differences no larger than between these two pass.",
         metavar="RUN",
         commas=False,
     )
@@ -119,7 +119,9 @@ class RecordedOptions:
         f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
         metavar="NAMES",
     )
-    sketch: bool = option(True, "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].")
+    sketch: bool = option(
+        True, "Keep a sketch of each tensor: 16 numbers that estimate how far apart two tensors are [default: yes]."
+    )
     modules: tuple[str, ...] = option(
         (), "Record only modules whose name matches, such as '*.attn'; may be repeated.", metavar="GLOB"
     )

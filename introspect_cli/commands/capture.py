@@ -269,9 +269,9 @@ def capture(
     if verify_neutral and command is not None:
         raise UsageError("--verify-neutral compares one process with itself: give it the script, not a launcher")
     if verify_neutral and repeat > 1:
-        raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
+        raise UsageError("--verify-neutral and --repeat cannot be combined: give one of them")
     if verify_neutral and options.perturb is not None:
-        raise UsageError("--perturb changes what is trained, so --verify-neutral says nothing of it: leave one out")
+        raise UsageError("--perturb changes training, so --verify-neutral cannot check it: leave one out")
     if verify_neutral or repeat > 1:
         from introspect_cli.commands import capture_again
 

@@ -46,7 +46,9 @@ def repeat(
         outcome = run_child(before_script, words, output=output, show=number == 0)
         codes.append(outcome.aspects["exit code"])
         if not (output / "manifest.yaml").exists():
-            raise StoreError(f"run {number + 1} of {times} left nothing at {output}; it ended with code {codes[-1]}")
+            raise StoreError(
+                f"run {number + 1} of {times} recorded nothing in {output}; it ended with code {codes[-1]}"
+            )
     code, sentence = _compared(outputs)
     if code == SAME and len(set(codes)) > 1:
         code, sentence = DIVERGED, f"not deterministic: the exit codes are {', '.join(map(str, codes))}"

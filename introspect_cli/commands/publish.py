@@ -132,7 +132,7 @@ class _Places:
                 where = place.close()
                 say(f"published {counted(count, 'step')} of {name} to {text} ({where})")
         for text, why in self._failed.items():
-            say(f"introspect: {name} was not published to {text} as a whole: {why}", err=True)
+            say(f"introspect: {name} was not published completely to {text}: {why}", err=True)
         return UNDECIDED if self._failed else SAME
 
 

@@ -70,7 +70,7 @@ def report(
         opened = [stack.enter_context(open_any(path)) for path in named]
         if run_b is None and is_checkpoint(opened[0]):
             held = f"`introspect show {named[0]} --step 0` lists what is in it"
-            raise UsageError(f"{named[0]} is a checkpoint, which has no course to draw: {held}; or name two")
+            raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
         others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_of(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
     if output is None:

@@ -122,7 +122,7 @@ def _by_results(compared: Compared) -> str:
         text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
     if blind := compared.tally["blind"]:
         unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
-        text += f" Nothing is said of {unseen}."
+        text += f" Not compared: {unseen}."
     return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
 
 

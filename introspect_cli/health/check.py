@@ -94,7 +94,7 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
         if not any(fnmatchcase(rule.id, glob) for rule in RULES):
             names = [rule.id for rule in RULES]
             hint = did_you_mean(glob, names) or f": known are {', '.join(names)}"
-            raise UsageError(f"no rule is called {glob!r}{hint}")
+            raise UsageError(f"unknown rule {glob!r}{hint}")
     return tuple(
         rule
         for rule in RULES

@@ -233,4 +233,4 @@ def _computed(node: ast.expr, text: str) -> Callable[[Mapping[str, float]], Any]
 
 
 def _no_condition(text: str) -> UsageError:
-    return UsageError(f"{text!r} is no condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
+    return UsageError(f"{text!r} is not a condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
