@@ -356,6 +356,18 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
 
 
+def test_a_search_path_has_no_entry_that_is_no_file_of_the_project(repository: Path, monkeypatch):
+    placeholder = "__editable__.project-1.0.finder.__path_hook__"  # setuptools' for an editable installation
+    (repository / "lib").mkdir()
+    (repository / "lib.zip").write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [*sys.path, placeholder, str(repository / "lib"), str(repository / "lib.zip")])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(repository)
+    revision = revisions.revision_of(Repository(repository), "first")
+    with revisions.checked_out(revision, revisions.Unversioned((), {}, ()), (), repository.parent / "base") as tree:
+        assert tree.paths.split(os.pathsep) == [str(tree.root / "lib"), str(tree.root / "lib.zip")]
+
+
 @pytest.mark.sweep
 def test_whether_a_repeats_itself_is_said_first(repository: Path):
     answer = introspect(repository, "diff", "first", "refactored", "--repeat", "--", "train.py", "2", code=0)
