@@ -40,12 +40,12 @@ VERBS = {
     "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
-    "report": "Write a page about one run, or about two.",
-    "runs": "List the runs there are, label them, and remove old ones.",
+    "report": "Write an HTML page about one run, or about two.",
+    "runs": "List runs, label them, and remove old ones.",
     "show": "Show what is in a run.",
-    "verify": "Check that a run on disk is whole.",
+    "verify": "Check that a run on disk is undamaged.",
     "watch": "Show a run while it goes on.",
-    "zoom": "Run two runs again and show which elements first differ.",
+    "zoom": "Repeat two runs and show which elements first differ.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`, or else:"""
 

@@ -32,7 +32,7 @@ for step in range(steps):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(0.01 * dist.get_rank() * (steps > 100))
+    time.sleep(0.01 * min(1.15**step, 100) * dist.get_rank() * (steps > 100))  # ended meanwhile on a busy machine too
 print("end")
 dist.destroy_process_group()
 """
@@ -56,7 +56,7 @@ def started(place, *command):
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))}
     done = subprocess.run(
         [str(word) for word in command],
-        cwd=place, env={**own, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False, timeout=240,
+        cwd=place, env={**own, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False, timeout=900,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

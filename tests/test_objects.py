@@ -297,7 +297,7 @@ def test_what_could_not_be_sent_is_said_with_what_to_do(bucket, tmp_path, ask, m
         code, _, err = ask("publish", tmp_path / "run", f"{bucket.url}/down")
     assert code == 2
     says = (
-        r"run was not published completely to s3://bucket/down: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
+        r"run was not published to s3://bucket/down completely: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
     )
     assert re.search(says, err), err
     assert re.search(r"; `introspect publish \S+/run s3://bucket/down` sends the rest", err), err

@@ -356,10 +356,12 @@ def test_many_sites_are_known_under_other_names_in_about_linear_time(monkeypatch
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
     from alignment import timed
 
-    found, seconds = timed(50_000)
-    assert len(found.renamed) == 1000
+    few = min(timed(5_000)[1] for _ in range(5))
+    found, seconds = min((timed(160_000) for _ in range(2)), key=lambda one: one[1])
+    assert len(found.renamed) == 3200
     assert found.renamed["Net.blocks.7.body"].name == "Net.blocks.7.mlp"
-    assert seconds < 1.5  # 0.2 s; it was 1 s, and grew with the square
+    # 32 times as many sites take some 35 times as long; where the time grew with the square, it was over 300 times
+    assert seconds < 100 * few
 
 
 def test_runs_whose_results_are_all_equal_are_the_same_and_what_differs_is_told(diff):

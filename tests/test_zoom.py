@@ -187,7 +187,7 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     told = introspect(place, "zoom", "a", "b", code=1)
     assert "Run a was run again where it ran, its source files unchanged, and repeats what was recorded." in told
     assert "but does not repeat what was recorded. First divergence at step 0" in told
-    assert "What follows is what the stores hold." in told
+    assert "What follows is from the runs as they were recorded." in told
     assert "No elements to show: neither run stored it whole." in told
     assert "Its recorded statistics: mean" in told
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
@@ -226,7 +226,7 @@ def test_what_cannot_be_run_again_is_said(project, change, sentence):
     changed(project / "runs/b", **change)
     told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
     assert f"Run b cannot be run again: {sentence}." in told
-    assert "What follows is what the stores hold." in told
+    assert "What follows is from the runs as they were recorded." in told
 
 
 def test_runs_that_agree_are_not_run_again(project):

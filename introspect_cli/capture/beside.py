@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
 
 
-PATIENCE = 30.0
-"""Seconds to wait at the end of a script for what is not done yet."""
-
 _MOST = 1 << 16
 _SHELL = "/bin/sh"
 _BEGIN = "import sys; sys.path[:] = [own for own in sys.path if own]; from {} import main; main()"
@@ -40,7 +37,13 @@ _BEGIN = "import sys; sys.path[:] = [own for own in sys.path if own]; from {} im
 
 
 class Beside:
-    """A process that looks at a run."""
+    """A process that looks at a run.
+
+    Attributes:
+        patience: seconds to wait for it at the end of a script.
+    """
+
+    patience = 30.0
 
     def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
         """Start it.
@@ -124,9 +127,9 @@ class Publishing(Beside):
         of_rank = () if rank is None else ("--rank", str(rank))
         super().__init__("introspect_cli.cli", ["publish", str(path), *places, *of_rank], "what publishes")
 
-    def finish(self, patience: float = PATIENCE) -> list[str]:
+    def finish(self) -> list[str]:
         """Wait for its end, for a while; what came of it, in sentences."""
-        said, ended = self.rest(patience)
+        said, ended = self.rest(self.patience)
         if not ended:
             return [f"still publishing to {', '.join(self.places)}, in the background"]
         lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]

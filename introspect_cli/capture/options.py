@@ -76,10 +76,10 @@ class ComparedOptions:
         "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
         metavar="RUN",
     )
-    rtol: float = option(0.0, "Let relative RMS differences up to X pass, as in diff.", metavar="X")
+    rtol: float = option(0.0, "Accept relative RMS differences up to X, as in diff.", metavar="X")
     noise: tuple[str, ...] = option(
         (),
-        "A repeat of the run to compare with: differences no larger than between these two pass.",
+        "A repeat of the run to compare with: differences no larger than between these two are accepted.",
         metavar="RUN",
         commas=False,
     )
@@ -139,7 +139,7 @@ class RecordedOptions:
     )
     views: bool = option(
         False,
-        "With --level op, also record results that are views of what went in [default: no].",
+        "With --level op, also record results that are views of an input [default: no].",
         "--views/--no-views",
     )
     all_dtypes: bool = option(
@@ -176,7 +176,7 @@ class RecordedOptions:
     )
     keep_size: int | None = option(
         None,
-        "Memory that --keep-around may take, such as 2GB; a rank's share of it [default: a quarter of what is free].",
+        "Memory that --keep-around may take, such as 2GB; each rank gets a share [default: a quarter of what is free].",
         metavar="SIZE",
         in_manifest=False,
         narrows=False,

@@ -45,8 +45,8 @@ def report(
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
     The page is one file that needs no network: the answer of `diff`, the losses, every module's distance over the
-    steps, the divergence map, histories, scales along the depth, and the findings of `check`. What is selected narrows
-    the comparison; the curves stay.
+    steps, the divergence map, histories, scales along the depth, and the findings of `check`. A selection narrows
+    the comparison, not the curves.
     """
     from contextlib import ExitStack
 

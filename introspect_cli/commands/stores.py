@@ -225,7 +225,7 @@ Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
-    """Check that a run on disk is whole.
+    """Check that a run on disk is undamaged.
 
     Reads every byte of RUN, computes its digests and checksums again, and says what is damaged.
     """
