@@ -44,7 +44,7 @@ VERBS = {
     "runs": "List runs, label them, and remove old ones.",
     "show": "Show what is in a run.",
     "verify": "Check that a run on disk is undamaged.",
-    "watch": "Show a run while it goes on.",
+    "watch": "Show a run while it is running.",
     "zoom": "Repeat two runs and show which elements first differ.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`, or else:"""

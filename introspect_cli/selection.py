@@ -52,7 +52,7 @@ def choose(
     if texts and not asked:
         raise UsageError(f"no {what} is given: known are {', '.join((*names, *groups))}")
     if "none" in asked and "none" in groups and len(set(asked)) > 1:
-        raise UsageError(f"'none' cannot stand beside another {what}: give it alone or leave it out")
+        raise UsageError(f"'none' cannot be combined with another {what}: give it alone or leave it out")
     for name in asked:
         if name not in names and name not in groups:
             hint = did_you_mean(name, (*names, *groups))

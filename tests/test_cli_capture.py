@@ -93,7 +93,7 @@ WRONG = [
     (("--record", "inputs"), "unknown kind 'inputs'; did you mean input\\?"),
     (("--record", "op_output"), "unknown kind 'op_output'"),
     (("--record", ""), "no kind is named"),
-    (("--record", "none,input"), "'none' cannot stand beside"),
+    (("--record", "none,input"), "'none' cannot be combined with"),
     (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),
     (("--steps", "ten"), "schedule"),

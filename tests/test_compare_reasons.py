@@ -182,7 +182,7 @@ FAULTS = [
     ("stale", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["zero_grad is missing", "in b"]),
     ("kernel", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["rounding"]),
     ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b, SGD leaves this parameter as it was"]),
-    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started anew"]),
+    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started from scratch"]),
     (
         "buffer",
         1,

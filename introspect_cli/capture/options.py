@@ -56,7 +56,7 @@ class RunOptions:
     progress: bool = option(False, "Show on the terminal how far the run is.")
     publish: tuple[str, ...] = option(
         (),
-        "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
+        "Show the run while it is running: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
         "directory or a URL; may be repeated.",
         metavar="PLACE",
         commas=False,
@@ -176,7 +176,7 @@ class RecordedOptions:
     )
     keep_size: int | None = option(
         None,
-        "Memory that --keep-around may take, such as 2GB; each rank gets a share [default: a quarter of what is free].",
+        "Memory that --keep-around may take, such as 2GB, on each rank [default: a rank's share of a quarter of what is free].",
         metavar="SIZE",
         in_manifest=False,
         narrows=False,

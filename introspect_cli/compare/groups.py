@@ -111,7 +111,7 @@ def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDiffer
     if len(groups) == 2 and len(groups[1]) == 1 and total > 2:
         odd, difference = groups[1][0], differences[0]
         if difference.verdict is Verdict.UNDECIDED:
-            return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
+            return f"{total - 1} of {total} runs have the same numbers; whether {odd} has them could not be told."
         how = "differs" if difference.step is None else f"diverges at step {difference.step}"
         return f"{odd} is the odd one out: it {how}; the other {total - 1} runs agree."
     singles = sum(len(group) == 1 for group in groups)

@@ -213,7 +213,7 @@ def latest(count: int, asked: str = "") -> list[Path]:
     rows = _listed()
     if len(rows) < count:
         there = f"there {'is' if len(rows) == 1 else 'are'} {run_count(len(rows), 'run')} below {RUNS}/ here"
-        raise UsageError(f"{asked} stands for no run: {there}." if asked else f"{there}: name a run by its path.")
+        raise UsageError(f"{asked} names no run: {there}." if asked else f"{there}: name a run by its path.")
     return [row.path for row in rows[:count]]
 
 

@@ -82,7 +82,7 @@ class DamageError(StoreError):
 
     def __init__(self, path: str, what: str) -> None:
         self.finding = f"{path}: {what}"
-        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
+        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
 
 
 class Appended(Handle):

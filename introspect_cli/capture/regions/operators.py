@@ -50,7 +50,7 @@ _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 _INNER = "inside a compiled region only the last operator of a call is seen"
 _BACKWARD = "a compiled backward pass is not looked into"
-_UNTOLD = "inside a compiled region; which operators this call runs could not be told"
+_UNTOLD = "inside a compiled region; which operators this call runs could not be determined"
 
 
 @dataclass

@@ -82,7 +82,7 @@ class Optimizer(Reason):
             return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene.table, first.site.fqn)
         if side:
-            return f"{text} the optimizer state of {side} started anew ({counts})."
+            return f"{text} the optimizer state of {side} started from scratch ({counts})."
         changed = changes(scene)
         words = in_words(changed)
         if not changed and scene.cause.grown:
