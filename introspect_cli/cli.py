@@ -110,7 +110,7 @@ class _Verbs(click.Group):
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             near = f"; did you mean {_MEANT[name]}?" if name in _MEANT else did_you_mean(name, VERBS, cutoff=0.7)
-            hint = near or f": there are {', '.join(VERBS)}"
+            hint = near or f"; choose from {', '.join(VERBS)}"
             raise click.UsageError(f"unknown verb {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 

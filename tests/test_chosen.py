@@ -71,7 +71,7 @@ def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_pa
     done = introspect("diff", cwd=tmp_path / "empty")
     assert (done.returncode, done.stderr) == (
         2,
-        "introspect: there are 0 runs below introspect-runs/ here: name a run by its path.\n",
+        "introspect: there are no runs below introspect-runs/ here: name a run by its path.\n",
     )
 
 

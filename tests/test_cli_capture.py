@@ -92,7 +92,7 @@ def test_each_option_sets_its_field(asked, words, settings):
 WRONG = [
     (("--record", "inputs"), "unknown kind 'inputs'; did you mean input\\?"),
     (("--record", "op_output"), "unknown kind 'op_output'"),
-    (("--record", ""), "no kind is named"),
+    (("--record", ""), "no kind is given"),
     (("--record", "none,input"), "'none' cannot be combined with"),
     (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),

@@ -223,6 +223,10 @@ class TestSteps:
             "Could not tell: the runs have no step in common.",
         )
 
+    def test_a_run_without_a_step_is_named(self, diff):
+        assert diff(train(steps=2), []).sentence == "Could not tell: run b has no complete step."
+        assert diff([], []).sentence == "Could not tell: neither run has a complete step."
+
     def test_steps_of_other_schedules_meet_where_both_recorded(self, diff):
         a, b = train(steps=7), train(steps=7)
         every = {"manifest": {"options": {"steps": "::2"}}, "numbers": [0, 2, 4, 6]}

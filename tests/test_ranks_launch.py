@@ -296,4 +296,4 @@ def test_ranks_that_no_launcher_told_of_are_said_to_be_missing(tmp_path, introsp
         )
     told = introspect("check", "run").stdout
     assert told.startswith("nothing found on rank 1 of 4 alone (")
-    assert "the others are not in this run" in told
+    assert "the other ranks are not in this run" in told

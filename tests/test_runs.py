@@ -9,8 +9,9 @@ from synthetic import row, write_run
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect import runs as listing
-from introspect_cli.inspect.runs import RunRow, find_runs, parse_age, prunable
-from introspect_cli.render.show_text import unseen_sentences
+from introspect_cli.inspect.runs import RunList, RunRow, find_runs, parse_age, prunable
+from introspect_cli.render.blocks import table_lines
+from introspect_cli.render.show_text import runs_blocks, unseen_sentences
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 
@@ -38,6 +39,16 @@ def test_a_run_without_a_known_start_is_not_old():
 def test_a_run_that_cannot_be_asked_whether_it_goes_on_never_goes():
     rows = [listed("a", 9, "unreadable"), listed("b", 9, "damaged")]
     assert [found.ended for found in prunable(rows, keep=0, older_than=None, now=NOW)] == ["damaged"]
+
+
+def test_a_narrow_terminal_has_how_a_run_ended_and_not_the_end_of_why():
+    rows = [
+        RunRow(Path("newer"), "", None, 0, 0, "unreadable", "newer was written by a newer introspect"),
+        listed("a", 1),
+    ]
+    table = runs_blocks(RunList(rows, [], 0, 0), [])[0]
+    assert [line.text.split()[-1] for line in table_lines(table, 40)] == ["ended", "unreadable", "complete"]
+    assert "by a newer introspect" in table_lines(table, 120)[1].text
 
 
 def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):

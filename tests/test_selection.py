@@ -70,7 +70,7 @@ def test_names_that_are_close_are_offered():
 def test_kinds_are_read_alike_everywhere():
     assert parse_kinds(["grad, loss", "op_output"]) == {Kind.GRAD, Kind.LOSS, Kind.OP_OUTPUT}
     assert parse_kinds(["all"]) == set(Kind)
-    with pytest.raises(UsageError, match="no kind is named"):
+    with pytest.raises(UsageError, match="no kind is given"):
         parse_kinds([""])
 
 

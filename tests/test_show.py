@@ -149,6 +149,9 @@ def test_how_a_run_ended_is_told(introspect, tmp_path):
     about = {"exit_code": 1, "ended": "2026-01-01", "exception": "RuntimeError: the script's own"}
     write_run(tmp_path / "raised", train(), manifest=about)
     assert "2026-01-01 by RuntimeError: the script's own (exit code 1)" in introspect("show", "raised").stdout
+    about = {"exit_code": -2, "ended": "2026-01-01", "exception": "KeyboardInterrupt"}
+    write_run(tmp_path / "interrupted", train(), manifest=about)
+    assert "2026-01-01 by KeyboardInterrupt (signal 2)" in introspect("show", "interrupted").stdout
 
 
 @pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])

@@ -176,7 +176,7 @@ class RecordedOptions:
     )
     keep_size: int | None = option(
         None,
-        "Memory that --keep-around may take on each rank, such as 2GB [default: its share of a quarter of what is free].",
+        "Memory of a rank for --keep-around, such as 2GB [default: the ranks share a quarter of what is free].",
         metavar="SIZE",
         in_manifest=False,
         narrows=False,

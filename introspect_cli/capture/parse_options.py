@@ -38,8 +38,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     names = [*(name for name, _ in described()), "every"]
     for name in given:
         if name not in names:
-            hint = did_you_mean(name, names) or ":"
-            raise UsageError(f"capture has no option {name!r}{hint} known are {', '.join(names)}")
+            hint = did_you_mean(name, names) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
     values = dict(given)
     record, stats = values.pop("record", ()), values.pop("stats", ())
     for name, option in described():

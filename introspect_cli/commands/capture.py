@@ -180,8 +180,8 @@ def read_config(file: Path, *, names: Collection[str], lists: Collection[str]) -
         name = str(written).replace("-", "_")
         if name not in names:
             written_as = [option.replace("_", "-") for option in names]
-            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ":"
-            raise UsageError(f"{file} has an unknown option {written!r}{hint} known are {', '.join(written_as)}")
+            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ";"
+            raise UsageError(f"{file} has an unknown option {written!r}{hint} choose from {', '.join(written_as)}")
         values: list[Any] = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str) for item in values):
             raise UsageError(f"{file}: {written!r} takes a value or a list of values, not a mapping")

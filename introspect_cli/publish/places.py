@@ -295,7 +295,7 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
     if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:
         near = did_you_mean(word, LOGGERS, cutoff=0.8)
         if colon or near:
-            names = near or f": there are {', '.join(LOGGERS)}"
+            names = near or f"; choose from {', '.join(LOGGERS)}"
             raise UsageError(f"unknown logger {word!r}{names} (write ./{text} for a directory)")
     try:
         if word in LOGGERS:

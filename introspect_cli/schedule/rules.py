@@ -309,7 +309,7 @@ def _rule(node: ast.AST, text: str) -> Rule:
         raise _no_rule(text)
     made: Any = _RULES.get(node.func.id)
     if made is None:
-        raise UsageError(f"unknown rule in a schedule: {node.func.id!r}: known are {', '.join(_RULES)}")
+        raise UsageError(f"unknown rule in a schedule: {node.func.id!r}; choose from {', '.join(_RULES)}")
     try:
         return made(*map(ast.literal_eval, node.args))  # type: ignore[no-any-return]
     except (TypeError, AttributeError, ValueError):
