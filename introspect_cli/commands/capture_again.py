@@ -27,7 +27,7 @@ def verify_neutral(target: Target, options: CaptureOptions, before_script: Seque
     finding = neutrality.verify_neutral(before_script, words, output)
     say(f"introspect: {finding.sentence}", err=True)
     if output.exists():
-        say(f"introspect: the watched run is in {output}", err=True)
+        say(f"introspect: the captured run is in {output}", err=True)
     return finding.exit_code
 
 
