@@ -1,4 +1,4 @@
-"""What every test gets: a way to run the command, and the assertion that nothing of ours is left in the process."""
+"""What every test gets: a way to run the command, and the assertion that introspect leaves nothing in the process."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ torch drops what comes while it imports what it can do without."""
 
 SENDER = """
 def watch(frame, event, _):
-    names = []  # of what runs, up to code of ours
+    names = []  # of what runs, up to introspect's code
     while frame is not None and not is_ours(frame):
         names.append(frame.f_code.co_name)
         frame = frame.f_back

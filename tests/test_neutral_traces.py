@@ -254,7 +254,7 @@ def test_many_captures_in_one_process(tmp_path):
 
 
 def test_a_script_that_patches_torch_itself(tmp_path):
-    """A patch that the script puts on top of ours stays when ours goes, and still works."""
+    """A patch that the script puts on top of introspect's stays when that is removed, and still works."""
     calls = []
     original = nn.Module.__call__
     try:

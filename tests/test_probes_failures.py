@@ -1,4 +1,4 @@
-"""A mistake of ours switches a probe off, is told once, is on record, and never reaches the script."""
+"""A bug in introspect switches a probe off, is reported once, is recorded, and never reaches the script."""
 
 from __future__ import annotations
 

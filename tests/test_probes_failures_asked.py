@@ -1,4 +1,4 @@
-"""The same for what is watched on request, and for what writes the run: a mistake of ours never reaches the script."""
+"""The same for what is watched on request, and for what writes the run: no bug in introspect reaches the script."""
 
 import pytest
 import torch

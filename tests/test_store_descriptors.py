@@ -1,4 +1,4 @@
-"""A script that closes descriptors which are not its own finds nothing of ours in its files, and its run is whole."""
+"""A script that closes descriptors of others finds nothing of introspect in its files, and its run is whole."""
 
 from __future__ import annotations
 

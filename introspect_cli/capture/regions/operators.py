@@ -230,7 +230,7 @@ class CompiledOps:
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that compute something; ours, and those that take results apart, do not."""
+    """The nodes that compute something; introspect's, and those that take results apart, do not."""
     return [
         node
         for node in graph.nodes
