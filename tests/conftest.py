@@ -118,7 +118,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    threads = _threads_of_ours()
+    threads = _introspects_threads()
     process, torch_state = _process_state(), _torch_state()
     yield
     assert _process_state() == process
@@ -127,12 +127,12 @@ def _nothing_left_behind():
     assert [name for name, value in _hooked().items() if _is_ours(value)] == []
     assert [finder for finder in sys.meta_path if _is_ours(finder)] == []
     deadline = time.monotonic() + 60
-    while _threads_of_ours().keys() - threads.keys():
-        assert time.monotonic() < deadline, f"threads left running: {_threads_of_ours()}"
+    while _introspects_threads().keys() - threads.keys():
+        assert time.monotonic() < deadline, f"threads left running: {_introspects_threads()}"
         time.sleep(0.01)
 
 
-def _threads_of_ours():
+def _introspects_threads():
     """Threads that run code of the package, bare ones that `threading` does not know of included."""
     return {
         thread: frame.f_code.co_name

@@ -122,7 +122,7 @@ def test_a_verb_may_leave_its_work_until_click_is_gone():
 
 @pytest.mark.parametrize("error", [UsageError, StoreError])
 @pytest.mark.parametrize("later", [False, True])
-def test_an_error_of_ours_is_its_sentence(error, later):
+def test_an_introspect_error_is_its_sentence(error, later):
     assert issubclass(error, IntrospectError)
     body = f"def fail(): raise {error.__name__}('what, where, what to do')\n    return fail{'' if later else '()'}"
     done = pretend(body)
@@ -130,7 +130,7 @@ def test_an_error_of_ours_is_its_sentence(error, later):
     assert done.stderr == "introspect: what, where, what to do\n"
 
 
-def test_a_mistake_of_ours_is_never_taken_for_an_answer():
+def test_a_bug_is_never_taken_for_an_answer():
     done = pretend("1 / 0")
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
@@ -170,7 +170,7 @@ def test_the_script_decides_the_exit_code(introspect, tmp_path):
         assert done.stdout == f"['script.py', '{code}', '--version']\n"
 
 
-def test_an_answer_that_cannot_be_written_is_no_mistake_of_ours(introspect):
+def test_an_answer_that_cannot_be_written_is_not_reported_as_a_bug(introspect):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "introspect_cli", "--version"],
@@ -188,7 +188,7 @@ def test_the_interpreter_is_left_out(introspect):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_stream_that_a_shell_has_closed_is_no_mistake_of_ours(closed):
+def test_a_stream_that_a_shell_has_closed_is_not_reported_as_a_bug(closed):
     for body, code in (("return 0", 0), ("raise UsageError('no')", 2)):
         source = PRETEND.format(body=body)
         done = subprocess.run(

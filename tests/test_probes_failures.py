@@ -260,7 +260,7 @@ def test_values_of_the_script_that_misbehave(tmp_path):
     assert session._guard.details == []
 
 
-def test_python_without_the_mistake_of_ours_is_not_blamed(tmp_path):
+def test_python_without_the_bug_is_not_blamed(tmp_path):
     """An exception of the script's own passes through the probes and switches nothing off."""
 
     class Raises(nn.Module):

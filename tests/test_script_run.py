@@ -165,7 +165,7 @@ def caught(function):
     raise AssertionError("it did not raise")
 
 
-def test_frames_of_ours_are_taken_out_of_the_middle():
+def test_introspects_frames_are_taken_out_of_the_middle():
     def fail():
         raise ValueError("x")
 
@@ -177,7 +177,7 @@ def test_frames_of_ours_are_taken_out_of_the_middle():
     assert [entry.lineno for entry in traceback.extract_tb(error.__traceback__)] == lines
 
 
-def test_frames_of_ours_are_taken_out_of_causes_contexts_and_groups():
+def test_introspects_frames_are_taken_out_of_causes_contexts_and_groups():
     def first():
         raise KeyError("first")
 
@@ -219,7 +219,7 @@ def test_a_traceback_without_our_frames_is_left_as_it_is():
     assert error.__traceback__ is before
 
 
-def test_a_thread_of_the_script_prints_no_frame_of_ours(tmp_path):
+def test_a_thread_of_the_script_prints_no_frame_of_introspect(tmp_path):
     pretended = PACKAGE / "capture" / "pretended.py"
     text = f"""
 import threading
