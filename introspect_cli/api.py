@@ -51,7 +51,7 @@ def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
         the run's directory.
 
     Raises:
-        UsageError: a name is unknown, or a capture is under way already.
+        UsageError: a name is unknown, or a capture is already running.
         StoreError: the directory exists, or cannot be made.
     """
     with capturing(model, path, options) as place:
