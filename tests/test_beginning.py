@@ -117,7 +117,7 @@ SEEN = {
     "tied weights": (
         "        self.apply(self.start)",
         "        self.head.weight = self.emb.weight\n        self.apply(self.start)",
-        "(train.py:24) is the last to initialise it in a, normal_ of Net.emb.weight (train.py:23) in b.",
+        "normal_ of Net.emb.weight (train.py:23) initialises it again in b only. Net.head.weight is tied to it",
     ),
     "another draw of the script's": (
         "data = torch.randint",

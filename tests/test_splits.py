@@ -53,6 +53,8 @@ def split(tmp_path_factory, forks):
         ("--uneven", "--uneven --micro 2"),
         ("--uneven", "--uneven --micro 1"),
         ("--shared", "--shared --micro 2"),
+        ("--inside", "--inside --micro 2"),
+        ("--inside --micro 4", "--inside --micro 2"),
         ("--clip", "--clip --micro 2"),
         ("--padded", "--padded --micro 2"),
         ("--ahead", "--ahead --micro 2"),
@@ -193,6 +195,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
     ("a", "b", "told"),
     [
         ("--micro 2 --fault summed", "", "0.25 x those of a, the gradient of Net.tok.weight first: in a the losses"),
+        ("--inside", "--inside --micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b"),
         ("--micro 4", "--micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b the"),
         ("--micro 4 --fault summed", "--micro 2 --fault summed", "in both runs the losses of the microbatches of a"),
         (
@@ -207,6 +210,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
             "each microbatch's loss is a mean over its own tokens, and these means have equal weight, though",
         ),
         ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
+        ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
         ("--norm", "--norm --micro 2", "its statistics are taken over each part of a batch (8 samples in a, 2 samples"),
         ("--dropout 0.3", "--dropout 0.3 --micro 2", "each part of a batch draws its own"),
         ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),

@@ -121,9 +121,10 @@ class Gathered:
             gathered &= ~(batches & (self._shared.sameness(table) == OTHER))
         rows = np.flatnonzero(gathered)
         if not len(rows) or not _has_means(table):
-            return out
+            return out | self._sums(table, rtol)
         chosen, back = table.chosen[table.differing], of_kinds(table.kinds, _FLOWING_BACK)
-        self._look_for_factor(table, np.flatnonzero(gathered & back))
+        tensors = ~_scalar(table, self._layouts)  # the gradient of a loss is what the script multiplies that by
+        self._look_for_factor(table, np.flatnonzero(gathered & back & tensors))
         factor = np.where(back, self._smaller, 1.0)[rows]
         self._flows_back |= bool((gathered & back & chosen).any())
         often = tuple(_often(batch, of_run[rows]) for batch, of_run in table.pairs)

@@ -98,9 +98,10 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
     return replace(cut, first=tuple(replace(micro, samples=1) for micro in cut.first), singly=True)
 
 
-def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
-    """The microbatches of a step, of each rank."""
-    return [_of_rank(rank, root, step) for rank in readers_of(reader)]
+def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
+    """The microbatches of a step, of each rank, of a run that takes its batches by a rule."""
+    ranks = [_of_rank(rank, root, step) for rank in readers_of(reader)]
+    return [[replace(micro, samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
 
 
 def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:

@@ -237,6 +237,9 @@ def filled(runs: tuple[Run, Run], rank: int, name: str) -> str:
         return f"{one[-1]} initialises it in a, {two[-1]} in b; one of them draws from a generator that the script made"
     if one[-1].state != two[-1].state:
         states = [{event.state for event in events} for events in (one, two)]
+        for side, last, other in (("a", one[-1], two[-1]), ("b", two[-1], one[-1])):
+            if other.what == last.what and other.state in states[side == "b"]:
+                return f"{last} initialises it again in {side} only"
         if one[-1].state in states[1] or two[-1].state in states[0]:
             return f"{one[-1]} is the last to initialise it in a, {two[-1]} in b"
         return first_draw(runs, rank, "torch")

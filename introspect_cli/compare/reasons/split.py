@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.batch import fitted
 from introspect_cli.store.whole import many_of
 from introspect_cli.texts import count
@@ -37,7 +37,6 @@ _NORMS = re.compile(r"BatchNorm")
 _DRAWS = re.compile(r"Dropout|RReLU")
 _ROUND = 1e-5
 """How near to a number of three digits a norm is that clipping left."""
-
 
 Finding = Callable[["Scene"], str]
 """What a split of the batch gets wrong, or changes by itself: the function that says it."""
@@ -85,7 +84,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
-    if site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD:
+    if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT):
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
@@ -133,7 +132,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, _samples(microbatches(reader, splits.root, number)[0], rule), rule, many_of(reader))
+        Cut(side, microbatches(reader, splits.root, number, rule)[0], rule, many_of(reader))
         for side, reader, number, rule in (
             ("a", comparison.a, table.step, splits.a),
             ("b", comparison.b, table.step_b, splits.b),
@@ -142,20 +141,18 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     return one, two
 
 
-def _samples(micro: list[Microbatch], rule: Microbatches) -> list[Microbatch]:
-    return [replace(one, samples=1) for one in micro] if rule.singly else micro
-
-
 def _by_itself(step: Step, position: int) -> Finding | None:
     """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
     site = step.sites[position]
+    drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
+    if site.kind is Kind.INPUT:
+        return _drawn if any(path.endswith(DRAWN_BEFORE) for path in drew) else None
     module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
     if module is None:
         return None
     if _NORMS.search(module.module_class):
         return _statistics
-    drew = [step.alignment.fqn[number] for number in step.of(Kind.RNG, FORWARD).tolist()]
-    return _drawn if _DRAWS.search(module.module_class) or site.fqn in drew else None
+    return _drawn if _DRAWS.search(module.module_class) or drew else None
 
 
 def _of_gradients(step: Step) -> Finding | None:
@@ -341,8 +338,10 @@ def _statistics(scene: Scene) -> str:
 
 
 def _drawn(scene: Scene) -> str:
+    drawn = f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output"
+    if scene.site.kind is Kind.INPUT:
+        drawn = f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it"
     return (
-        f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output: each part of a "
-        "batch draws its own, so samples get other numbers. Splitting a batch changes that by itself; with "
-        "dropout at 0 the rest can be compared."
+        f"{drawn}: each part of a batch draws its own, so samples get other numbers. Splitting a batch changes that by "
+        "itself; with dropout at 0 the rest can be compared."
     )

@@ -18,7 +18,7 @@ from introspect_cli.compare.reasons.words import how_far, listed, thing, what
 from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.size import has_nonfinite
-from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.table import EQUAL, NOT_SEEN, OTHER, WITHIN
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Initial(Reason):
         late = scene.is_first_step and step > 0  # training had begun when the captures did
         when = "when recording begins" if late else "before any training"
         when = when if scene.is_first_step else f"when it is first recorded, in step {step}"
-        return _why(scene, f"{what(scene.site)} differs {when}{how_far(scene.first)}", late=late) + _others(scene.step)
+        text = f"{what(scene.site)} differs {when}{how_far(scene.first)}"
+        return _why(scene, text, late=late) + _tied(scene) + _others(scene.step)
 
 
 def _why(scene: Scene, text: str, *, late: bool) -> str:
@@ -146,6 +147,17 @@ def _others(step: Step) -> str:
     if len(clauses) == 1:
         return f" The {whole} {clauses[0][1]}."
     return f" Of the {whole}, {listed([''.join(pair) for pair in clauses])}."
+
+
+def _tied(scene: Scene) -> str:
+    """Which module of both runs has this parameter as its own in one of them; "" for none."""
+    for tree, other, side in zip(scene.step.modules, scene.step.modules[::-1], "ab", strict=True):
+        for fqn in sorted(tree.keys() & other.keys()):
+            for alias in sorted({*tree[fqn].aliases} - {*other[fqn].aliases}):
+                name, _, target = alias.partition("=")
+                if target == scene.site.fqn:
+                    return f" {fqn}.{name} is tied to it in {side}, and not in {OTHER[side]}."
+    return ""
 
 
 _KNOWN = ((EQUAL, "equal"), (WITHIN, "within tolerance"), (NOT_SEEN, "not known"))
