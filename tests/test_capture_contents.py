@@ -38,7 +38,7 @@ def test_modules_and_tensors_come_once_and_another_name_is_noticed():
     named = {id(tensor) for tensor in [*root[0].parameters(), *root[0].buffers(), *root[2].parameters(), root.own]}
     assert {*map(id, tensors)} == named
     assert len(tensors) == len(named)
-    assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(own, nn.Parameter) for own in tensors]
+    assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(each, nn.Parameter) for each in tensors]
     assert tensors_in(references, frozenset({Kind.BUFFER}))[0] == [Kind.BUFFER] * 3
     assert tensors_in(references, frozenset()) == ([], [], [])
     assert tensors_in(references, BOTH)[2] == stand
@@ -79,8 +79,10 @@ def add_child(module):
 def test_a_changed_attribute_is_noticed(change):
     module, other = nn.LayerNorm(2), nn.LayerNorm(2)
     watched = _Watched()
-    for own in (other, module):
-        watched.add(own, {"eps": own.eps, "training": own.training}, ["_forward_hooks", "_modules"])
+    for watched_one in (other, module):
+        watched.add(
+            watched_one, {"eps": watched_one.eps, "training": watched_one.training}, ["_forward_hooks", "_modules"]
+        )
     assert watched.is_current()
     change(module)
     assert watched.is_current() is (change is change_nothing)

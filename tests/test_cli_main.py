@@ -82,7 +82,7 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
     ("word", "hint"),
     [("dif", "did you mean diff?"), ("list", "did you mean show?"), ("xyz", f"choose from {', '.join(VERBS)}")],
 )
-def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
+def test_an_unknown_verb_is_reported_what_there_is(introspect, word, hint):
     done = introspect(word)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.match(f"introspect: unknown verb '{word}'[:;] {re.escape(hint)}", done.stderr)
@@ -207,7 +207,7 @@ def test_a_sentence_quotes_what_a_terminal_would_obey_as_its_escape(introspect):
     assert done.stderr.rstrip("\n").isprintable()
 
 
-def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
+def test_a_name_that_the_system_refuses_is_reported(introspect, tmp_path):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "file").write_text("")
     for words in (["golden", "save", "-o", "n" * 5000], ["golden", "save", "-o", "file"]):
@@ -238,13 +238,13 @@ def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspe
     assert done.stderr.rstrip("\n").endswith(end)
 
 
-def test_a_sentence_that_can_be_read_is_told_whole():
+def test_a_sentence_that_can_be_read_is_reported_whole():
     path = "a/" * 150
     assert abridged(f"there is no run at {path}") == f"there is no run at {path}"
     assert abridged("no " + "x" * 1000) == f"no {'x' * 150}...(700 characters)...{'x' * 150}"
 
 
-def test_a_name_that_is_no_text_is_told_in_the_answer(introspect, tmp_path):
+def test_a_name_that_is_no_text_is_reported_in_the_answer(introspect, tmp_path):
     write_run(tmp_path / "run", [[row("forward", "output", "Net", np.ones(2, np.float32))]])
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most languages; in C, bytes pass
     done = introspect("export", "run", "--format", "csv", "-o", "to\udc80", env=strict)

@@ -145,10 +145,10 @@ def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, 
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLOW", "0.3")
     monkeypatch.setattr(commits._Captures, "_diverges", lambda *_: False)  # as if it had only looked so
-    told: list[str] = []
+    answered: list[str] = []
     asked = commits.Question((), ("train.py", "14"))
-    pair = commits.captured("first", "faulty", (None, None), asked, told.append)
-    assert [line for line in told if line.startswith("b: ")][-1].startswith("b: 14 steps")
+    pair = commits.captured("first", "faulty", (None, None), asked, answered.append)
+    assert [line for line in answered if line.startswith("b: ")][-1].startswith("b: 14 steps")
     assert "-to-" not in Path(pair.b).name
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
     assert "is in no git repository that has it as a revision" in outside.stderr
 
 
-def test_a_script_that_fails_at_one_commit_is_told_with_its_exception(repository: Path):
+def test_a_script_that_fails_at_one_commit_is_reported_with_its_exception(repository: Path):
     counting = "self.n = getattr(self, 'n', 0) + 1\n        if self.n == 3:\n            raise ValueError('bad shape')"
     commit(repository, "later", model=MODEL.replace("{fault}", "").replace("return", f"{counting}\n        return"))
     commit(repository, "at_once", model="raise ImportError('no such thing')\n")

@@ -69,8 +69,8 @@ def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
 def test_a_run_that_ends_early_is_in_no_group_and_said_to_be_undecided(runs):
     found = grouped(runs, "a", "b", "short")
     assert found.verdict is Verdict.UNDECIDED
-    told = f"2 of 3 runs have the same numbers; whether {runs / 'short'} has them could not be told."
-    assert found.sentence == told
+    said = f"2 of 3 runs have the same numbers; whether {runs / 'short'} has them could not be told."
+    assert found.sentence == said
 
 
 def test_a_run_named_twice_is_refused(runs):

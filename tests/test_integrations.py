@@ -223,7 +223,7 @@ def test_the_callback_takes_statistics_steps_and_settings_too(tmp_path):
         assert not {"environment", "packages"} & set(run.settings)
 
 
-def test_an_option_that_there_is_not_is_told_with_the_one_that_was_meant(tmp_path):
+def test_an_option_that_there_is_not_is_reported_with_the_one_that_was_meant(tmp_path):
     with pytest.raises(UsageError, match="capture has no option 'stat'; did you mean stats"):
         Window(tmp_path / "run", {"stat": ["mean"]}).begin(None)
     with pytest.raises(UsageError, match="seed is for `introspect capture`"):

@@ -167,9 +167,9 @@ def lifetimes():
         loss = out.square().mean()
         loss.backward()
         optimizer.step()
-        own = {"input": x, "hidden": hidden, "output": out, "loss": loss, "gradient": x.grad}
-        references |= {f"{name} {step}": weakref.ref(value) for name, value in own.items()}
-        del own
+        watched = {"input": x, "hidden": hidden, "output": out, "loss": loss, "gradient": x.grad}
+        references |= {f"{name} {step}": weakref.ref(value) for name, value in watched.items()}
+        del watched
     loader = DataLoader(torch.randn(4, 8), batch_size=2)
     iterator = iter(loader)
     references |= {

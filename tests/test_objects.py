@@ -186,9 +186,9 @@ def test_a_fault_that_lasts_is_one_sentence_with_the_url(what, where, says, runs
         with open_run(f"{bucket.url}/runs/a") as run:
             return [list(run.rank(rank).records(step)) for rank in run.ranks for step in range(STEPS)]
 
-    with bucket.failing(only(what, where)), pytest.raises(StoreError, match=says) as told:
+    with bucket.failing(only(what, where)), pytest.raises(StoreError, match=says) as answered:
         read()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(answered.value)
 
 
 def test_what_is_not_there_is_one_sentence(runs, bucket, ask, monkeypatch):

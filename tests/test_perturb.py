@@ -168,8 +168,8 @@ def test_the_script_draws_as_before_and_an_evaluation_before_training_is_as_befo
     assert said["a"].stdout == said["p"].stdout
     with open_run(folder / "a") as a, open_run(folder / "p") as p:
         draws = [
-            [record.summary.checksum for record in own.rank(0).records(0) if record.site.kind is Kind.RNG]
-            for own in (a, p)
+            [record.summary.checksum for record in each.rank(0).records(0) if record.site.kind is Kind.RNG]
+            for each in (a, p)
         ]
     assert draws[0] == draws[1] != []
 

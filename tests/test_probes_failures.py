@@ -166,12 +166,12 @@ def test_a_mistake_in_a_probe_never_reaches_the_script(tmp_path, monkeypatch, ca
         seen = trajectory(train)
     monkeypatch.undo()
     assert_same(bare, seen)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
     if len(calls) <= after:
-        assert not any("Mistake" in line for line in told)
+        assert not any("Mistake" in line for line in said)
         return
-    about = [line for line in told if f"Mistake: {name} is broken" in line]
-    assert about, told
+    about = [line for line in said if f"Mistake: {name} is broken" in line]
+    assert about, said
     assert len(about) == len(set(about)) <= 6
     manifest = Seen(tmp_path / "run").manifest
     assert any(f"{name} is broken" in sentence for sentence in manifest["not_observed"])

@@ -257,7 +257,7 @@ def test_sampled_steps_are_enough(runs, tmp_path, lose, both):
     assert result.verdict is (Verdict.SAME if lose == "nothing" else Verdict.DIVERGED), result.sentence
 
 
-def test_a_generator_that_nothing_draws_from_is_told_and_changes_nothing(runs, tmp_path, monkeypatch):
+def test_a_generator_that_nothing_draws_from_is_reported_and_changes_nothing(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(np.random, "rand", lambda: 0.0)
     whole = recorded(tmp_path / "whole", train)
     train(at=6, save=tmp_path / "last.pt")
@@ -431,11 +431,11 @@ def test_where_files_are_not_on_record_the_offset_is_offered(reads):
 def test_a_run_that_alone_reads_weights_and_begins_with_none_of_the_others_says_how_to_set_it_beside(reads):
     run, whole = reads
     lost = run("lost", "weights.safetensors", "3", "lose")
-    told = "Run {0} alone reads weights.safetensors. If it continues run {1}, say after which step: --offset {2}K "
+    said = "Run {0} alone reads weights.safetensors. If it continues run {1}, say after which step: --offset {2}K "
     for a, b, words in ((whole, lost, "ba"), (lost, whole, "ab")):
         result = compared(a, b)
         assert result.resumed is None
-        begins = told.format(*words, "-" * (words == "ab"))
+        begins = said.format(*words, "-" * (words == "ab"))
         assert any(note.startswith(begins) for note in result.notes), result.notes
     assert compared(whole, lost, offset=3).resumed.lost[0].part == "parameters"
     assert compared(lost, whole, offset=-3).resumed.lost[0].part == "parameters"

@@ -77,11 +77,11 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
     monkeypatch.setattr(listing.os, "scandir", refused)
     found = find_runs([runs])
     assert found.unread == [runs / "closed"]
-    assert {own.path for own in found.rows} == {own.path for own in whole.rows}
+    assert {each.path for each in found.rows} == {each.path for each in whole.rows}
     assert unseen_sentences(found)[0].endswith(f": {runs / 'closed'}.")
 
     near = find_runs([runs], most=8)  # the root and what is in it: a, closed, far, first, gone, nested, second
-    assert {own.path.name for own in near.rows} == {"first", "second"}
+    assert {each.path.name for each in near.rows} == {"first", "second"}
     assert near.left == 3
     assert "3 directories" in unseen_sentences(near)[-1]
 
@@ -94,7 +94,7 @@ def test_nothing_is_said_to_be_absent_where_nobody_looked(tmp_path, introspect):
 
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1.5h", "7 d", "٣d", "1y"])
-def test_what_is_no_age_is_told(text):
+def test_what_is_no_age_is_reported(text):
     with pytest.raises(UsageError, match="is not an age"):
         parse_age(text)
 
@@ -134,7 +134,7 @@ def test_pruning_removes_and_says_what(introspect, runs):
     assert list(runs.glob(".*replaced*")) == []
 
 
-def test_what_cannot_be_done_is_told(introspect, tmp_path):
+def test_what_cannot_be_done_is_reported(introspect, tmp_path):
     assert introspect("runs", cwd=tmp_path).returncode == 2
     done = introspect("runs", "prune", str(tmp_path))
     assert done.returncode == 2

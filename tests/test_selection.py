@@ -127,9 +127,9 @@ def test_record_and_kinds_are_one_option(introspect, runs):
 
 
 def test_a_name_that_one_run_alone_has_is_selected(tmp_path):
-    own = np.arange(6, dtype=np.float32)
-    write_run(tmp_path / "a", [[row("forward", "output", "Net", own)]])
-    write_run(tmp_path / "b", [[row("forward", "output", "Net", own), row("forward", "output", "Net.new", own)]])
+    value = np.arange(6, dtype=np.float32)
+    write_run(tmp_path / "a", [[row("forward", "output", "Net", value)]])
+    write_run(tmp_path / "b", [[row("forward", "output", "Net", value), row("forward", "output", "Net.new", value)]])
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
         check_selection(read_selection(modules=["new"]), (a, b))
         with pytest.raises(UsageError, match="no module matches new"):

@@ -70,7 +70,7 @@ def test_two_right_splits_of_a_batch_are_the_same_run(split, a, b):
         assert "only within the tolerance or by extrema and means" in result.sentence
 
 
-def test_it_is_told_how_each_run_cuts_a_batch_and_what_was_compared(split):
+def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
     notes = split("", "--micro 2").notes
     assert notes[0].startswith(
         "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so wholes are "
@@ -149,7 +149,7 @@ for batch in torch.randn(3, 8, 4):
 
 
 @pytest.mark.parametrize(
-    ("a", "since", "sample", "changed", "told"),
+    ("a", "since", "sample", "changed", "said"),
     [
         (8, 0, 0, 0, True),
         (8, 2, 0, 1, True),  # bfloat16 comes a step later
@@ -159,7 +159,7 @@ for batch in torch.randn(3, 8, 4):
     ],
 )
 def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(
-    tmp_path, introspect, a, since, sample, changed, told
+    tmp_path, introspect, a, since, sample, changed, said
 ):
     (tmp_path / "train.py").write_text(HALF)
     for name, words in {
@@ -172,7 +172,7 @@ def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_floa
     assert cut.startswith("Over the samples of each step, the runs are the same")
     assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
     place = f"First divergence at step {changed}: the output of Net.first (First) differs although its inputs"
-    assert other.startswith(place) is told
+    assert other.startswith(place) is said
 
 
 def test_another_sample_in_a_batch_is_a_divergence(split):
@@ -184,7 +184,7 @@ def test_another_sample_in_a_batch_is_a_divergence(split):
 
 
 @pytest.mark.parametrize(("options"), ["", "--record param,grad,loss", "--record output,grad"])
-def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
+def test_losses_that_are_added_up_are_reported_by_their_factor(split, options):
     result = split("", "--micro 2 --fault summed", options=options)
     assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "split")
     assert "gradients of b are 4 x those of a, " in result.sentence
@@ -192,7 +192,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told"),
+    ("a", "b", "said"),
     [
         ("--micro 2 --fault summed", "", "0.25 x those of a, the gradient of Net.tok.weight first: in a the losses"),
         ("--inside", "--inside --micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b"),
@@ -216,10 +216,10 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
         ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),
     ],
 )
-def test_a_fault_of_a_split_is_told(split, a, b, told):
+def test_a_fault_of_a_split_is_reported(split, a, b, said):
     result = split(a, b)
     assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "split"), result.sentence
-    assert told in result.sentence
+    assert said in result.sentence
 
 
 def test_uneven_tokens_are_counted_for_each_microbatch(split):
@@ -247,7 +247,7 @@ def test_a_gradient_that_is_set_to_zero_between_microbatches_is_no_split(split):
         pytest.param("lightning_loop", "lightning", marks=pytest.mark.sweep),
     ],
 )
-def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_told(split, script, package):
+def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_reported(split, script, package):
     pytest.importorskip(package)
     right = split("", FOUR, script=script)
     assert right.verdict is Verdict.SAME, right.sentence

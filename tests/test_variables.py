@@ -75,13 +75,13 @@ def plain(tmp_path_factory):
 
 def test_a_model_is_recorded_with_the_variable_that_holds_it(plain):
     with open_run(plain) as run:
-        found = {own.fqn: own.variable for own in run.rank(0).modules}
+        found = {each.fqn: each.variable for each in run.rank(0).modules}
     assert (found["Net"], found["Net#2"]) == ("agent.network", "agent.target_network")
     assert found["Net.inner"] == ""
 
 
 @pytest.mark.parametrize("kinds", [None, ("param",), ("loss", "param", "grad"), ("output",)])
-def test_a_copy_called_first_is_told_from_its_original(plain, tmp_path, kinds):
+def test_a_copy_called_first_is_reported_from_its_original(plain, tmp_path, kinds):
     record = {} if kinds is None else {"record": frozenset(map(Kind, kinds))}
     a = captured(tmp_path / "a", learning(), **record) if kinds else plain
     b = captured(tmp_path / "b", learning(swapped=True), **record)
