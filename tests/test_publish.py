@@ -169,14 +169,14 @@ def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, int
 
 
 def test_what_a_killed_run_recorded_is_published(tmp_path):
-    (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(60)\ntry:"))
+    (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(900)\ntry:"))
     command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--publish", "out", "-o", "run"]
     process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGKILL)
     process.communicate()
     packed = tmp_path / "out" / "run" / "run.introspect.zip"
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not packed.exists() and time.monotonic() < until:
         time.sleep(0.1)
     assert len((tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()) == 6
