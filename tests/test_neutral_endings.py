@@ -129,7 +129,7 @@ def run_script(tmp_path, body, *options, before=None):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
         preexec_fn=before,
     )
 
