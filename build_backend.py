@@ -57,7 +57,7 @@ EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "modules", "standing")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "hooks", "modules", "standing")),
             OPERATORS,
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],

@@ -46,8 +46,8 @@ import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last 
 {_PACKAGE}
 import introspect_cli.commands.capture
 imported("script", "store", "capture")
-from introspect_cli.capture.beside import Beside
-Beside.patience = 900.0  # no answer depends on how busy the machine is
+from introspect_cli.capture.background import BackgroundProcess
+BackgroundProcess.patience = 900.0  # no answer depends on how busy the machine is
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.frames import pass_by
 import sys
@@ -241,7 +241,7 @@ class Run:
             return int(self._connection.recv(8))
 
 
-_ALONGSIDE = "introspect_cli.commands.alongside"
+_LIVE = "introspect_cli.commands.live"
 """What a capture starts beside itself, by `python -c`."""
 _PICKLED = (".pt", ".pth", ".ckpt")
 
@@ -357,7 +357,7 @@ def _stand_in(name: str, about: str, *argv: str) -> int:
     python, addresses, settings = json.loads(about)
     argv = argv[argv[:1] == ("-u",) :]  # as torchrun starts its processes; what they print comes at their end, then
     is_run = argv[:2] == ("-m", "introspect_cli") or (argv and argv[0][:1] != "-")
-    is_run = is_run or (argv[:1] == ("-c",) and _ALONGSIDE in argv[1])
+    is_run = is_run or (argv[:1] == ("-c",) and _LIVE in argv[1])
     if not is_run or settings != _settings():
         os.execv(python, [python, *argv])
     run = Run(addresses[_server_of(argv)], argv, dict(os.environ), os.getcwd(), name, (0, 1, 2))  # noqa: PTH109

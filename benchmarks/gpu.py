@@ -36,7 +36,7 @@ import torch
 import workloads
 from measuring import Row, bounded
 
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.records import Kind, Status
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.reader import open_run
@@ -430,7 +430,7 @@ WORKER = """
 import sys, tempfile, pathlib, torch
 sys.path.insert(0, sys.argv[1])
 import gpu_ways
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from measuring import captured
 with tempfile.TemporaryDirectory() as scratch, captured(CaptureOptions(), pathlib.Path(scratch) / "run"):
     gpu_ways.trained(torch.device(sys.argv[2]))

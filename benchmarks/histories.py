@@ -26,10 +26,10 @@ from forks import Forks
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.changes import prove
-from introspect_cli.rerun.minimise import place_of
+from introspect_cli.rerun.changes.minimise import place_of
+from introspect_cli.rerun.changes.search import prove
+from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
-from introspect_cli.rerun.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

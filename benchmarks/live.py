@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from introspect_cli.capture.parse_options import options_of
+from introspect_cli.capture.options.parse import options_of
 from introspect_cli.capture.session import Session
 from introspect_cli.script.ending import Ending
 
@@ -122,7 +122,7 @@ def _comparers(run: Path) -> list[int]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes()
-            if b"introspect_cli.commands.alongside" in words and str(run).encode() in words:
+            if b"introspect_cli.commands.live" in words and str(run).encode() in words:
                 processes.append(int(place.parent.name))
     assert processes, "nothing compares"
     return processes

@@ -25,13 +25,13 @@ from forks import Forks
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.rerun.changes import prove
+from introspect_cli.rerun.changes.search import prove
 from introspect_cli.store.reader import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.rerun.minimise import Element
+    from introspect_cli.rerun.changes.minimise import Element
 
 Edit = tuple[str, str]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.session import run_capture
 from introspect_cli.errors import StoreError
 from introspect_cli.script.target import Target
@@ -47,6 +47,10 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signa
 """What is sent; most kills are the one that a process cannot notice."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+NOTHING_SAID = 70
+"""The exit code of a fork whose capture neither ended nor was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Forked:
 
 def _run_and_end(script: Path, run: Path, out: int) -> NoReturn:
     """In the child: what the command does, and no way back into the parent's code."""
-    code = 70
+    code = NOTHING_SAID
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(out, 1)
@@ -157,7 +161,8 @@ def judge(
         return "a step is not what it is in the undisturbed run"
     if [step for step, _ in kept] != list(range(len(kept))):
         return "steps are missing in between"
-    if code not in (-sent, 0) and not (sent == signal.SIGINT and code in (130, 1)):
+    interrupted = (130, 1, *([NOTHING_SAID] if len(kept) == len(whole) else ()))  # or between its end and the process's
+    if code not in (-sent, 0) and not (sent == signal.SIGINT and code in interrupted):
         return f"the exit code is {code}"
     with open_run(run) as opened:
         finished = opened.state is RunState.COMPLETE and len(kept) == len(whole)  # killed while python cleaned up

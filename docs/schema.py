@@ -34,8 +34,8 @@ from introspect_cli.records import Record  # noqa: TC001 - read when the schema 
 from introspect_cli.render import json as documents
 from introspect_cli.render.json import FORMAT
 from introspect_cli.rerun.bisect import Culprit
-from introspect_cli.rerun.changes import Proof
-from introspect_cli.rerun.minimise import Smallest
+from introspect_cli.rerun.changes.minimise import Smallest
+from introspect_cli.rerun.changes.search import Proof
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def capturing(
         target: the script that this runs in, for the settings; None for a notebook, or a block of one.
         launch: this process's part in a distributed run; None to ask the environment.
     """
-    from introspect_cli.capture.parse_options import options_of
+    from introspect_cli.capture.options.parse import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.script.ending import Ending, raised_ending
 
@@ -178,7 +178,7 @@ def compare_transformed(
     for what in (model, transformed):
         if not callable(what):
             raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.options import DiffOptions

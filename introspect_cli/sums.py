@@ -30,10 +30,13 @@ def _wrapped(value: Number) -> Number:
 
 def mix(raw: Number) -> Number:
     """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64); of an integer, or of each one."""
-    raw = _wrapped(raw)
-    raw = _wrapped((raw ^ (raw >> 30)) * MIX_1)
-    raw = _wrapped((raw ^ (raw >> 27)) * MIX_2)
-    return cast("Number", raw ^ (raw >> 31))
+    value = _wrapped(raw)
+    value = value ^ (value >> 30)
+    for factor, shift in ((MIX_1, 27), (MIX_2, 31)):  # in place: of an array, each other one is memory to be asked for
+        value *= factor
+        value = _wrapped(value)
+        value ^= value >> shift
+    return value
 
 
 def unmix(checksum: Number) -> Number:

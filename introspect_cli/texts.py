@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LEVEL = re.compile(r"[.\[]")
 _DEEPEST = 64
@@ -62,3 +66,8 @@ def human_size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
+
+
+def begin_alike(one: Sequence[object], two: Sequence[object]) -> int:
+    """How many items two sequences, or characters two texts, begin with alike."""
+    return next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))

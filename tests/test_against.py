@@ -20,11 +20,11 @@ from synthetic import row, write_run
 
 from introspect_cli.api import recording
 from introspect_cli.capture.against import Against
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
-from introspect_cli.rerun.alongside import Digests, alongside
+from introspect_cli.rerun.live import Digests, compare_live
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.writer import StoreWriter
 
@@ -70,7 +70,7 @@ def pids(text):
             words = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"introspect_cli.commands.alongside" in words and text.encode() in words and b"trap" not in words:
+        if b"introspect_cli.commands.live" in words and text.encode() in words and b"trap" not in words:
             found.append(int(folder.name))
     return found
 
@@ -452,11 +452,11 @@ def test_a_reference_that_is_rewritten_when_it_is_opened_is_opened_again(tmp_pat
             written(tmp_path / "a", [1.0, 3.0], force=True)
         return opened[-1]
 
-    result = alongside(opening, run, ask, print, pause=0.0)
+    result = compare_live(opening, run, ask, print, pause=0.0)
     assert (result.verdict.value, result.first.step, len(opened)) == ("diverged", 1, 2)
 
 
 def test_a_run_that_is_gone_is_an_error_after_a_few_looks(tmp_path):
     written(tmp_path / "a", [1.0])
     with pytest.raises(StoreError):
-        alongside(lambda: open_run(tmp_path / "a"), tmp_path / "nowhere", ask, print, pause=0.0)
+        compare_live(lambda: open_run(tmp_path / "a"), tmp_path / "nowhere", ask, print, pause=0.0)

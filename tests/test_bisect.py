@@ -13,9 +13,9 @@ import pytest
 import yaml
 from synthetic import row, write_run
 
-from introspect_cli.compare.reasons.differences import arguments
+from introspect_cli.compare.reasons.documents import arguments
 from introspect_cli.compare.result import Verdict
-from introspect_cli.rerun.minimise import Difference, command_line, ddmin
+from introspect_cli.rerun.changes.minimise import Difference, command_line, ddmin
 from introspect_cli.rerun.variant import Reference, Variant, capture
 
 pytestmark = pytest.mark.usefixtures("quick_python")

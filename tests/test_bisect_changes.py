@@ -15,14 +15,14 @@ from test_reference import schema
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.changes.values import changed_values, with_values
 from introspect_cli.compare.endings import Raised
-from introspect_cli.compare.reasons.documents import parsed
+from introspect_cli.compare.reasons.files import parsed
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.rerun.attempts import Attempt, Attempts, OutOfRunsError
-from introspect_cli.rerun.changes import _Search
-from introspect_cli.rerun.elements import Sides
+from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
+from introspect_cli.rerun.changes.elements import Sides
+from introspect_cli.rerun.changes.search import _Search
+from introspect_cli.rerun.changes.texts import undefined
+from introspect_cli.rerun.places.surroundings import Surroundings, in_directories, rebuilt, survey
 from introspect_cli.rerun.recipe import Recipe
-from introspect_cli.rerun.surroundings import Surroundings, in_directories, rebuilt, survey
-from introspect_cli.rerun.texts import undefined
 from introspect_cli.rerun.variant import End, Reference, Rerun
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -458,7 +458,7 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path):
 
 
 def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.surroundings.MOST_COPIED", 100)
+    monkeypatch.setattr("introspect_cli.rerun.places.surroundings.MOST_COPIED", 100)
     (tmp_path / "project" / ".git").mkdir(parents=True)
     for name, size in (("large", 70), ("small", 50)):
         (tmp_path / "project" / name).write_bytes(bytes(size))

@@ -11,7 +11,7 @@ from neutrality import assert_neutral, mlp
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.black_box import BlackBox
+from introspect_cli.capture.recording.black_box import BlackBox
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.writer import StoreWriter

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from introspect_cli.capture.contents import holders_in, tensors_in
-from introspect_cli.capture.probes.attributes import _Watched
+from introspect_cli.capture.naming.contents import holders_in, tensors_in
 from introspect_cli.capture.probes.state import Holders
 from introspect_cli.records import Kind
 from introspect_cli.tensors.kernels import KERNELS
@@ -75,25 +74,28 @@ def add_child(module):
     module.child = nn.Tanh()
 
 
+compiled = pytest.mark.skipif(KERNELS is None, reason="without compiled kernels, modules are looked at in each step")
+
+
+@compiled
 @pytest.mark.parametrize("change", [change_value, change_nothing, add_attribute, remove_attribute, add_hook, add_child])
 def test_a_changed_attribute_is_noticed(change):
     module, other = nn.LayerNorm(2), nn.LayerNorm(2)
-    watched = _Watched()
-    for watched_one in (other, module):
-        watched.add(
-            watched_one, {"eps": watched_one.eps, "training": watched_one.training}, ["_forward_hooks", "_modules"]
-        )
-    assert watched.is_current()
+    standing = KERNELS.standing()
+    for one in (other, module):
+        standing.add(weakref.ref(one), len(vars(one)), ("eps", "training"), ("_forward_hooks", "_modules"), ())
+    assert standing.holds()
     change(module)
-    assert watched.is_current() is (change is change_nothing)
+    assert standing.holds() is (change is change_nothing)
 
 
+@compiled
 def test_a_module_that_is_gone_is_noticed():
-    watched, module = _Watched(), nn.LayerNorm(2)
-    watched.add(module, {}, [])
-    assert watched.is_current()
+    standing, module = KERNELS.standing(), nn.LayerNorm(2)
+    standing.add(weakref.ref(module), len(vars(module)), (), (), ())
+    assert standing.holds()
     del module
-    assert not watched.is_current()
+    assert not standing.holds()
 
 
 def hold_another(root):

@@ -18,9 +18,9 @@ from torch import nn
 from introspect_cli import capture as package
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.capture.environment.sources import file_of
-from introspect_cli.capture.frames import is_ours
-from introspect_cli.capture.identity import ById
-from introspect_cli.capture.names import NameFilter, Names
+from introspect_cli.capture.frames import is_introspects
+from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming.names import NameFilter, Names
 from introspect_cli.store.reader import open_run
 from introspect_cli.store.verify import verify_run
 
@@ -83,7 +83,7 @@ def test_a_timeout_that_comes_while_an_object_of_the_script_goes_reaches_it(tmp_
 
     def watch(frame, event, _):
         nonlocal sent
-        if event == "call" and frame.f_code.co_name == "forget" and is_ours(frame):
+        if event == "call" and frame.f_code.co_name == "forget" and is_introspects(frame):
             sys.setprofile(None)
             sent += 1
             signal.raise_signal(signal.SIGALRM)
@@ -122,7 +122,7 @@ torch drops what comes while it imports what it can do without."""
 SENDER = """
 def watch(frame, event, _):
     names = []  # of what runs, up to introspect's code
-    while frame is not None and not is_ours(frame):
+    while frame is not None and not is_introspects(frame):
         names.append(frame.f_code.co_name)
         frame = frame.f_back
     if event == "call" and frame is not None and not {*names, frame.f_code.co_name} & dropping:
@@ -140,8 +140,15 @@ def test_an_exception_that_another_thread_sends_reaches_the_script(tmp_path):
 
     def work(number):
         left = [4 if number == 0 else 1 + 47 * number]  # the fourth is in what a thread's stack is made by
-        words = {"sys": sys, "ctypes": ctypes, "threading": threading, "is_ours": is_ours, "left": left, "Sent": Sent}
-        words |= {"__name__": "introspect_cli.sender", "dropping": DROPPING}
+        words = {
+            "sys": sys,
+            "ctypes": ctypes,
+            "threading": threading,
+            "is_introspects": is_introspects,
+            "left": left,
+            "Sent": Sent,
+        }
+        words |= {"is_introspects": is_introspects, "__name__": "introspect_cli.sender", "dropping": DROPPING}
         exec(compile(SENDER, "<sender>", "exec"), words)
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

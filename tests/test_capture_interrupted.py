@@ -95,7 +95,7 @@ def test_an_interrupt_before_anything_of_a_step_is_set_aside_mixes_no_steps(tmp_
     import torch
     from neutrality import watched
 
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
     def train():
         torch.manual_seed(0)

@@ -11,9 +11,9 @@ from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.option import WHAT, Option
-from introspect_cli.capture.options import CaptureOptions, described
-from introspect_cli.capture.probes import installed
+from introspect_cli.capture import all_probes
+from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options.option import WHAT, Option
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.commands.capture import from_field
 from introspect_cli.compare.diff import compare_runs
@@ -144,7 +144,7 @@ class SizeProbe(GuardedProbe):
 
 
 def test_a_new_probe_is_one_class(tmp_path, monkeypatch):
-    monkeypatch.setattr(installed, "STANDALONE", (*installed.STANDALONE, SizeProbe))
+    monkeypatch.setattr(all_probes, "STANDALONE", (*all_probes.STANDALONE, SizeProbe))
     original = torch.Tensor.square
     with watched(tmp_path / "run") as session:
         train()

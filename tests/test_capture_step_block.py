@@ -11,9 +11,9 @@ from neutrality import watched
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.backlog import Backlog
-from introspect_cli.capture.samples import KINDS
-from introspect_cli.capture.step_block import StepBlock
+from introspect_cli.capture.recording.backlog import Backlog
+from introspect_cli.capture.recording.samples import KINDS
+from introspect_cli.capture.recording.step_block import StepBlock
 from introspect_cli.records import Kind
 from introspect_cli.store import writer
 from introspect_cli.store.reader import open_run

@@ -207,6 +207,23 @@ def test_a_setting_of_the_optimizer_is_looked_for_by_name_where_it_shows_some_st
     assert changes(document)[0] == ("train.py:8", "", True)
 
 
+def test_code_and_settings_of_modules_that_were_not_recorded_belong_to_the_one_around_them(project, introspect):  # noqa: F811 - the fixture
+    """As in a compiled model, of which nothing inside is on record."""
+    inner = (
+        "class Inner(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.drop = torch.nn.Dropout({p})\n\n"
+        "    def forward(self, x):\n        return self.drop(x) * {by}\n\n\n"
+    )
+    model = MODEL.replace("class Net", inner + "class Net").replace("torch.relu(", "self.some[0](")
+    model = model.replace("        self.a", "        self.some = torch.nn.ModuleList([Inner()])\n        self.a")
+    for name, p, by in (("a", 0.1, 1), ("b", 0.1, 2), ("c", 0.2, 1)):
+        project(name, "--max-depth", "0", model=model.format(p=p, by=by))
+    document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
+    assert document["first"]["fqn"] == "Net"
+    assert changes(document)[0] == ("model.py:12", "Inner.forward", True)
+    assert "p 0.1 -> 0.2 of Net.some.0.drop" in introspect("diff", "a", "c").stdout.partition("\n")[0]
+
+
 def test_a_function_that_is_called_under_a_condition_alone_comes_after_code_that_ran(two):
     model = (
         "import torch\n\n\nclass Config:\n    def __init__(self, bias=True):\n        self.bias = bias\n\n\n"

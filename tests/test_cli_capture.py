@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
-from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.parse_options import parse_kinds, parse_stats
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.capture.options.parse import options_of
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
@@ -207,17 +207,14 @@ def test_options_for_the_manifest_are_plain(asked):
 
 
 def test_what_statistics_ask_of_the_kernels():
-    asked = {
-        names: CaptureOptions(stats=parse_stats(names.split(",")))
-        for names in ("none", "shape,dtype", "mean", "mode,med")
-    }
+    asked = {names: options_of({"stats": names}) for names in ("none", "shape,dtype", "mean", "mode,med")}
     assert [options.measures for options in asked.values()] == [False, False, True, True]
     assert [options.sorted_stats for options in asked.values()] == [(), (), (), ("med", "mode")]
 
 
 def test_every_kind_and_statistic_can_be_asked_for():
-    assert [parse_kinds([name]) for name in KINDS] == [{Kind(name)} for name in KINDS]
-    assert [parse_stats([name]) for name in STATS] == [(name,) for name in STATS]
+    assert [options_of({"record": name}).record for name in KINDS] == [{Kind(name)} for name in KINDS]
+    assert [options_of({"stats": name}).stats for name in STATS] == [(name,) for name in STATS]
 
 
 def test_help_names_every_option(introspect):

@@ -15,7 +15,7 @@ from conftest import PYTHON
 from test_bisect import git, introspect
 
 from introspect_cli.rerun import commits, revisions
-from introspect_cli.rerun.worktree import Repository
+from introspect_cli.rerun.places.worktree import Repository
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -8,7 +8,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.join.distance import Tensors, distance_of, rounding
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.base import reason_named
-from introspect_cli.compare.reasons.differences import Difference, command_options, describe
+from introspect_cli.compare.reasons.differences import Difference, describe
+from introspect_cli.compare.reasons.documents import command_options
 from introspect_cli.compare.reasons.hyperparameters import Optimizers, optimizer_differences
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.words import amount

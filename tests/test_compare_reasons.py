@@ -14,7 +14,7 @@ from introspect_cli.compare.reasons import base
 from introspect_cli.compare.reasons.differences import Difference
 from introspect_cli.compare.reasons.settings import Blame
 from introspect_cli.compare.result import Role, Verdict
-from introspect_cli.records import ModuleInfo
+from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.reader import open_run
 
 MODULES = (
@@ -332,8 +332,24 @@ def test_stale_gradients_are_found_through_clipping(compare):
     assert "zero_grad is missing or late in b" in result.sentence
     result = compare(steps(F32(0.7) * (second + first)), steps(second))
     assert "zero_grad is missing or late in a" in result.sentence
-    result = compare(steps(second), steps(second + random.normal(size=(30, 7)).astype(F32)))
-    assert "zero_grad is missing" not in result.sentence
+    unscaled = F32(2.0**-14) * first  # as unscaling left it, beside a gradient that is scaled still
+    result = compare(steps(second), steps(second + unscaled))
+    assert "zero_grad is missing or late in b" in result.sentence
+    for other in (random.normal(size=(30, 7)).astype(F32), unscaled[::-1], F32(2e-7) * second):
+        assert "zero_grad is missing" not in compare(steps(second), steps(second + other)).sentence
+
+
+def test_an_optimizers_option_explains_nothing_before_the_optimizer_steps(compare):
+    """A gradient that an atomic sum rounds differently was laid to `--lr`, the one argument that differs."""
+    command = tuple({"command": {"argv": ["train.py", "--lr", lr]}} for lr in ("0.05", "0.1"))
+    before = compare(train(at=0), train("kernel", at=0, lr=0.1), settings=command)
+    assert before.first.site.kind is Kind.GRAD
+    assert "--lr" not in before.sentence
+    assert [change.name for change in before.settings if change.explains] == []
+    after = compare(train(), train(lr=0.1), settings=command)
+    assert "the cause is SGD's lr 0.05 -> 0.1. It likely comes from --lr 0.05 -> 0.1." in after.sentence
+    later = compare(train(batches=False), train("module", batches=False, at=1, lr=0.05), settings=command)
+    assert "--lr" in later.sentence
 
 
 def test_a_parameter_that_an_optimizer_lacks_is_said_to_be_so(compare):

@@ -273,7 +273,7 @@ def test_steps_that_one_schedule_left_out_are_no_difference(compare):
 
 
 def recorded():
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind
 
     return CaptureOptions().record - {Kind.RNG}  # a run that goes on has drawn less

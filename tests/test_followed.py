@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sweeps import sliced
 
-from introspect_cli.capture.follow.processes import Role, command_of, described, instead
+from introspect_cli.capture.processes import Role, command_of, described, instead
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.store.reader import open_run

@@ -18,8 +18,8 @@ from synthetic import batch, row
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.parse_options import options_of, parse_size, rule_of
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options.parse import options_of, parse_size, rule_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rule import ALWAYS, Moment, When
 from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule

@@ -191,6 +191,26 @@ def test_no_files_import_one_another_in_a_circle():
     assert circles(import_graph(PACKAGE)) == set()
 
 
+def in_rooms(graph, part):
+    """The graph of a part's folders and of the files beside them, each folder as one."""
+
+    def room(name):
+        return ".".join(name.split(".")[:3])
+
+    inside = {name for name in graph if name.startswith(f"{PACKAGE.name}.{part}.")}
+    rooms = {room(name): set() for name in inside}
+    for name in inside:
+        rooms[room(name)] |= {room(target) for target in graph[name] & inside} - {room(name)}
+    return rooms
+
+
+@pytest.mark.parametrize("part", ["capture", "rerun"])
+def test_folders_of_a_part_import_in_one_direction(part):
+    rooms = in_rooms(import_graph(PACKAGE), part)
+    assert sum(map(bool, rooms.values())) > 5
+    assert circles(rooms) == set()
+
+
 def test_a_circle_is_found_inside_functions_and_under_type_checking(tmp_path):
     package = tmp_path / "house"
     (package / "room").mkdir(parents=True)

@@ -13,7 +13,7 @@ from neutrality import assert_neutral, mlp
 from torch import nn
 from torch._guards import CompileContext
 
-from introspect_cli.capture.names import NameFilter, Names
+from introspect_cli.capture.naming.names import NameFilter, Names
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

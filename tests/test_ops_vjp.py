@@ -10,7 +10,7 @@ from opcapture import captured, records
 from summaries import taken
 from torch import nn
 
-from introspect_cli.capture.parse_options import Pair, ValueName, parse_pairs
+from introspect_cli.capture.options.parse import Pair, ValueName, parse_pairs
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
 from introspect_cli.tensors.summarizer import Summarizer

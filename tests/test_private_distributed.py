@@ -14,7 +14,7 @@ from launches import needs
 from neutrality import assert_neutral, mlp, watched
 from torch import nn
 
-from introspect_cli.capture.ranks import torch_distributed
+from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.ranks.sharing import DataParallel
 from introspect_cli.records import Kind
 

@@ -13,7 +13,7 @@ from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.probe import OpProbe
 from introspect_cli.capture.ops.schema import Operators
 from introspect_cli.capture.ops.values import Writers
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.probes.rng import RngProbe
 from introspect_cli.capture.probes.vjp import VjpProbe
 from introspect_cli.capture.regions.compile import CompileProbe
@@ -44,7 +44,7 @@ TAP = {"compile": "keep"}
 INSIDE = OPS | TAP | {"record": CaptureOptions().record | {Kind.OP_OUTPUT}}
 
 ASKED = [
-    (Places, "is_ours", OPS, train),
+    (Places, "is_introspects", OPS, train),
     (Places, "line", OPS, train),
     (OpProbe, "_begin", OPS, train),
     (OpMode, "enter_stack", OPS, train),

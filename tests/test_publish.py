@@ -13,7 +13,8 @@ import time
 import pytest
 
 import introspect_cli
-from introspect_cli.capture.beside import Publishing
+from introspect_cli.capture.background import BackgroundProcess, Publishers
+from introspect_cli.capture.guard import Guard
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -34,9 +35,9 @@ except ChildProcessError:
 print(random.random(), loss.item(), sorted({"mlflow", "wandb", "tensorboard"} & set(sys.modules)))
 """
 PATIENT = """
-from introspect_cli.capture.beside import Publishing
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.cli import main
-Publishing.finish.__defaults__ = (600.0,)  # a busy machine imports three clients for longer than people wait
+BackgroundProcess.patience = 600.0  # a busy machine imports three clients for longer than people wait
 main()
 """
 PLACES = ("tensorboard:tb", "mlflow", "wandb", "out", "file://{}/far")
@@ -189,9 +190,9 @@ def test_nobody_waits_for_a_logger_that_hangs(tmp_path, monkeypatch):
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hanging))
-    publishing = Publishing(tmp_path / "run", ["mlflow"])
+    monkeypatch.setattr(BackgroundProcess, "patience", 0.2)
+    publishing = Publishers(tmp_path / "run", ["mlflow"], Guard(print))
     began = time.monotonic()
-    publishing.patience = 0.2
     assert publishing.finish() == ["still publishing to mlflow, in the background"]
     assert time.monotonic() - began < 30
 

@@ -10,7 +10,7 @@ import torch
 from launches import SCRIPT, launch, needs, recorded
 from opcapture import compared
 
-from introspect_cli.capture.ranks import torch_distributed
+from introspect_cli.capture import torch_distributed
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.words import far

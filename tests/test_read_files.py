@@ -13,7 +13,7 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.capture.environment.redact_files import config as redacted
-from introspect_cli.compare.reasons.documents import parsed
+from introspect_cli.compare.reasons.files import parsed
 
 SCRIPT = """
 import configparser, json, pathlib, tomllib
@@ -291,7 +291,7 @@ def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
 
     def watch(frame, event, _argument):
         name = frame.f_code.co_filename
-        if event == "call" and any(each in name for each in ("read_files", "capture/description", "probes/built")):
+        if event == "call" and any(each in name for each in ("read_files", "probes/description", "probes/built")):
             called.add(frame.f_code.co_name)
 
     net = nn.Linear(2, 1)

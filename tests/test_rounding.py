@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from introspect_cli.compare.result import Size, Verdict
-from introspect_cli.records import Kind
+from introspect_cli.compare.size import size_of
+from introspect_cli.records import Kind, Layout, Status, Summary
 
 ATTENTION = """\
 import sys, torch
@@ -252,6 +253,11 @@ class TestSize:
             captured(tmp_path / name, once(scale))
             sizes[name] = compared(tmp_path / "a", tmp_path / name).first.size
         assert sizes == {"rounding": Size.ROUNDING, "more": Size.MORE}
+
+    def test_half_precision_rounds_by_no_tenth(self):
+        layout = Layout((8,), "bfloat16")
+        one, two = (Summary(Status.OBSERVED, layout, at, {"min": 0, "max": 1, "mean": 0.5}) for at in (1, 2))
+        assert [size_of(one, two, rel) for rel in (0.03, 0.2)] == [Size.ROUNDING, Size.MORE]
 
     def test_a_dtype_a_shape_and_what_one_run_lacks_are_structural(self, tmp_path):
         captured(tmp_path / "a", lambda: nn.Identity()(torch.ones(4)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.join.wholes import _in_tf32
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Layout, ModuleInfo
 from introspect_cli.store.reader import open_run
 
 SCRIPTS = Path(__file__).parent.parent / "fixtures" / "splits"
@@ -98,6 +100,18 @@ def test_what_was_not_compared_is_not_counted_as_equal(split):
     whole, padded = split("", "--micro 2"), split("--padded", "--padded --micro 2")
     assert padded.counts.equal < whole.counts.equal
     assert any("padded to the longest of their microbatch" in note for note in padded.notes)
+
+
+def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
+    def computes(device, module="Linear", **switches):
+        run = SimpleNamespace(settings={"runtime": switches})
+        layouts, modules = [Layout((2,), "float32", device)], [ModuleInfo("Net.a", module)]
+        return _in_tf32(run, SimpleNamespace(layouts=layouts, modules=modules))
+
+    assert computes("cuda:0", matmul_allow_tf32=True)
+    assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False)
+    assert not computes("cpu", matmul_allow_tf32=True)
 
 
 def test_strictly_two_splits_are_two_runs(split):

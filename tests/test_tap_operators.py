@@ -13,7 +13,7 @@ from test_tap_fixtures import run as run_fixture
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import OTHERS, Kind, Phase, Status
 

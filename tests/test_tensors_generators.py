@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.capture.environment.start import PYTHON, numpy_owner
+from introspect_cli.capture.start import PYTHON, numpy_owner
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.generators import Generators
 
@@ -113,7 +113,20 @@ def swap_numpy_words():
     np.random.set_state((kind, np.concatenate([words[:9], words[10:8:-1], words[11:]]), *rest))  # noqa: NPY002 - as above
 
 
+def other_seed_and_the_same_words():
+    state = torch.get_rng_state()
+    state[0] ^= 1
+    torch.set_rng_state(state)
+
+
 CHANGES = {
+    "torch": {
+        "a draw": lambda: torch.rand(2),
+        "a normal number, of which one stays to spare": lambda: torch.randn(1),
+        "the one to spare": lambda: torch.randn(1),
+        "the seed it tells": other_seed_and_the_same_words,
+        "a seed": lambda: torch.manual_seed(5),
+    },
     "python": {
         "a draw": random.random,
         "a normal number, of which one stays to spare": lambda: random.gauss(0, 1),
@@ -133,7 +146,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does(watching, name):
-    owner = {"python": PYTHON, "numpy": numpy_owner()}[name]
+    owner = {"torch": torch.default_generator, "python": PYTHON, "numpy": numpy_owner()}[name]
+    other = random.random if name == "torch" else lambda: torch.rand(1)
     seen = [watching.stand(name, owner)]
     assert seen[0] is not None
     for what, change in CHANGES[name].items():
@@ -141,7 +155,7 @@ def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does
         watching.look([])
         seen.append(watching.stand(name, owner))
         assert seen[-1] not in seen[:-1], what
-        torch.rand(1)
+        other()
         watching.look([])
         assert watching.stand(name, owner) == seen[-1], what
 
@@ -149,7 +163,7 @@ def test_whatever_changes_a_state_makes_it_stand_otherwise_and_nothing_else_does
 def test_a_generator_that_was_replaced_or_is_not_the_watched_one_does_not_stand(watching):
     assert watching.stand("python", random.Random()) is None
     assert watching.stand("numpy", np.random.RandomState(1)) is None
-    assert watching.stand("torch", torch.default_generator) is None
+    assert watching.stand("torch", torch.Generator()) is None
     before = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.MT19937(3))

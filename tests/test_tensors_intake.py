@@ -9,7 +9,7 @@ import pytest
 import torch
 from summaries import taken
 
-from introspect_cli.capture.step_rows import Times, new_times
+from introspect_cli.capture.recording.step_rows import Times, new_times
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.summarizer import Summarizer
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from summaries import taken
 
-from introspect_cli.capture.options import CaptureOptions
-from introspect_cli.capture.samples import KINDS
+from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.recording.samples import KINDS
+from introspect_cli.capture.recording.step_rows import new_times
 from introspect_cli.capture.session import Session
-from introspect_cli.capture.step_rows import new_times
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.batch import sample_lists, samples_of

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.beside import Beside
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.store.files import DIVERGENCE, GOLDEN_RUN
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.store.launch import Launch
 
 LATE = 10.0
@@ -40,7 +40,7 @@ LATE = 10.0
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
 
-class Against(Beside):
+class Against(BackgroundProcess):
     """A process that compares a run with a reference.
 
     Attributes:
@@ -78,7 +78,7 @@ class Against(Beside):
             ],
             "command": options.on_divergence,
         }
-        module = "introspect_cli.commands.alongside"
+        module = "introspect_cli.commands.live"
         self._command = options.on_divergence
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
@@ -161,23 +161,15 @@ class Announcement:
         if self._heard is None:
             self._heard = Announced(first, after)
             with suppress(OSError):
-                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.write(fd, json.dumps(self._heard._asdict()).encode() + b"\n")
-                finally:
-                    os.close(fd)
+                self._path.write_text(json.dumps(self._heard._asdict()), encoding="utf-8")
         return self._heard
 
     def hear(self) -> Announced | None:
         """What was said; None so far."""
         if self._heard is None:
             with suppress(OSError, ValueError, TypeError):
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    data = os.read(fd, 1 << 10)
-                finally:
-                    os.close(fd)
-                self._heard = Announced(**json.loads(data)) if data else None
+                text = self._path.read_text(encoding="utf-8")
+                self._heard = Announced(**json.loads(text)) if text else None
         return self._heard
 
     def close(self) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
-from introspect_cli.capture.step_clock import StepClock
+from introspect_cli.capture.steps.clock import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.named import Named
-    from introspect_cli.capture.names import Names
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.naming.states import Named
+    from introspect_cli.capture.recording.recorder import Recorder
 
 
 _info = functools.lru_cache(maxsize=1024)(SiteInfo)  # one object for all sites of a class

@@ -29,7 +29,7 @@ from introspect_cli.texts import clean
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 
 UNTOUCHED = "not drawn from nor seeded since the process began"

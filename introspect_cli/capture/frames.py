@@ -36,7 +36,7 @@ _NAME = __name__.partition(".")[0]
 _passed: set[str] = set()
 
 
-def is_ours(frame: FrameType) -> bool:
+def is_introspects(frame: FrameType) -> bool:
     """Whether a frame runs code of this package."""
     return frame.f_code.co_filename.startswith(PACKAGE)
 
@@ -212,12 +212,12 @@ class Places:
         self._files: dict[CodeType, str | None] = {}
         self.ours: dict[int, tuple[CodeType, bool]] = {}
 
-    def is_ours(self, frame: FrameType) -> bool:
+    def is_introspects(self, frame: FrameType) -> bool:
         """Whether an operator is called by code of this package (its own reads are no part of the step)."""
         code = frame.f_code
         judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
         if judged is None:
-            judged = self.ours[id(code)] = (code, is_ours(frame))
+            judged = self.ours[id(code)] = (code, is_introspects(frame))
         return judged[1]
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:

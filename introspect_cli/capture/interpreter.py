@@ -26,7 +26,7 @@ import traceback
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.frames import is_ours, outward
+from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import Patches, Sections, stands_in
 from introspect_cli.script.ending import PACKAGE, Later
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-_UNHEARD = frozenset({"forget", "__del__"})
+_SWALLOWING = frozenset({"forget", "__del__"})
 """Functions of a capture out of which python passes nothing on: callbacks of weak references, and ends of objects."""
 
 _MOMENT = 0.0005  # seconds
@@ -56,7 +56,7 @@ class _Waiting:
             self._waiting = functools.partial(self._run, number)
             sections.waiting.append(self._waiting)
             return None
-        if _is_unheard(frame):
+        if _is_swallowed(frame):
             start_new_thread(_again, (number,))
             return None
         if again:  # both arrive now: the script may have gone on by the time the first would
@@ -68,11 +68,11 @@ class _Waiting:
     def _run(self, number: int) -> None:
         self._waiting = None
         frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
-        self.handler(number, next((frame for frame in frames if not is_ours(frame)), None))
+        self.handler(number, next((frame for frame in frames if not is_introspects(frame)), None))
 
 
-def _is_unheard(frame: FrameType | None) -> bool:
-    return any(below.f_code.co_name in _UNHEARD and is_ours(below) for below in outward(frame))
+def _is_swallowed(frame: FrameType | None) -> bool:
+    return any(below.f_code.co_name in _SWALLOWING and is_introspects(below) for below in outward(frame))
 
 
 def _again(number: int) -> None:
@@ -150,9 +150,9 @@ _WALKS = ("walk_tb", "_walk_tb_with_full_positions")
 def _walks_traceback(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
     def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
         entries = list(walk(tb))
-        if entries and is_ours(entries[-1][0]) and not stands_in(entries[-1][0]):
+        if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
             return iter(entries)
-        return iter([entry for entry in entries if not is_ours(entry[0])])
+        return iter([entry for entry in entries if not is_introspects(entry[0])])
 
     return walked
 
@@ -162,6 +162,6 @@ def _walks_stack(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, in
         if f is None:
             return walk(None)  # it counts frames to find its caller
         entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
-        return iter([entry for entry in entries if not is_ours(entry[0])])
+        return iter([entry for entry in entries if not is_introspects(entry[0])])
 
     return walked

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
-from introspect_cli.capture.environment.read_files import ReadFiles
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.capture.ranks.launchers import unlaunched
+from introspect_cli.capture.read_files import ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
 from introspect_cli.script.target import COMPILED
@@ -28,9 +28,9 @@ from introspect_cli.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
     from introspect_cli.store.launch import Launch
@@ -86,11 +86,11 @@ _NOTHING_RECORDED: Final[dict[str, Any]] = {
 
 def _recorded(probes: Probes) -> dict[str, Any]:
     """What the manifest says of what was recorded."""
-    context, box = probes.context, probes.keeping.box
+    context, box = probes.context, probes.retention.box
     return {
         "steps": probes.complete_steps,
         **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
-        **({"left_out": True} if probes.keeping.left_out else {}),
+        **({"left_out": True} if probes.retention.left_out else {}),
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,

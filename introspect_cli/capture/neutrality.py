@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.script.ending import Ending, leave
 from introspect_cli.script.run import run
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.target import Target
 
 
@@ -152,16 +152,17 @@ def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
             "standard output and error, and the exit code",
         )
     by_itself = differing(bare, run_again())
-    ours = [name for name in different if name not in by_itself]
+    caused = [name for name in different if name not in by_itself]
     if [name for name in by_itself if name in _COMPUTED]:
         return Finding(
             UNDECIDED,
             "cannot tell: the script is not deterministic by itself, two runs without a capture differ in "
             f"{_listed(by_itself)} (--seed and --deterministic may make it so)",
         )
-    if ours:
+    if caused:
         return Finding(
-            DIVERGED, f"not neutral: the runs with and without a capture differ in {_listed(ours)}; please report this"
+            DIVERGED,
+            f"not neutral: the runs with and without a capture differ in {_listed(caused)}; please report this",
         )
     return Finding(
         SAME,

@@ -15,12 +15,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.against import Reference
-from introspect_cli.capture.beside import UNPUBLISHED, Publishers
-from introspect_cli.capture.environment.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.background import UNPUBLISHED, Publishers
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
+from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.capture.terminal import Terminal, nothing, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from introspect_cli.capture.black_box import BlackBox
-    from introspect_cli.capture.environment.read_files import ReadFiles
+    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.read_files import ReadFiles
+    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.launch import Launch
 
 
@@ -162,7 +162,7 @@ class Session:
         """Install the probes; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
-            from introspect_cli.capture.probes.installed import Probes
+            from introspect_cli.capture.all_probes import Probes
 
             self._terminal.warn_if_slow()
             box = self._black_box()
@@ -175,7 +175,7 @@ class Session:
         """What holds whole tensors of the last steps, with a word on what that may cost; None where nothing does."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.black_box import made
+        from introspect_cli.capture.recording.black_box import made
 
         return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
@@ -204,8 +204,8 @@ class Session:
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-        if probes.keeping.nan_at is not None:
-            self._terminal.say(f"step {probes.keeping.nan_at} made a NaN; the script is ended (--until-nan)")
+        if probes.retention.nan_at is not None:
+            self._terminal.say(f"step {probes.retention.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if self.options.until_step is not None and step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -271,7 +271,7 @@ class Session:
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.keeping.box if probes is not None else None
+        box = probes.retention.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self._reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge

@@ -16,8 +16,8 @@ from introspect_cli.texts import count, human_size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.probes.installed import Probes
+    from introspect_cli.capture.all_probes import Probes
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.store.launch import Launch
 
 _INTERVAL = 0.5
@@ -110,18 +110,13 @@ def summary(
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.keeping.thinning is not None and (dropped := probes.keeping.thinning.dropped):
+    if probes.retention.thinning is not None and (dropped := probes.retention.thinning.dropped):
         rest += f" and dropped {dropped:,} of them again"
-    if probes.perturbed is not None:
-        rest += _moved(**probes.perturbed.document)
+    if (moved := probes.perturbed) is not None:
+        which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
+        rest += f" after --perturb {moved.seed} moved {which} by one rounding"
     recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
     return recorded + _uncalled(options, probes)
-
-
-def _moved(seed: int, parameters: int, elements: int) -> str:
-    """What `--perturb` did."""
-    which = f"{count(elements, 'number')} in {count(parameters, 'parameter')}"
-    return f" after --perturb {seed} moved {which} by one rounding"
 
 
 def _uncalled(options: CaptureOptions, probes: Probes) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from introspect_cli.capture.follow.processes import command_of
-from introspect_cli.capture.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
-from introspect_cli.capture.options import CaptureOptions, described
-from introspect_cli.capture.parse_options import options_of
+from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, RUN, WHEN, Option
+from introspect_cli.capture.options.parse import options_of
+from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import RunType
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.script.target import Target, check

@@ -178,7 +178,7 @@ def _captured(
 def _revisions(*words: str | None) -> list[str]:
     """The words at which nothing is, and that git knows as revisions."""
     from introspect_cli.errors import UsageError
-    from introspect_cli.rerun.worktree import Repository
+    from introspect_cli.rerun.places.worktree import Repository
 
     try:
         repository = Repository(Path.cwd())

@@ -96,7 +96,7 @@ def bisect(
         )
     options, rest = split_words(capture, words)
     if changes is not None:
-        from introspect_cli.rerun.changes import prove
+        from introspect_cli.rerun.changes.search import prove
 
         if rest:
             raise UsageError(f"--changes runs the command that RUN_A recorded: leave {rest[0]!r} out")
@@ -113,7 +113,7 @@ def bisect(
         answer(format_, lambda: proof_document(proof), lambda _: proof_blocks(proof))
         return DIVERGED if proof.proven else UNDECIDED
     if settings is not None:
-        from introspect_cli.rerun.minimise import minimise
+        from introspect_cli.rerun.changes.minimise import minimise
 
         smallest = minimise(
             Path(settings[0]), Path(settings[1]), options, rest, given["output"], given["until_step"], tell

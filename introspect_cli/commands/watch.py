@@ -68,8 +68,8 @@ def watch(run: str | None, against: str | None, *, once: bool, **asked: Any) -> 
                 time.sleep(_PAUSE)
                 continue
             seen = _with_rate(seen, looks, began)
-            beside = None if against is None else (against, compared)
-            blocks = watch_blocks(seen, screen.width, beside, ascii_only=not screen.unicode)
+            reference = None if against is None else (against, compared)
+            blocks = watch_blocks(seen, screen.width, reference, ascii_only=not screen.unicode)
             if draw is not None:
                 draw(blocks)
             elif not once and not seen.over and (last is None or seen.steps != last.steps):
@@ -104,10 +104,10 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
         if any(value for name, value in asked.items() if name != "match"):
             raise UsageError("the options of diff say how to compare: name a run with --against")
         return None
-    from introspect_cli.commands.alongside import question
+    from introspect_cli.commands.live import question
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.rerun.alongside import may_be_judged, may_grow
+    from introspect_cli.rerun.live import may_be_judged, may_grow
     from introspect_cli.store.reader import RunState
 
     options = DiffOptions(**compared_by(asked), want_map=True)

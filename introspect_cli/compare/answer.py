@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.changes.between import code_changes, with_code
+from introspect_cli.compare.changes.between import code_changes
 from introspect_cli.compare.compared import notes_on
 from introspect_cli.compare.endings import Raised, cut_short
+from introspect_cli.compare.evidence import RANDOM, Known
 from introspect_cli.compare.match.names import suggest_renames
 from introspect_cli.compare.overview import strip_of, tree_of
 from introspect_cli.compare.reach import leaves_words, measured_by_one
@@ -24,14 +25,14 @@ from introspect_cli.compare.reasons.module import suspect
 from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
-from introspect_cli.compare.reasons.settings import Blame, nothing_changed, setting_changes
+from introspect_cli.compare.reasons.settings import SAYS_NOTHING, Blame, setting_changes, with_code
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
 from introspect_cli.compare.reasons.words import lines, often, what
 from introspect_cli.compare.result import DiffResult, Divergence, Separate, SettingChange, Verdict
 from introspect_cli.compare.table import EQUAL, OTHER, WITHIN
 from introspect_cli.compare.verdict import agreeing, diverges_words, separately, subject_of
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -46,38 +47,40 @@ def answer_for(compared: Compared) -> DiffResult:
     """Put the ranks' outcomes together."""
     best = compared.best
     scene = Scene(best, compared.outcomes) if best is not None and compared.diverges else None
-    explained = _explained(compared, scene)
-    if scene is None or best is None:
-        answer = agreeing(compared)
-    else:
-        separate = separately(compared)
-        renamed = scene.cause.reason in {"structure", "initial"}
-        answer = replace(
-            _diverging(compared, scene, explained.unchanged, separate),
-            suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
-            map=best.heat.result() if best.heat is not None else None,
-        )
+    some_ranks = on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else []
+    code, settings = _code_and_settings(compared, scene)
+    answer = agreeing(compared) if scene is None else _diverging(compared, scene, code, separately(compared))
     # where no value differs, what differs in structure has changed nothing
     harmless = best is None and answer.verdict is Verdict.SAME
     structure = compared.harmless_structure if harmless else compared.structure
-    findings = (explained.code, compared.reach, *(structure if compared.splits is None else ()))
+    findings = (code, compared.reach, *(structure if compared.splits is None else ()))
     return replace(
         answer,
-        settings=explained.settings,
+        settings=settings,
         findings=tuple(one for one in findings if one is not None),
-        notes=(*notes_on(compared, explained.of_ranks), *answer.notes),
+        notes=(*notes_on(compared, some_ranks), *answer.notes),
         counts=compared.counts,
     )
 
 
+def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
+    """How the source differs, and the settings that do, the strongest explanation first; sentences may name these."""
+    a, b = compared.a, compared.b
+    code = code_changes(a, b, scene, compared.ending)
+    if scene is None:
+        return code, with_code(setting_changes(a, b), code)
+    tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
+    reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=_stepped(scene))
+    scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
+    return code, scene.settings
+
+
 def _diverging(
-    compared: Compared,
-    scene: Scene,
-    unchanged: tuple[str, ...],
-    separate: tuple[Separate | None, Separate | None],
+    compared: Compared, scene: Scene, code: CodeChanges | None, separate: tuple[Separate | None, Separate | None]
 ) -> DiffResult:
     """The answer where something diverged: why, and what else a reader needs to check it."""
-    options, reach, first = compared.options, compared.reach, scene.first
+    options, reach, first, best = compared.options, compared.reach, scene.first, scene.outcome
     training, evaluation = separate
     place, why = _answer_of_both(scene, training, evaluation)
     if reach is not None:
@@ -85,18 +88,21 @@ def _diverging(
     place, why, later = _at_the_end(scene, compared.ending, place, why)
     sentence = f"{place}: {why}"
     before = _agreeing_lines(scene)
+    renamed = scene.cause.reason in {"structure", "initial"}
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=Verdict.DIVERGED,
         sentence=sentence,
         why=why,
-        evidence=(*before, *_lines_of(scene), *together(scene), *unchanged),
+        evidence=(*before, *_lines_of(scene), *together(scene), *_nothing_changed(scene, code)),
         before=before,
         first=first,
         candidates=tuple(sorted(scene.peers, key=upstream)),
         divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
         notes=tuple(note for note in (measured_by_one(reach) if reach is not None else "", later) if note),
+        suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked) if renamed else (),
+        map=best.heat.result() if best.heat is not None else None,
         tree=tree_of(scene.step, first, scene.cause) if options.want_map else (),
         suspect=suspect(scene),
         strip=strip_of(scene.step, first.site),
@@ -105,40 +111,46 @@ def _diverging(
     )
 
 
-class _Explained(NamedTuple):
-    """How what the runs were made of differs.
+def _nothing_changed(scene: Scene, code: CodeChanges | None) -> tuple[str, ...]:
+    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
+    kept = [run.settings for run in scene.runs]
+    if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
+        return ()
+    differ = [change for change in scene.settings if change.weight > SAYS_NOTHING]
+    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
+        return ()
+    unseen = "" if all("environment" in settings for settings in kept) else "; environment variables were not recorded"
+    comments = ", but for comments" if code.in_comments else ""
+    comments = ", but for comments and the names of variables" if code.in_names else comments
+    comments += ", but the hardware does" if differ else ""
+    equal = f"No source file, setting or package on record differs{comments}"
+    machine = next((change for change in scene.settings if change.source == "hardware"), None)
+    recorded = all("hardware" in settings for settings in kept)
+    hardware = f"the hardware ({'the same as far as recorded' if recorded else 'not on record'})"
+    if machine is not None:
+        hardware = f"the hardware ({machine.name} {machine.a} -> {machine.b})"
+    return (f"{equal}{unseen}. What is left: {_left(scene, hardware)}.",)
 
-    Attributes:
-        code: how the source differs; None where either run has no digests of its files.
-        settings: those that differ, the strongest explanation of a divergence first.
-        of_ranks: sentences on those that differ on some ranks alone.
-        unchanged: of runs that diverge, the sentence that nothing on record differs which could explain it; empty else.
-    """
 
-    code: CodeChanges | None
-    settings: tuple[SettingChange, ...]
-    of_ranks: list[str]
-    unchanged: tuple[str, ...]
+def _left(scene: Scene, hardware: str) -> str:
+    if scene.cause.reason == "rng":
+        text = "randomness, from a generator that nothing on record seeded"
+        return f"{text}, or {hardware}" if "->" in hardware else text
+    random = [evidence.known for evidence in scene.cause.rests_on(*RANDOM)]
+    race = "a race (threads, workers, memory that was never written)"
+    if scene.rounding:
+        race = "sums in another order (threads, atomics, kernels chosen by timing)"
+    rest = f"{race}, {hardware}, or a file that the script reads"
+    if random and all(known is Known.EQUAL for known in random):
+        return f"{rest}; the random states are equal, so randomness only from a generator of the script"
+    return f"randomness (no random state is on record there), {rest}"
 
 
-def _explained(compared: Compared, scene: Scene | None) -> _Explained:
-    """How the source and the settings differ."""
-    a, b = compared.a, compared.b
-    code, blame, rounding = code_changes(a, b, scene, compared.ending), Blame(), False
-    if scene is not None:
-        tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
-        rounding, rates = scene.rounding and not tuned, bool(tuned) or scene.no_rates
-        reason = reason_named(scene.cause.reason)
-        blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates)
-    differ = setting_changes(a, b, blame)
-    of_ranks = on_some_ranks(a, b) if len(compared.outcomes) > 1 else []
-    settings = with_code(differ, code, rounding=rounding)
-    if scene is not None:
-        scene.settings = settings
-    if scene is None:
-        return _Explained(code, settings, of_ranks, ())
-    unchanged = nothing_changed(scene.runs, settings, code, scene.cause, rounding=scene.rounding)
-    return _Explained(code, settings, of_ranks, unchanged)
+def _stepped(scene: Scene) -> bool:
+    """Whether an optimizer may have stepped before the first divergence, in a process that was not recorded as well."""
+    site = scene.site
+    after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
+    return after or site.call > 0 or not scene.is_first_step or scene.first.step > 0
 
 
 def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
@@ -176,7 +188,8 @@ def _place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str
     blamed = [
         change for change in scene.settings if change.explains and change.weight >= 0.8 and change.source not in settled
     ]
-    if blamed and not scene.lost:
+    resumed = scene.outcome.resumption
+    if blamed and not (resumed is not None and resumed.lost):
         lead = " It likely comes from" if tuned(scene) else " Likely cause:"
         causes = [describe(change) for change in blamed[:3]]
         fitting = sum(total <= _ROOM for total in accumulate(map(len, causes)))
@@ -217,8 +230,8 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
     if scene.cause.reason != "rng":
         clauses += [f"{one[0].upper()}{one[1:]}." for one in map(str, draws_before(scene)[:1])]
     if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
-        own = script_generators(scene.runs, scene.first.rank)
-        clauses += [f"A generator that the script made differs: {own}."] * bool(own)
+        made = script_generators(scene.runs, scene.first.rank)
+        clauses += [f"A generator that the script made differs: {made}."] * bool(made)
     return tuple(clauses + reason_named(scene.tells).evidence(scene))
 
 

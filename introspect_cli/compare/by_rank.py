@@ -24,7 +24,7 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
-from introspect_cli.compare.reasons.documents import tensor_files
+from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.walk import compare_rank
@@ -51,7 +51,7 @@ _LEAST = 4_000
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs, and what of all their ranks the comparison of one needs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Pair:
     files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
-    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> Pair:
+    def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
         ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
         return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
@@ -125,7 +125,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
-    pair = Pair.of(a, b, noise)
+    pair = RunPair.of(a, b, noise)
     wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
@@ -136,7 +136,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
-def _as_wholes(pair: Pair, options: DiffOptions, wholes: Wholes) -> Compared:
+def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch: all ranks and microbatches of each run put together."""
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first, runs = outcome.first, (pair.a, pair.b)
@@ -185,7 +185,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
 
 
 def compare_ranks(
-    pair: Pair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
+    pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> list[RankOutcome]:
     """Compare ranks one by one; what came of each.
 
@@ -197,21 +197,19 @@ def compare_ranks(
         options: what counts.
         work: runs tasks elsewhere; None to compare here.
     """
-    options = replace(
-        options, later=options.later // max(len(ranks), 1), least=_LEAST if len(ranks) > MANY else options.least
-    )
-    if work is None:
-        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
-    if len(ranks) < 2 or (work is None and len(ranks) <= MANY):
-        return [pair.compare_rank(rank, options) for rank in ranks]
-    less = replace(options, whole_step=False, limit=0) if options.whole_step and len(ranks) > MANY else options
-    if work is None:
-        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
-    else:
+    many = len(ranks) > MANY
+    options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
+    less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
+    if work is not None and len(ranks) > 1:
         runs = (pair.a, pair.b, *pair.noise)
         closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
         given = tuple(run.manifest for run in runs), less, closed
         outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
+    else:
+        fetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
+        if not many:
+            return [pair.compare_rank(rank, options) for rank in ranks]
+        outcomes = [_closed(pair.compare_rank(rank, less)) for rank in ranks]
     outcomes = [_opened(pair, outcome) for outcome in outcomes]
     for outcome in outcomes if less is not options else ():
         outcome.listed = []
@@ -249,7 +247,7 @@ def _closed(outcome: RankOutcome) -> RankOutcome:
     )
 
 
-def _opened(pair: Pair, outcome: RankOutcome) -> RankOutcome:
+def _opened(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
     """An outcome with the readers that are open here."""
     for one in (outcome, *_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))

@@ -43,7 +43,7 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """A tensor of a that is in b in another form.
 
     Attributes:
@@ -85,7 +85,7 @@ class Differences:
     differ: list[Divergence] = field(default_factory=list)
     shapes: list[Divergence] = field(default_factory=list)
     casts: list[Cast] = field(default_factory=list)
-    forms: list[Form] = field(default_factory=list)
+    forms: list[TensorForm] = field(default_factory=list)
     only: tuple[list[Divergence], list[Divergence]] = field(default_factory=lambda: ([], []))
     kinds: tuple[list[Kind], list[Kind]] = field(default_factory=lambda: ([], []))
     steps: tuple[float | None, float | None] = (None, None)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoint_words import Cast, Differences, Form, sentence_of
+from introspect_cli.compare.checkpoint_words import Cast, Differences, TensorForm, sentence_of
 from introspect_cli.compare.element.elements import rounded
 from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.match.flow import values_of
+from introspect_cli.compare.match.flow import telling_values
 from introspect_cli.compare.match.parameters import Merge, parameters, same_numbers
 from introspect_cli.compare.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.result import DiffResult, Divergence, SettingChange, Verdict
@@ -224,7 +224,7 @@ class Forms:
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
         rename: Rename = outcome.match.rename or str
-        self.runs, self.matched = runs, list[Form]()
+        self.runs, self.matched = runs, list[TensorForm]()
         changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
         self.every = tuple(map(_model, runs, changes))
         self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
@@ -254,7 +254,7 @@ class Forms:
         return [shape for shape in shapes if shape.site.fqn not in turned]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
-        self.matched.append(Form(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        self.matched.append(TensorForm(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         self.settled[0].update(a)
         self.settled[1].update(b)
         for side, names in zip(self.left, (a, b), strict=True):
@@ -313,7 +313,7 @@ class Forms:
 
 def _model(run: Run, rename: Rename) -> dict[str, Value]:
     """The telling tensors of a model by their names in b."""
-    values = [value for value in values_of(run.rank(0), 0) if value.site.kind in MODEL]
+    values = [value for value in telling_values(run.rank(0), 0) if value.site.kind in MODEL]
     named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
     return {value.site.fqn: value for value in named}
 

@@ -72,24 +72,23 @@ def _compare(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: W
 
         options = strictly(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
-    outcomes, answer = compared.outcomes, answer_for(compared)
-    if compared.splits is not None:
-        answer = answer if outcomes[0].resumption is None else with_origins(answer, compared)
-        return replace(answer, evidence=(*answer.evidence, *outcomes[0].samples_note()))
-    if checkpoints:
+    outcomes, answer, by_rank = compared.outcomes, answer_for(compared), compared.splits is None
+    if checkpoints and by_rank:
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
-    plain = options.by_value and not options.strict and entire
+    plain = by_rank and options.by_value and not options.strict and entire
     if answer.verdict is not Verdict.SAME and len(outcomes) == 1 and plain:
         answer = by_flow(answer, (a, b), options, outcomes[0])
-    answer = with_origins(answer, compared)
-    if answer.first is not None:
+    if by_rank or outcomes[0].resumption is not None:
+        answer = with_origins(answer, compared)
+    lines = outcomes[0].samples_note() if not by_rank else []
+    if by_rank and answer.first is not None:
         bitwise = entire and not options.tolerant and not noise
-        kept = compared.unchanged if bitwise else ""
-        lines = [text for text in (samples_note(a, b, answer.first), kept) if text]
-        answer = replace(answer, evidence=(*answer.evidence, *lines))
-    if noise and on_one_device([a, b, *noise]):  # what a against each, without tolerance, says of the device
+        lines = [samples_note(a, b, answer.first), compared.unchanged if bitwise else ""]
+    answer = replace(answer, evidence=(*answer.evidence, *filter(None, lines)))
+    if by_rank and noise and on_one_device([a, b, *noise]):
+        # what a against each says of the device, without tolerance
         exact = DiffOptions(rename=options.rename, offset=options.offset, limit=1)
         fault = fault_sentence([compare_runs(a, other, exact) for other in (b, *noise)])
         answer = replace(answer, notes=(*answer.notes, *([fault] if fault else ())))

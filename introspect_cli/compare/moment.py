@@ -22,6 +22,7 @@ from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
 from introspect_cli.store.whole import Reader, WholeReader
 from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.store.reader import Run
 
-Tensor = tuple[str, str, str]
+TensorName = tuple[str, str, str]
 """Kind, FQN and path."""
 
 _PHASES = {Phase.START: "before", Phase.OPTIMIZER: "after"}
@@ -48,7 +49,7 @@ class State:
         row: its row.
     """
 
-    tensors: list[Tensor]
+    tensors: list[TensorName]
     checksum: Any
     step: Any
     row: Any
@@ -91,10 +92,10 @@ def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
     chosen, alike, state = _chosen(reader, checkpoint, str(run.path))
     rows = _rows(reader, state, checkpoint, run)
     after = {step for step, when in alike if when == "after"}
-    # when a step begins is told where it does not follow one that is told
-    told = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
+    # when a step begins is named where it does not follow one that is named
+    alike_words = [_words(reader, step, when) for step, when in alike if when == "after" or step - 1 not in after]
     about = {
-        "checkpoint": {"moment": _words(reader, *chosen), "alike": told},
+        "checkpoint": {"moment": _words(reader, *chosen), "alike": alike_words},
         "not_observed": [],
     }
     return write(rows, run.path, {}, about)
@@ -118,7 +119,7 @@ def _reader(run: Run) -> Reader:
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
     """Each moment at which something was recorded, with what the run had then, which the next one changes."""
     sites = reader.sites
-    numbers: dict[Tensor, int] = {}
+    numbers: dict[TensorName, int] = {}
     of_site = np.array(
         [
             numbers.setdefault((kind, fqn, path), len(numbers)) if kind in _KINDS else -1
@@ -170,7 +171,7 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, list[
     return moment, [], state
 
 
-def _held(checkpoint: Run) -> dict[Tensor, int]:
+def _held(checkpoint: Run) -> dict[TensorName, int]:
     """Checksums of a checkpoint's tensors."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites
@@ -254,7 +255,7 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     for name in names:
         parts = name.split(".")
         both = [
-            (_shared(parts, other.split(".")), other)
+            (begin_alike(parts[::-1], other.split(".")[::-1]), other)
             for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
         ]
         most = max((length for length, _ in both), default=0)
@@ -262,16 +263,6 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
         if len(best) == 1:
             votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
     return votes.most_common(1)[0][0] if votes else ("", "")
-
-
-def _shared(one: list[str], two: list[str]) -> int:
-    """How many components at the end are the same."""
-    count = 0
-    for a, b in zip(reversed(one), reversed(two), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def changed(name: str, change: tuple[str, str]) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.gathered import Gathered
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.overview import Heat
-    from introspect_cli.compare.passes.form import Form
+    from introspect_cli.compare.passes.form import InputForm
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.structure import Structure
@@ -42,7 +42,6 @@ class RankOutcome:
         paired: the steps of both; without readers in what another process compared.
         notes: what a reader must know of it.
         structural: whether structure differs.
-        offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
             `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
         listed: divergences, in order, up to the limit.
@@ -77,7 +76,6 @@ class RankOutcome:
     paired: Paired
     notes: list[str] = field(default_factory=list)
     structural: bool = False
-    offset: int = 0
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
@@ -93,7 +91,7 @@ class RankOutcome:
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
     agreed: frozenset[Kind] | None = None
-    forms: tuple[Form, ...] = ()
+    forms: tuple[InputForm, ...] = ()
     results: frozenset[Kind] | None = None
     results_known: Known = Known.EQUAL
     reach: Reach | None = None

@@ -130,7 +130,7 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     Those of the modules inside it count, as far as their outputs were not recorded.
     """
     fqn = place.site.fqn
-    owners = [fqn, *_unseen_inside(step, fqn)]
+    owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
     for kind, thing in _TENSORS.items():
         names = _held_by(step, owners, kind)
@@ -302,10 +302,10 @@ Reasons that need more add it in their own `applies`, each with the case that ne
 # --- one tensor
 
 
-def _unseen_inside(step: Step, fqn: str) -> list[str]:
+def unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
     prefix = fqn + "."
-    inside = {name for tree in step.modules for name in tree if name.startswith(prefix)}
+    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
     recorded = {
         name
         for name in inside

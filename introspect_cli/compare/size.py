@@ -6,7 +6,7 @@ where u is the dtype's unit roundoff (Higham and Mary, A New Approach to Probabi
 Sci. Comput. 41(5), 2019; the certain bound is n u: Higham, Accuracy and Stability of Numerical Algorithms, 4.2). So two
 values are a rounding apart where
 
-    relative L2 <= 4 sqrt(max(n, 256)) u,
+    relative L2 <= 4 sqrt(max(n, 256)) u, and <= 0.05,
 
 and minimum, maximum and mean agree to that as well: an L2 distance does not see small values beside huge ones. The 256
 leave 64 u to what is no sum, for an exponential or a quotient of such is not rounded once either. n is the number of
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _FEWEST = 256
 _MULTIPLE = 4.0
+_MOST = 0.05
+"""No more than that: half precision adds up in float32, and rounds a sum a few times."""
+
 LEAST_BOUND = _MULTIPLE * _FEWEST**0.5
 """Roundings that two values may be apart whatever they are made of."""
 
@@ -66,7 +69,7 @@ def size_of(
         return Size.MORE  # of integers and the like, nothing is rounded
     if rel is None:
         return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
-    bound = _MULTIPLE * max(terms, _FEWEST) ** 0.5 * unit
+    bound = min(_MULTIPLE * max(terms, _FEWEST) ** 0.5 * unit, _MOST)
     if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
         return Size.MORE
     if not (a.stats and b.stats):

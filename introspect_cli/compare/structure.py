@@ -25,7 +25,7 @@ from introspect_cli.compare.match.names import (
 from introspect_cli.compare.match.parameters import Merge, merge_words, merges_of
 from introspect_cli.compare.reasons.words import listed, often, what
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.texts import count
+from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class Structure:
             self.random.setdefault(self.alignment.fqn[union], causes.step)
         if not self._looked and len(causes.only_a) and len(causes.only_b):
             self._looked = True
-            self.merges = merges_of(self.alignment, causes, layouts)
+            self.merges = merges_of(causes, layouts)
 
     @property
     def differs(self) -> bool:
@@ -182,9 +182,7 @@ def starred(old: str, new: str) -> tuple[str, str]:
     one, two = old.split("."), new.split(".")
     numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
     if numbers[0] != numbers[1]:
-        same = 0
-        while same < min(len(one), len(two)) and one[same] == two[same]:
-            same += 1
+        same = begin_alike(one, two)
         return star(one[:same], one[same:]), star(two[:same], two[same:])
     return star(one), star(two)
 

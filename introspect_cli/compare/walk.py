@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.findings import Resumption
     from introspect_cli.store.index import StepEntry
 
 PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
@@ -76,9 +75,8 @@ class Walk:
         self.last: int | None = None
         self.began: Table | None = None
         self.new_values = False
-        self.resumption: Resumption | None = None
         if comparison.options.evaluation is None and not comparison.options.narrowed:
-            self.resumption = outcome.resumption = resumption_of(comparison)
+            outcome.resumption = resumption_of(comparison)
 
     def run(self, places: Sequence[int]) -> None:
         """Walk the steps at these places, filling in the outcome.
@@ -227,7 +225,7 @@ class Walk:
             if lead is not None:
                 self._list(*lead[:3])
                 positions = [position for position in positions if position != lead[3]]
-        lost = shown_by(step, self.resumption) if begins else {}
+        lost = shown_by(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
@@ -300,7 +298,7 @@ class Walk:
 def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank of two runs."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
-    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
+    outcome = RankOutcome(comparison.rank, paired)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered
     places = differing(paired)
     sites = comparison.sites[0]

@@ -33,24 +33,14 @@ _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env"
 """Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
 
 
-def options_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The capture options that a run was recorded with; empty where it does not say."""
-    options = manifest.get("options")
-    return options if isinstance(options, dict) else {}
-
-
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
     """Kinds a run watched for; empty where it does not say."""
-    observed = manifest.get("observed")
-    if isinstance(observed, (list, tuple)):
-        return frozenset(str(kind) for kind in observed)
-    record = options_of(manifest).get("record")
-    return frozenset(str(kind) for kind in record) if isinstance(record, (list, tuple)) else frozenset()
+    return frozenset(map(str, manifest.get("observed", ())))
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
     """Whether a capture was told to leave modules out."""
-    options = options_of(manifest)
+    options = manifest.get("options", {})
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
 
@@ -69,18 +59,9 @@ def failed(manifest: dict[str, Any]) -> bool:
     return bool(manifest.get("failures"))
 
 
-def _narrowing(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The options that decide how much a capture observes; older manifests do not tell these from the others."""
-    options = manifest.get("narrowing")
-    if isinstance(options, dict):
-        return options
-    narrowing = {*_CONCERNS, *_OPTIONS}
-    return {name: value for name, value in options_of(manifest).items() if name in narrowing}
-
-
 def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Options that narrow what is observed and differ, where both manifests name them."""
-    one, two = _narrowing(manifest_a), _narrowing(manifest_b)
+    one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
     return [name for name in one if name in two and one[name] != two[name]]
 
 
@@ -193,7 +174,7 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
-    options_a, options_b = options_of(manifest_a), options_of(manifest_b)
+    options_a, options_b = manifest_a.get("options", {}), manifest_b.get("options", {})
     notes += [
         f"The captures chose modules differently ({name}: {options_a.get(name)} in a, "
         f"{options_b.get(name)} in b): modules that only one recorded are not compared."
@@ -225,13 +206,13 @@ def _asked(value: object) -> object:
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """What the captures themselves say they could not see."""
     notes = []
-    told_a, told_b = (
+    unseen_a, unseen_b = (
         [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
         for manifest in (manifest_a, manifest_b)
     )
-    for text in dict.fromkeys(told_a + told_b):
-        if text in told_a and text in told_b:
+    for text in dict.fromkeys(unseen_a + unseen_b):
+        if text in unseen_a and text in unseen_b:
             notes.append(f"Neither run could see everything: {text}")
         else:
-            notes.append(f"Run {'a' if text in told_a else 'b'} could not see everything: {text}")
+            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
     return notes

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.api import capturing
-from introspect_cli.capture.follow.processes import Role, described
+from introspect_cli.capture.processes import Role, described
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.script.target import Target
 

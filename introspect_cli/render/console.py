@@ -109,9 +109,7 @@ class Screen:
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled; several where it is a paragraph that is wider than the terminal."""
-        text = Text(" " * line.indent)
-        for content, style in line.spans:
-            text.append(self._shown(content), STYLES.get(style, ""))
+        text = _styled(line, self._shown)
         width = max(min(self.width, 120), 20)
         if line.wrap and len(text) > width and self.width < WIDEST:
             return self._wrapped(text, width, line.indent)
@@ -149,8 +147,11 @@ class Screen:
 
 def rich_lines(blocks: Iterable[Block], width: int) -> Iterator[Text]:
     """The blocks for a console that somebody else owns, such as a notebook's: texts of rich, styled, never markup."""
-    for line in lines_of(blocks, width):
-        text = Text(" " * line.indent)
-        for content, style in line.spans:
-            text.append(content, STYLES.get(style, ""))
-        yield text
+    return map(_styled, lines_of(blocks, width))
+
+
+def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:
+    text = Text(" " * line.indent)
+    for content, style in line.spans:
+        text.append(shown(content), STYLES.get(style, ""))
+    return text

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes import Proof
-    from introspect_cli.rerun.minimise import Smallest
+    from introspect_cli.rerun.changes.minimise import Smallest
+    from introspect_cli.rerun.changes.search import Proof
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
@@ -267,7 +267,7 @@ def smallest_document(smallest: Smallest) -> dict[str, Any]:
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     """The smallest set of changes that makes two runs diverge."""
-    from introspect_cli.rerun.minimise import kind_of, place_of
+    from introspect_cli.rerun.changes.minimise import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
     return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)

@@ -11,15 +11,15 @@ from introspect_cli.render.blocks import Block, Column, line, table_of
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.rerun.minimise import Difference, Element, OtherPython, place_of
+from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, place_of
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes import Proof
-    from introspect_cli.rerun.minimise import Smallest
+    from introspect_cli.rerun.changes.minimise import Smallest
+    from introspect_cli.rerun.changes.search import Proof
     from introspect_cli.rerun.zoom import Zoomed
 
 _SHOWN = 6

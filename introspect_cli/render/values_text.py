@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.element.closeup import Closeup
-    from introspect_cli.compare.element.pattern import Difference
+    from introspect_cli.compare.element.pattern import TensorDifference
     from introspect_cli.compare.result import Divergence
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
@@ -178,7 +178,7 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
     return blocks
 
 
-def _tables(difference: Difference) -> list[Block]:
+def _tables(difference: TensorDifference) -> list[Block]:
     """The largest differences, and the histogram of ULPs."""
     blocks = _listed(difference.largest, difference.elements.differing, "more differ, by no more.")
     if difference.ulps:

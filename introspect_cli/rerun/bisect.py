@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes import MOST_RUNS, Proof, prove
+from introspect_cli.rerun.changes.search import MOST_RUNS, Proof, prove
+from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
-from introspect_cli.rerun.worktree import Repository, link, work_tree
 from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:

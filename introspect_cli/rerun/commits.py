@@ -25,7 +25,8 @@ from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.place import COMMITS, PLACE, Place, path_of_the_users
+from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
+from introspect_cli.rerun.places.worktree import Repository
 from introspect_cli.rerun.revisions import (
     AS_IT_IS,
     Revision,
@@ -37,7 +38,6 @@ from introspect_cli.rerun.revisions import (
     unversioned_of,
 )
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, kept_run, log_of, or_nothing
-from introspect_cli.rerun.worktree import Repository
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.launch import remove_run
 from introspect_cli.store.pack import from_anywhere

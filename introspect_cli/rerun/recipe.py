@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.reasons.settings import ENV_NOISE
 from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.place import COMMITS, PLACE, Place, path_of_the_users
-from introspect_cli.rerun.worktree import Repository, link, work_tree
+from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
+from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import clean, count

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.place import (
+from introspect_cli.rerun.places.place import (
     LEFT_OUT,
     MOST_COPIED,
     PLACE,
     Place,
     entries_below,
     is_foreign,
-    link_beside,
+    link_neighbours,
     rebuilt_below,
 )
-from introspect_cli.rerun.worktree import Repository, link, work_tree
+from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,7 +205,7 @@ def checked_out(revision: Revision, unversioned: Unversioned, links: Sequence[st
         _check_out(revision, root, stack)
         try:
             place.directory.mkdir(parents=True, exist_ok=True)  # of the user's, and git may keep nothing in it
-            link_beside(user.root, root, base)
+            link_neighbours(user.root, root, base)
             for name in unversioned.copied:
                 _copy(user.root / name, root / name)
             link(Path.cwd(), place.directory, links)

@@ -29,7 +29,7 @@ from introspect_cli.store.reader import Run, open_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.rerun.place import Place
+    from introspect_cli.rerun.places.place import Place
 
 
 FURTHEST_BACK = 64

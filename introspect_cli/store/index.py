@@ -309,8 +309,14 @@ Words = NDArray[np.uint64]
 
 def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
     """The 16-byte digest of a step."""
-    mixed = mix(keys ^ mix(checksums + (statuses.astype(np.uint64) + np.uint64(1)) * _STATUS))
-    again = mix(mixed + _SECOND)
+    seen = statuses.astype(np.uint64)
+    seen += np.uint64(1)
+    seen *= _STATUS
+    seen += checksums
+    seen = mix(seen)
+    seen ^= keys
+    mixed = mix(seen)
+    again = mix(np.add(mixed, _SECOND, out=seen))
     if setting.any():
         mixed, again = mixed[~setting], again[~setting]
     low = int(mixed.sum(dtype=np.uint64))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WORDS = 624
 _BYTES = 4 * _WORDS
+_BEFORE, _BEHIND = 20, 32  # bytes of a generator of torch's beside its words: seed and position, numbers to spare
 _HEADER = 512  # bytes of an object before its words, at most
 
 NEVER: Callable[[], object] = [].copy
@@ -76,8 +77,7 @@ class Generators:
                 self._compiled.watch_generator(len(self.names), *place)
                 self.names.append(name)
                 self._states.append(0)
-                if name != "torch":
-                    self._kept[name] = _python_spare() if name == "python" else _numpy_spare()
+                self._kept[name] = {"torch": _torch_beside, "python": _python_spare, "numpy": _numpy_spare}[name](place)
         self._states = list(map(self._compiled.generator_state, range(len(self.names))))
         if devices or self._devices:
             self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
@@ -90,7 +90,7 @@ class Generators:
 
         Args:
             name: of the generator.
-            owner: python's `Random` or numpy's `RandomState`, whose `getstate` would tell the state.
+            owner: torch's `Generator`, python's `Random` or numpy's `RandomState`, which would tell the state.
         """
         kept = self._kept.get(name)
         beside = None if kept is None else kept(owner)
@@ -149,15 +149,15 @@ def _torch() -> Place | None:
     if not address or not default or type(sample) is not type(torch.default_generator):
         return None
     start = ctypes.string_at(address, _HEADER).find(words[:8].tobytes())
-    if start < 12 or ctypes.string_at(address + start, _BYTES) != words.tobytes():
+    if start < _BEFORE or ctypes.string_at(address + start, _BYTES) != words.tobytes():
         return None
     position = start - 12
     tail = start + _BYTES
-    before = ctypes.string_at(address + tail, 32)
+    before = ctypes.string_at(address + tail, _BEHIND)
     if _u4(address + position) != 1:
         return None
     torch.randn(1, generator=sample, dtype=torch.float64, device="cpu")
-    after = ctypes.string_at(address + tail, 32)
+    after = ctypes.string_at(address + tail, _BEHIND)
     if not 1 <= _u4(address + position) < _WORDS:
         return None
     # The second normal number, as a double, and behind it whether it is there.
@@ -194,7 +194,18 @@ def _python() -> Place | None:
     )
 
 
-def _python_spare() -> Callable[[object], Hashable]:
+def _torch_beside(place: Place) -> Callable[[object], Hashable]:
+    """The seed, what is before the words, and behind them numbers to spare of either type."""
+    watched = torch.default_generator
+    before, behind = _memory(place.words - _BEFORE, _BEFORE), _memory(place.words + _BYTES, _BEHIND)
+    return lambda owner: (before.raw, behind.raw) if owner is watched else None
+
+
+def _memory(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
+
+
+def _python_spare(_place: Place) -> Callable[[object], Hashable]:
     watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:
@@ -204,7 +215,7 @@ def _python_spare() -> Callable[[object], Hashable]:
     return kept
 
 
-def _numpy_spare() -> Callable[[object], Hashable]:
+def _numpy_spare(_place: Place) -> Callable[[object], Hashable]:
     """Where numpy's generator has a normal number to spare: by what one of our own looks like before and after."""
     import numpy as np
 
@@ -221,7 +232,7 @@ def _numpy_spare() -> Callable[[object], Hashable]:
     bits: Any = getattr(watched, "_bit_generator", None)
     if not agrees or type(watched) is not type(sample) or bits is not home.get_bit_generator():
         return lambda _owner: None
-    spare = (ctypes.c_char * 16).from_address(id(watched) + at - 8)
+    spare = _memory(id(watched) + at - 8, 16)
 
     def kept(owner: Any) -> Hashable:
         is_same = owner is watched and getattr(owner, "_bit_generator", None) is bits  # which can be exchanged

@@ -37,7 +37,7 @@ struct Intake {
     const Functions *functions;
     PyObject *held[HELD], *into[INTO];
     i64 flags, limit, table;  // the last counts tables of summaries
-    PyObject *numbers;        // slots as Python has them, made once: the same objects in each step are equal at a glance
+    PyObject *sites, *slots;  // room for those of many tensors; null while it is used
     Shapes shapes;
     Large large;
 };
@@ -87,16 +87,17 @@ bool hand_over(const Later &later, PyObject *items) {
     return done;
 }
 
-// A slot as Python has it: a new reference, or null with an exception.
-PyObject *slot_number(Intake *self, i64 slot) {
-    for (Py_ssize_t made = slot < 0 ? 0 : PyList_Size(self->numbers); made <= slot; made++) {
-        PyObject *number = PyLong_FromSsize_t(made);
-        const bool failed = !number || PyList_Append(self->numbers, number);
-        if (number) Py_DecRef(number);
-        if (failed) return nullptr;
+// Room for numbers, which stays for the next time.
+struct Room {
+    PyObject *&home, *numbers;
+
+    explicit Room(PyObject *&place) : home(place), numbers(place ? place : new_numbers(nullptr, nullptr)) { home = nullptr; }
+    ~Room() {
+        if (numbers) clear_numbers(numbers);
+        if (home && numbers) Py_DecRef(numbers);  // somebody else has put other room back meanwhile
+        else home = numbers;
     }
-    return slot < 0 ? PyLong_FromLongLong(slot) : Py_NewRef(PyList_GetItem(self->numbers, slot));
-}
+};
 
 // Where the row of a slot is. Rows lie in blocks, so only the address of the first of each is asked for.
 u64 row_of(const Intake *self, Py_ssize_t slot) {
@@ -124,10 +125,7 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
     } else if (!summarise_large(self->large, found, self->flags, (Row *)row, later)) {
         return -1;
     }
-    PyObject *layout = PyLong_FromLongLong(number);
-    const bool failed = !layout || !add_number(self->held[LAYOUTS], layout);
-    Py_DecRef(layout);
-    return failed ? -2 : i64(slot);
+    return add_number(self->held[LAYOUTS], number) ? i64(slot) : -2;
 }
 
 PyObject *add(PyObject *object, PyObject *tensor) {
@@ -177,24 +175,25 @@ bool note_samples(Intake *self, PyObject *tensor, i64 slot) {
     return done;
 }
 
-// Notes at sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
+// Notes at a few sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
 // It needs the recorder's lock.
 template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
-    PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *slots = self->into[OWN_SLOTS];
+    constexpr Py_ssize_t FEW = 8;
+    PyObject *times = self->into[OWN_TIMES];
+    i64 own[FEW];
+    if (count > FEW) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (times_of(times, PyLong_AsLongLong(sites[i]))) return -1;  // it came before in this step
-        if (PyErr_Occurred()) return -2;
+        own[i] = PyLong_AsLongLong(sites[i]);
+        if (own[i] < 0 && PyErr_Occurred()) return -2;
+        if (times_of(times, own[i])) return -1;  // it came before in this step
         for (Py_ssize_t j = 0; j < i; j++)
-            if (PyLong_AsLongLong(sites[i]) == PyLong_AsLongLong(sites[j])) return -1;
+            if (own[i] == own[j]) return -1;
     }
-    i64 slot = find();
-    if (slot < 0) return slot;
-    PyObject *number = slot_number(self, slot);
-    bool done = number;
-    for (Py_ssize_t i = 0; done && i < count; i++)
-        done = add_times(times, PyLong_AsLongLong(sites[i]), 1) && add_number(rows, sites[i]) && add_number(slots, number);
-    if (number) Py_DecRef(number);
-    return done ? slot : -2;
+    const i64 slot = find();
+    for (Py_ssize_t i = 0; slot >= 0 && i < count; i++)
+        if (!add_times(times, own[i], 1) || !add_number(self->into[OWN_ROWS], own[i]) || !add_number(self->into[OWN_SLOTS], slot))
+            return -2;
+    return slot;
 }
 
 // `note_one` with the lock; -1 where another thread has it.
@@ -234,14 +233,16 @@ struct Ahead {
     }
 };
 
-// A list of what `one` makes of each tensor of a list, in order, and of what a look at it told, if there was one.
-template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one) {
+constexpr char SHORTENED[] = "the list of tensors was shortened meanwhile";
+
+// Has `one` do something with each tensor of a list, in order, and with what a look at it told, if there was one; false with an
+// exception, as `one` says.
+template <class One> bool with_each(Intake *self, PyObject *tensors, One one) {
     constexpr Py_ssize_t AHEAD = 8, STORAGE = 5, AT_ONCE = 1024;  // small tensors without giving the interpreter's lock away: a millisecond
-    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted");
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list wanted"), false;
     Py_ssize_t count = PyList_Size(tensors);
-    PyObject *all = PyList_New(count);
     Ahead ahead;
-    for (Py_ssize_t i = 0; all && i < count && i < PyList_Size(tensors); i++) {
+    for (Py_ssize_t i = 0; i < count && i < PyList_Size(tensors); i++) {
         PyObject *next = i + AHEAD < count ? PyList_GetItem(tensors, i + AHEAD) : nullptr;
         if (next && is_plain(self, next)) fetch(self->functions, next);
         PyObject *nearer = i + STORAGE < count ? PyList_GetItem(tensors, i + STORAGE) : nullptr;
@@ -249,9 +250,7 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
         ahead.look_at(self, tensors, i + Ahead::SOON);
         const Look *seen = ahead.at(i);
         const bool is_small = seen && seen->count < self->limit;
-        PyObject *made = one(PyList_GetItem(tensors, i), seen);
-        if (!made) return Py_DecRef(all), nullptr;
-        PyList_SetItem(all, i, made);
+        if (!one(PyList_GetItem(tensors, i), seen)) return false;
         const bool pauses = i % AT_ONCE == AT_ONCE - 1;
         if (!is_small || pauses) ahead.forget();
         if (pauses) {
@@ -259,45 +258,49 @@ template <class One> PyObject *of_each(Intake *self, PyObject *tensors, One one)
             Py_END_ALLOW_THREADS
         }
     }
-    return all;
+    return true;
 }
 
-// The slot of each tensor of a list, -1 for those that go the long way; null with an exception. What cannot be summarised
-// together here goes into a list of items. It needs the summarizer's lock.
-PyObject *slots_of(Intake *self, PyObject *tensors, i64 threads, PyObject *items) {
+// The slot of each tensor of a list, -1 for those that go the long way, into numbers; false with an exception. What cannot be
+// summarised together here goes into a list of items. It needs the summarizer's lock.
+bool put_slots(Intake *self, PyObject *tensors, PyObject *slots, i64 threads, PyObject *items) {
     Later later{threads};
     const bool may = unseen(self);
-    PyObject *slots = of_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
+    const bool done = with_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
         const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
-        return slot == -2 ? nullptr : slot_number(self, slot);
+        return slot != -2 && add_number(slots, slot);
     });
-    if (!slots || !later.count) return slots;
+    if (!done || !later.count) return done;
     summarise_later(self->large, later, self->flags);
-    if (!threads && !hand_over(later, items)) return Py_DecRef(slots), nullptr;
-    return slots;
+    return threads || hand_over(later, items);
 }
 
 PyObject *add_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != 2 || !PyList_Check(arguments[1])) return PyErr_Format(PyExc_TypeError, "tensors and a list of items wanted");
-    return slots_of(self, arguments[0], threads_of(self->large), arguments[1]);
+    const Room slots(self->slots);
+    const bool done = slots.numbers && put_slots(self, arguments[0], slots.numbers, threads_of(self->large), arguments[1]);
+    return done ? list_of_numbers(slots.numbers) : nullptr;
 }
 
-// Whether none of the sites has been recorded in this step.
-bool are_new(PyObject *times, PyObject *sites) {
-    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
-        if (times_of(times, PyLong_AsLongLong(PyList_GetItem(sites, i))) || PyErr_Occurred()) return PyErr_Clear(), false;
+// Takes a list of sites, if none of them has been recorded in this step; false, without an exception, if one has.
+bool take_new(PyObject *times, PyObject *sites, PyObject *numbers) {
+    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++) {
+        const i64 site = PyLong_AsLongLong(PyList_GetItem(sites, i));
+        if (site < 0 || times_of(times, site) || !add_number(numbers, site)) return PyErr_Clear(), false;
+    }
     return true;
 }
 
 // Notes slots at new sites, as the recorder does: 1; 0, and nothing is done, where one of the sites or slots is not like the
 // others; -1 with an exception.
 int note_all(Intake *self, PyObject *sites, PyObject *slots) {
-    PyObject *times = self->into[OWN_TIMES], *rows = self->into[OWN_ROWS], *own = self->into[OWN_SLOTS];
-    for (Py_ssize_t i = 0; i < PyList_Size(sites); i++)
-        if (PyLong_AsLongLong(PyList_GetItem(slots, i)) < 0) return PyErr_Occurred() ? -1 : 0;
-    if (const int noted = note_once(times, sites); noted != 1) return noted;
-    return add_numbers(rows, sites) && add_numbers(own, slots) ? 1 : -1;
+    const i64 *every = first_of_numbers(slots), *own = first_of_numbers(sites);
+    const Py_ssize_t count = size_of_numbers(sites);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (every[i] < 0) return 0;
+    if (const int noted = note_once(self->into[OWN_TIMES], own, count); noted != 1) return noted;
+    return add_numbers(self->into[OWN_ROWS], own, count) && add_numbers(self->into[OWN_SLOTS], every, count) ? 1 : -1;
 }
 
 // Summarises tensors and notes them at their sites. True: done. False: nothing is. A list of slots, -1 for those that go the long
@@ -305,21 +308,24 @@ int note_all(Intake *self, PyObject *sites, PyObject *slots) {
 PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != 2) return PyErr_Format(PyExc_TypeError, "sites and tensors wanted");
-    PyObject *sites = arguments[0], *tensors = arguments[1];
-    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None || !PyList_Check(sites) || !PyList_Check(tensors))
+    PyObject *tensors = arguments[1];
+    if (!self->into[OWN_ROWS] || self->into[OWN_SUMS] != Py_None || !PyList_Check(arguments[0]) || !PyList_Check(tensors))
         return Py_NewRef(Py_False);
-    const Py_ssize_t count = PyList_Size(sites);
+    const Py_ssize_t count = PyList_Size(arguments[0]);
+    const Room sites(self->sites), slots(self->slots);
+    if (!sites.numbers || !slots.numbers) return nullptr;
     if (count != PyList_Size(tensors) ||
         size_of_numbers(self->held[LAYOUTS]) + count > PyList_Size(self->held[ADDRESSES]) ||
-        !are_new(self->into[OWN_TIMES], sites))
+        !take_new(self->into[OWN_TIMES], arguments[0], sites.numbers))
         return Py_NewRef(Py_False);
     const i64 threads = threads_of(self->large);
     if (!threads || !try_take(self->large.lock)) return Py_NewRef(Py_False);
-    PyObject *slots = slots_of(self, tensors, threads, nullptr);
-    const int noted = slots && PyList_Size(slots) == count ? note_all(self, sites, slots) : -1;
+    const bool done = put_slots(self, tensors, slots.numbers, threads, nullptr);
+    const bool are_all = done && size_of_numbers(slots.numbers) == count;
+    const int noted = are_all ? note_all(self, sites.numbers, slots.numbers) : -1;
     give_back(self->large.lock);
-    if (slots && !noted) return slots;
-    if (slots) Py_DecRef(slots);
+    if (done && !are_all) return PyErr_Format(PyExc_RuntimeError, SHORTENED);
+    if (done && !noted) return list_of_numbers(slots.numbers);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
 }
 
@@ -341,10 +347,15 @@ PyObject *stand(Intake *self, PyObject *tensor, const Look *seen) {
 
 PyObject *stands(PyObject *object, PyObject *tensors) {
     Intake *self = (Intake *)object;
-    bool may = unseen(self);
-    return of_each(self, tensors, [self, may](PyObject *tensor, const Look *seen) {
-        return may ? stand(self, tensor, seen) : Py_NewRef(Py_None);
+    const bool may = unseen(self);
+    PyObject *all = PyList_Check(tensors) ? PyList_New(PyList_Size(tensors)) : nullptr;
+    Py_ssize_t place = 0;
+    const bool done = with_each(self, tensors, [=, &place](PyObject *tensor, const Look *seen) {
+        PyObject *made = may ? stand(self, tensor, seen) : Py_NewRef(Py_None);
+        return made && all && PyList_SetItem(all, place++, made) == 0;
     });
+    if (all && !(done && place == PyList_Size(all))) Py_DecRef(all), all = nullptr;
+    return all || PyErr_Occurred() ? all : PyErr_Format(PyExc_RuntimeError, SHORTENED);
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -369,7 +380,8 @@ void forget(PyObject *object) {
     Intake *self = (Intake *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
     for (PyObject *one : self->held) Py_DecRef(one);
-    Py_DecRef(self->numbers);
+    for (PyObject *one : {self->sites, self->slots})
+        if (one) Py_DecRef(one);
     for (PyObject *one : self->into)
         if (one) Py_DecRef(one);
     std::free(self->shapes.table);
@@ -446,10 +458,9 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
         return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    PyObject *numbers = PyList_New(0);
-    Intake *self = numbers ? PyObject_New(Intake, (PyTypeObject *)TYPE) : nullptr;
-    if (!self) return Py_DecRef(numbers), nullptr;
-    self->numbers = numbers;
+    Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
+    if (!self) return nullptr;
+    self->sites = self->slots = nullptr;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
     self->table = 0, self->shapes = {};
     for (PyObject *&one : self->into) one = nullptr;

@@ -220,7 +220,7 @@ PyMethodDef METHODS[] = {
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"modules", (PyCFunction)(void (*)())new_modules, METH_FASTCALL, nullptr},
     {"operators", (PyCFunction)(void (*)())new_operators, METH_FASTCALL, nullptr},
-    {"standing", new_standing, METH_NOARGS, nullptr},
+    {"hooks", new_hooks, METH_NOARGS, nullptr}, {"standing", new_standing, METH_NOARGS, nullptr},
     {"values_of_all", (PyCFunction)(void (*)())values_of_all, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
     {"generators_moved", generators_moved, METH_NOARGS, nullptr}, {"generator_state", generator_state, METH_O, nullptr},

@@ -3,12 +3,13 @@
 #include "numbers.h"
 
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
 struct Numbers {
     PyObject_HEAD
-    PyObject **items;
+    i64 *items;
     Py_ssize_t count, room;
 };
 PyObject *TYPE = nullptr;
@@ -16,38 +17,50 @@ PyObject *TYPE = nullptr;
 bool has_room(Numbers *self, Py_ssize_t more) {
     if (self->count + more <= self->room) return true;
     const Py_ssize_t room = most<Py_ssize_t>(2 * self->room, most<Py_ssize_t>(self->count + more, 1024));
-    PyObject **items = (PyObject **)std::realloc(self->items, size_t(room) * sizeof *items);
+    i64 *items = (i64 *)std::realloc(self->items, size_t(room) * sizeof *items);
     if (!items) return PyErr_NoMemory(), false;
     self->items = items, self->room = room;
     return true;
 }
 
-void cut(Numbers *self, Py_ssize_t count) {  // numbers have no code of the script's that could run
-    while (self->count > count) Py_DecRef(self->items[--self->count]);
-}
-
 PyObject *list_of(const Numbers *self, Py_ssize_t begin, Py_ssize_t end) {
     PyObject *list = PyList_New(most<Py_ssize_t>(end - begin, 0));
-    for (Py_ssize_t at = begin; list && at < end; at++) PyList_SetItem(list, at - begin, Py_NewRef(self->items[at]));
+    for (Py_ssize_t at = begin; list && at < end; at++) {
+        PyObject *number = PyLong_FromLongLong(self->items[at]);
+        if (!number || PyList_SetItem(list, at - begin, number)) Py_DecRef(list), list = nullptr;
+    }
     return list;
 }
 
-PyObject *append(PyObject *object, PyObject *number) { return add_number(object, number) ? Py_NewRef(Py_None) : nullptr; }
+bool is_number(PyObject *object, i64 &number) {
+    number = PyLong_AsLongLong(object);
+    return number != -1 || !PyErr_Occurred();
+}
+
+PyObject *append(PyObject *object, PyObject *number) {
+    i64 own;
+    return is_number(number, own) && add_number(object, own) ? Py_NewRef(Py_None) : nullptr;
+}
 PyObject *extend(PyObject *object, PyObject *numbers) {
     PyObject *list = PySequence_List(numbers);
-    const bool done = list && add_numbers(object, list);
+    const bool done = list && add_list(object, list);
     if (list) Py_DecRef(list);
     return done ? Py_NewRef(Py_None) : nullptr;
 }
-PyObject *clear(PyObject *object, PyObject *) { return cut((Numbers *)object, 0), Py_NewRef(Py_None); }
-PyObject *copy(PyObject *object, PyObject *) { return list_of((Numbers *)object, 0, ((Numbers *)object)->count); }
+PyObject *clear(PyObject *object, PyObject *) { return clear_numbers(object), Py_NewRef(Py_None); }
+PyObject *copy(PyObject *object, PyObject *) {
+    const Numbers *self = (Numbers *)object;
+    PyObject *made = new_numbers(nullptr, nullptr);
+    if (made && !add_numbers(made, self->items, self->count)) Py_DecRef(made), made = nullptr;
+    return made;
+}
 
 Py_ssize_t length(PyObject *object) { return ((Numbers *)object)->count; }
 
 PyObject *item(PyObject *object, Py_ssize_t at) {
     Numbers *self = (Numbers *)object;
     if (at < 0 || at >= self->count) return PyErr_Format(PyExc_IndexError, "no such number");
-    return Py_NewRef(self->items[at]);
+    return PyLong_FromLongLong(self->items[at]);
 }
 
 PyObject *subscript(PyObject *object, PyObject *key) {
@@ -70,30 +83,37 @@ int assign(PyObject *object, PyObject *key, PyObject *value) {
         Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
         if (at == -1 && PyErr_Occurred()) return -1;
         if (at < 0 || at >= self->count) return PyErr_Format(PyExc_IndexError, "no such number"), -1;
-        PyObject *before = self->items[at];
-        self->items[at] = Py_NewRef(value);
-        return Py_DecRef(before), 0;
+        i64 number;
+        return is_number(value, number) ? (self->items[at] = number, 0) : -1;
     }
     Py_ssize_t begin, end, step;
     if (value || !PySlice_Check(key) || PySlice_Unpack(key, &begin, &end, &step) < 0)
         return PyErr_Occurred() ? -1 : (PyErr_Format(PyExc_TypeError, "a place wanted, or an end to take out"), -1);
     PySlice_AdjustIndices(self->count, &begin, &end, step);
     if (step != 1 || end != self->count) return PyErr_Format(PyExc_ValueError, "only an end can be taken out"), -1;
-    return cut(self, begin), 0;
+    return self->count = begin, 0;
 }
 
 PyObject *compare(PyObject *object, PyObject *other, int how) {
-    if ((how != Py_EQ && how != Py_NE) || !PyList_Check(other)) return Py_NewRef(Py_NotImplemented);
-    Numbers *self = (Numbers *)object;
-    int same = PyList_Size(other) == self->count;
-    for (Py_ssize_t at = 0; same == 1 && at < self->count; at++)
-        same = PyObject_RichCompareBool(self->items[at], PyList_GetItem(other, at), Py_EQ);
-    return same < 0 ? nullptr : PyBool_FromLong(same == (how == Py_EQ));
+    const Numbers *self = (Numbers *)object, *them = (Numbers *)other;
+    bool same;
+    if (how != Py_EQ && how != Py_NE) return Py_NewRef(Py_NotImplemented);
+    if (is_numbers(other)) {
+        same = them->count == self->count && !std::memcmp(them->items, self->items, size_t(self->count) * sizeof *self->items);
+    } else if (PyList_Check(other)) {
+        i64 number;
+        same = PyList_Size(other) == self->count;
+        for (Py_ssize_t at = 0; same && at < self->count; at++)
+            same = is_number(PyList_GetItem(other, at), number) && number == self->items[at];
+        PyErr_Clear();  // what is no number is no equal one
+    } else {
+        return Py_NewRef(Py_NotImplemented);
+    }
+    return PyBool_FromLong(same == (how == Py_EQ));
 }
 
 void forget(PyObject *object) {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    cut((Numbers *)object, 0);
     std::free(((Numbers *)object)->items);
     PyObject_Free(object);
     Py_DecRef(type);
@@ -118,19 +138,34 @@ bool is_numbers(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) =
 
 Py_ssize_t size_of_numbers(PyObject *object) { return ((Numbers *)object)->count; }
 
-bool add_number(PyObject *object, PyObject *number) {
+const i64 *first_of_numbers(PyObject *object) { return ((Numbers *)object)->items; }
+
+void clear_numbers(PyObject *object) { ((Numbers *)object)->count = 0; }
+
+bool add_number(PyObject *object, i64 number) {
     Numbers *self = (Numbers *)object;
     if (!has_room(self, 1)) return false;
-    self->items[self->count++] = Py_NewRef(number);
+    self->items[self->count++] = number;
     return true;
 }
 
-bool add_numbers(PyObject *object, PyObject *list) {
+bool add_numbers(PyObject *object, const i64 *first, Py_ssize_t count) {
+    Numbers *self = (Numbers *)object;
+    if (!has_room(self, count)) return false;
+    if (count) std::memcpy(self->items + self->count, first, size_t(count) * sizeof *first);
+    self->count += count;
+    return true;
+}
+
+bool add_list(PyObject *object, PyObject *list) {
     const Py_ssize_t count = PyList_Size(list);
     bool done = has_room((Numbers *)object, count);
-    for (Py_ssize_t at = 0; done && at < count; at++) done = add_number(object, PyList_GetItem(list, at));
+    i64 number;
+    for (Py_ssize_t at = 0; done && at < count; at++) done = is_number(PyList_GetItem(list, at), number) && add_number(object, number);
     return done;
 }
+
+PyObject *list_of_numbers(PyObject *object) { return list_of((Numbers *)object, 0, ((Numbers *)object)->count); }
 
 PyObject *new_numbers(PyObject *, PyObject *) {
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;

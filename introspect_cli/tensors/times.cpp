@@ -2,6 +2,8 @@
 // whose number stands beside it. A dictionary that is filled anew in each step takes ten times as long.
 #include "times.h"
 
+#include "numbers.h"
+
 #include <cstdlib>
 #include <cstring>
 
@@ -47,7 +49,10 @@ PyObject *py_add(PyObject *object, PyObject *const *given, Py_ssize_t count) {
 }
 PyObject *py_once(PyObject *object, PyObject *sites) {
     if (!PyList_Check(sites)) return PyErr_Format(PyExc_TypeError, "a list wanted");
-    const int noted = note_once(object, sites);
+    PyObject *numbers = new_numbers(nullptr, nullptr);
+    const bool are_numbers = numbers && add_list(numbers, sites);
+    const int noted = are_numbers ? note_once(object, first_of_numbers(numbers), size_of_numbers(numbers)) : -1;
+    if (numbers) Py_DecRef(numbers);
     return noted < 0 ? nullptr : PyBool_FromLong(noted);
 }
 PyObject *py_clear(PyObject *object, PyObject *) {
@@ -95,15 +100,11 @@ bool add_times(PyObject *object, i64 site, i64 by) {
     return count;
 }
 
-int note_once(PyObject *object, PyObject *sites) {
-    const Py_ssize_t count = PyList_Size(sites);
+int note_once(PyObject *object, const i64 *sites, Py_ssize_t count) {
     Py_ssize_t done = 0;
-    for (; done < count; done++) {
-        const i64 site = PyLong_AsLongLong(PyList_GetItem(sites, done));
-        if (PyErr_Occurred() || times_of(object, site) || !add_times(object, site, 1)) break;
-    }
+    while (done < count && !times_of(object, sites[done]) && add_times(object, sites[done], 1)) done++;
     if (done == count) return 1;
-    while (done--) ((Times *)object)->counts[PyLong_AsLongLong(PyList_GetItem(sites, done))].times = 0;
+    while (done--) ((Times *)object)->counts[sites[done]].times = 0;
     return PyErr_Occurred() ? -1 : 0;
 }
 

@@ -28,7 +28,7 @@ _FOREIGN = tuple(
         if (path := sysconfig.get_paths().get(name))
     }
 )
-OURS = os.path.realpath(Path(__file__).parents[2]) + os.sep
+PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 """The directory of this package."""
 
 
@@ -108,7 +108,7 @@ def is_users(path: str) -> bool:
     if not path or path.startswith("<"):
         return False
     real = _real(path)
-    return not real.startswith((*_FOREIGN, OURS)) and f"{os.sep}site-packages{os.sep}" not in real
+    return not real.startswith((*_FOREIGN, PACKAGE)) and f"{os.sep}site-packages{os.sep}" not in real
 
 
 def _real(path: str) -> str:

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.follow.processes import VARIABLE, Note, Process, Role, described
+from introspect_cli.capture.follow.orders import Note
+from introspect_cli.capture.processes import VARIABLE, Process, Role, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ class Follower:
 
     def install(self) -> None:
         """Wait for the script's `import torch`."""
-        from introspect_cli.capture.environment.start import Start
+        from introspect_cli.capture.start import Start
 
         options = json.loads(self._text)["options"]
         self._note("started")
@@ -104,7 +105,7 @@ class Follower:
 
     def _claimed(self) -> Session:
         """A session in the run's directory, or in one of its children where another process was first."""
-        from introspect_cli.capture.follow.processes import Order
+        from introspect_cli.capture.follow.orders import Order
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script.target import Target

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.follow.processes import VARIABLE, Note, Order, instead, notes_in
+from introspect_cli.capture.follow.orders import Note, Order, notes_in
+from introspect_cli.capture.processes import VARIABLE, instead
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
 from introspect_cli.store.launch import refuse_or_remove
@@ -23,7 +24,7 @@ from introspect_cli.store.launch import refuse_or_remove
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.target import Target
 
 

@@ -24,7 +24,7 @@ from introspect_cli.capture.ops.calls import Calls, OpCall
 from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.schema import OperatorArguments, Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, is_parameter, outputs, row_of, tensors
-from introspect_cli.capture.probes.base import drop
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import STORAGE_BEGIN
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ops.schema import OpFacts
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.probes.optimizers import OptimizerProbe
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 OVERLOAD: Any = torch._ops.OpOverload  # noqa: SLF001  # no public one
 
 
-class OpProbe:
+class OpProbe(GuardedProbe):
     """Watches operators."""
 
-    __slots__ = ("__dict__", "live")  # a slot as in `Recorder`
+    __slots__ = ("live",)  # a slot as in `Recorder`
 
     name = "operators"
+    lost = "operators are"
 
     def __init__(
         self,
@@ -73,8 +74,7 @@ class OpProbe:
             all_dtypes: whether results that are no floating point numbers are recorded too.
         """
         self.live = False
-        self._context = context
-        self._recorder = context.recorder
+        super().__init__(context, then=self._stop)
         self._all_dtypes = all_dtypes
         self.facts = Operators(globs, views=views)
         self._places = Places()
@@ -82,8 +82,6 @@ class OpProbe:
         self._writers = Writers(context)
         self.arguments = OperatorArguments()
         self._mode = OpMode(self)
-        self._handles: list[Any] = []
-        self._guarded = context.guard.around(self.name, "operators are", self._stop)
         if KERNELS is not None and context.recorder.intake is not None and STORAGE_BEGIN is not None:
             made = _compiled(KERNELS, self, context.recorder, modules, self._places, self._writers)
             # torch asks that what is called in place of the mode's method be bound to the mode
@@ -91,23 +89,21 @@ class OpProbe:
 
     def install(self) -> None:
         """Listen for the steps that are captured."""
-        self._guarded.on = True
-        self._context.clock.on_begin.append(self._begin)
-        self._context.clock.on_root.append(self._root)
-        self._context.clock.on_tick.append(self._ticked)
-        self._handles = [
+        clock = self._context.clock
+        self.hear(clock.on_begin, self._begin)
+        self.hear(clock.on_root, self._root)
+        self.hear(clock.on_tick, self._ticked)
+        before, after = (
             register_optimizer_step_pre_hook(self._stepping),
             register_optimizer_step_post_hook(self._stepped),
-        ]
+        )
+        self._patches.hold(before, after)
+        super().install()
 
     def remove(self) -> None:
         """Stop, and take the mode off the stack."""
-        self._stop()
-        for handle in self._handles:
-            handle.remove()
-        drop(self._context.clock.on_begin, self._begin)
-        drop(self._context.clock.on_root, self._root)
-        drop(self._context.clock.on_tick, self._ticked)
+        super().remove()
+        self.live = False
         self._mode.leave_stack()
 
     def _stop(self) -> None:
@@ -161,7 +157,7 @@ class OpProbe:
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
-            if not self._recorder.wanted or (frame is not None and self._places.is_ours(frame)):
+            if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
                 return
             node = private_api.running_node()
             call = self.calls.of(self.facts(func), node, frame)

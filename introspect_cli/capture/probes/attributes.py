@@ -8,10 +8,9 @@ pass in which nothing has changed costs one comparison of identities for all mod
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.modules import ModuleProbe
@@ -46,7 +45,7 @@ _HOOKS = {
     "_backward_pre_hooks": "backward pre",
     "_backward_hooks": "backward",
 }
-_OURS = "introspect_cli."
+_PACKAGE = "introspect_cli."
 
 _LONGEST = 200
 _MOST_ITEMS = 8
@@ -56,74 +55,6 @@ CHANGES_OFTEN = "(changes often)"
 """Stands for the value of an attribute that has changed many times, a counter: it is followed no further."""
 
 
-@dataclass
-class _Places:
-    """Values in the dictionaries of modules: of each, the position of its module, its name, and how it stood."""
-
-    of: Callable[[Any], int]
-    modules: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    stands: list[int] = field(default_factory=list)
-
-    def add(self, module: int, values: dict[str, object]) -> None:
-        """Watch values of a module, by name."""
-        self.modules += [module] * len(values)
-        self.names += values
-        self.stands += map(self.of, values.values())
-
-    def are_current(self, held: list[dict[str, Any]]) -> bool:
-        """Whether they stand as they stood, in the dictionaries as they are."""
-        values = map(operator.getitem, map(held.__getitem__, self.modules), self.names)
-        return list(map(self.of, values)) == self.stands
-
-
-@dataclass
-class _Watched:
-    """What was last seen of all modules of a root.
-
-    No module is kept alive, nor its dictionary: that would keep its parameters.
-
-    Attributes:
-        modules: the modules, and
-        lengths: of their dictionaries.
-        plain: plain values that are watched, by identity, and
-        values: themselves; while they are held, no other object gets their identities.
-        sized: dictionaries that grow or shrink when something is added or taken away, by size.
-        standing: the same, compiled, in the place of all that; None where nothing is compiled.
-    """
-
-    modules: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    plain: _Places = field(default_factory=lambda: _Places(id))
-    values: list[object] = field(default_factory=list)
-    sized: _Places = field(default_factory=lambda: _Places(len))
-    standing: Any = field(default_factory=lambda: None if KERNELS is None else KERNELS.standing())
-
-    def is_current(self) -> bool:
-        """Whether everything is what it was."""
-        if self.standing is not None:
-            return bool(self.standing.holds())
-        try:
-            held = [vars(module()) for module in self.modules]  # of None, for a module that is gone, there are none
-            return (
-                self.plain.are_current(held) and self.sized.are_current(held) and list(map(len, held)) == self.lengths
-            )
-        except (KeyError, TypeError):
-            return False
-
-    def add(self, module: nn.Module, plain: dict[str, object], sized: list[str]) -> None:
-        """Watch a module: plain values by name, and the names of dictionaries whose sizes count."""
-        held, place = vars(module), len(self.modules)
-        if self.standing is not None:
-            self.standing.add(weakref.ref(module), len(held), tuple(plain), tuple(sized), ())
-            return
-        self.modules.append(weakref.ref(module))
-        self.lengths.append(len(held))
-        self.plain.add(place, plain)
-        self.values += plain.values()
-        self.sized.add(place, {name: held[name] for name in sized})
-
-
 class AttributeProbe(GuardedProbe):
     """Looks at the modules of a root when the root is called."""
 
@@ -131,7 +62,7 @@ class AttributeProbe(GuardedProbe):
     lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Any] = {}
         super().__init__(context, then=self._watched.clear)
         self._modules = modules
         self._rank = rank
@@ -158,8 +89,8 @@ class AttributeProbe(GuardedProbe):
             state = self._context.names.find(root)
             if state is None:
                 return
-            watched = self._watched.get(state.fqn)
-            if watched is None or not watched.is_current():
+            standing = self._watched.get(state.fqn)
+            if standing is None or not standing.holds():
                 self._look(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
@@ -173,11 +104,12 @@ class AttributeProbe(GuardedProbe):
     def _look(self, root: nn.Module, root_name: str) -> None:
         """Look at every module, and write rows of those that are not what they were."""
         names, step = self._context.names, self._context.recorder.step
-        watched = _Watched()
+        standing = None if KERNELS is None else KERNELS.standing()
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in _below(root):
-            self._watch(watched, module)
+            if standing is not None:
+                self._watch(standing, module)
             state = names.find(module)
             if state is None:
                 continue
@@ -194,12 +126,13 @@ class AttributeProbe(GuardedProbe):
                 new[state.fqn] = updated
             else:
                 changed.append(updated)
-        self._watched[root_name] = watched
+        self._watched[root_name] = standing
         rows = [*new.values(), *changed]
         if rows:
             self._rank.modules(rows)
 
-    def _watch(self, watched: _Watched, module: nn.Module) -> None:
+    def _watch(self, standing: Any, module: nn.Module) -> None:
+        """Have compiled code remember what a module holds now; without any, every forward pass looks again."""
         held = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
@@ -212,7 +145,7 @@ class AttributeProbe(GuardedProbe):
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
         if type(held.get("_modules")) in _CHILDREN:
             sized.append("_modules")
-        watched.add(module, plain, sized)
+        standing.add(weakref.ref(module), len(held), tuple(plain), tuple(sized), ())
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text of all that is recorded of a module."""
@@ -290,4 +223,4 @@ def _hooks(registry: Any) -> list[Any]:
     """The hooks in one of a module's registries that are not introspect's."""
     if registry is None or not hasattr(registry, "values"):
         return []
-    return [hook for hook in registry.values() if not _called(hook).startswith(_OURS)]
+    return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]

@@ -31,12 +31,6 @@ class Probe(Protocol):
         """Stop watching, and put back what was replaced; also after a failed `install`."""
 
 
-def drop(listeners: list[Listener], listener: Listener) -> None:
-    """Take a listener off, if it is there: a probe may be removed after an `install` that failed, and twice."""
-    if listener in listeners:
-        listeners.remove(listener)
-
-
 class GuardedProbe:
     """What nearly all probes share: a guard around their code, what they replace, and the moments they hear of.
 
@@ -70,4 +64,6 @@ class GuardedProbe:
         self._guarded.on = False
         self._patches.remove()
         while self._heard:
-            drop(*self._heard.pop())
+            listeners, listener = self._heard.pop()
+            if listener in listeners:
+                listeners.remove(listener)

@@ -25,7 +25,6 @@ from torch import nn
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.draws import script_generators, state_of
-from introspect_cli.capture.environment.made import MADE, Made
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Outermost, Patches, uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -37,6 +36,7 @@ from introspect_cli.capture.probes.beginning_events import (
     seed_word,
     tensor_mark,
 )
+from introspect_cli.capture.start import MADE, Made
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.texts import clean

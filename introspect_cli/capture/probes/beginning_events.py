@@ -18,7 +18,7 @@ from introspect_cli.texts import clean
 if TYPE_CHECKING:
     import weakref
 
-    from introspect_cli.capture.names import Names
+    from introspect_cli.capture.naming.names import Names
 
 FIRST, LAST = 2000, 200
 """How many events are kept from the beginning, and how many from the end, of a model of many thousand layers."""

@@ -14,10 +14,10 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader
 
-from introspect_cli.capture.description import Description, flat
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.description import Description, flat
 from introspect_cli.records import Phase
 from introspect_cli.tensors.views import unobserved
 

@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from introspect_cli.capture import private_api
+from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import RAISED, Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.launch import IN_FLIGHT

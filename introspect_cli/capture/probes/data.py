@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.identity import ById, FreeNames
+from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten

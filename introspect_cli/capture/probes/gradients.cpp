@@ -8,7 +8,7 @@
 
 namespace {
 
-enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, USED, SPARE, HELD };
+enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, ELSEWHERE, HELD };
 using Gradients = Holder<HELD>;
 
 Slot ON{{"on"}}, WANTED{{"wanted"}};
@@ -114,27 +114,18 @@ PyObject *number_of(PyObject *node) {
     return both ? both : (PyErr_Clear(), nullptr);
 }
 
-// A dictionary with one hook, a reference of ours: one whose graph is gone, else a new one. A step has thousands, and every
-// 700 containers that are made and live on make the script pay for a round of the garbage collector.
+// A dictionary with one hook, a reference of ours: one whose graph is gone, else a new one.
 PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&hook) {
-    PyObject *key = PyLong_FromLong(0), *spare = self->held[SPARE], *hooks = nullptr;
-    hook = nullptr;
-    if (Py_ssize_t last = key ? PyList_Size(spare) : 0; last > 0) {
-        hooks = Py_NewRef(PyList_GetItem(spare, --last));
-        PyList_SetSlice(spare, last, last + 1, nullptr);
-        hook = (Hook *)PyDict_GetItemWithError(hooks, key);
-        if (!hook || Py_REFCNT(hooks) != 1 || Py_REFCNT((PyObject *)hook) != 1) {  // a graph still has it
-            Py_DecRef(hooks);
-            hooks = nullptr, hook = nullptr;
-        } else {
-            put(hook->site, site), put(hook->version, version);
-            if (hook->more) Py_DecRef(hook->more), hook->more = nullptr;
-        }
-    }
-    if (key && !hooks && (hook = make_hook((PyObject *)self, site, version))) {
-        hooks = PyDict_New();
+    PyObject *key = PyLong_FromLong(0), *hooks = key ? next_dictionary(self->held[WATCHED]) : nullptr;
+    hook = hooks && Py_REFCNT(hooks) == 1 ? (Hook *)PyDict_GetItemWithError(hooks, key) : nullptr;
+    if (hook && Py_REFCNT((PyObject *)hook) == 1) {  // no graph has it any more
+        put(hook->site, site), put(hook->version, version);
+        if (hook->more) Py_DecRef(hook->more), hook->more = nullptr;
+        Py_NewRef(hooks);
+    } else {
+        hooks = key && (hook = make_hook((PyObject *)self, site, version)) ? PyDict_New() : nullptr;
         const bool done = hooks && PyDict_SetItem(hooks, key, (PyObject *)hook) == 0;
-        Py_DecRef((PyObject *)hook);
+        if (hook) Py_DecRef((PyObject *)hook);
         if (!done && hooks) Py_DecRef(hooks), hooks = nullptr;
     }
     if (key) Py_DecRef(key);
@@ -158,8 +149,8 @@ bool add_hooks(PyObject *tensor, PyObject *node, PyObject *hooks) {
     return given;
 }
 
-bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *key, PyObject *node) {
-    PyObject *known = PyDict_GetItemWithError(self->held[WATCHED], key), *version = attribute(tensor, VERSION);
+bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *node) {
+    PyObject *known = hook_of(self->held[WATCHED], u64(tensor)), *version = attribute(tensor, VERSION);
     if (known && (PyObject *)Py_TYPE(known) != HOOK) known = nullptr;
     PyObject *number = version ? number_of(node) : nullptr;
     bool done = false;
@@ -172,8 +163,8 @@ bool watch_made(Gradients *self, PyObject *tensor, PyObject *site, PyObject *key
         PyObject *hooks = hooks_with(self, site, version, hook);
         if (hooks) {
             put(hook->number, number);
-            done = add_hooks(tensor, node, hooks) && PyDict_SetItem(self->held[WATCHED], key, (PyObject *)hook) == 0 &&
-                   PyList_Append(self->held[USED], hooks) == 0;
+            done = add_hooks(tensor, node, hooks) && set_hook(self->held[WATCHED], u64(tensor), (PyObject *)hook) &&
+                   take_dictionary(self->held[WATCHED], hooks);
             Py_DecRef(hooks);
         }
     }
@@ -210,9 +201,7 @@ bool watch_gradient(PyObject *object, PyObject *tensor, PyObject *site) {
     Gradients *self = (Gradients *)object;
     if (!self->held[WATCHED] || PyDict_Size(self->held[ELSEWHERE])) return false;
     PyObject *node = attribute(tensor, NODE);
-    PyObject *key = node && node != Py_None ? PyLong_FromVoidPtr(tensor) : nullptr;
-    bool done = key && watch_made(self, tensor, site, key, node);
-    if (key) Py_DecRef(key);
+    const bool done = node && node != Py_None && watch_made(self, tensor, site, node);
     if (node) Py_DecRef(node);
     PyErr_Clear();
     return done;
@@ -228,8 +217,7 @@ PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given
         if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
         HOOK = made;
     }
-    if (given == HELD && !(is_intake(arguments[INTAKE]) && PyDict_Check(arguments[WATCHED]) && PyDict_Check(arguments[ELSEWHERE]) &&
-                           PyList_Check(arguments[USED]) && PyList_Check(arguments[SPARE])))
-        return PyErr_Format(PyExc_TypeError, "an intake, two dictionaries and two lists wanted");
+    if (given == HELD && !(is_intake(arguments[INTAKE]) && is_hooks(arguments[WATCHED]) && PyDict_Check(arguments[ELSEWHERE])))
+        return PyErr_Format(PyExc_TypeError, "an intake, hooks and a dictionary wanted");
     return Gradients::make(TYPE, arguments, given);
 }

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     import torch
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
     from introspect_cli.records import Part
-
-
-_SPARE = 8192
-"""Hooks kept from one step to the next, at most: 3 MB."""
 
 
 class _Hook:
@@ -80,19 +76,18 @@ class GradientProbe:
         """Start without hooks."""
         self._recorder = recorder
         self._guarded = guard.around(self.name, "gradients of module inputs and outputs are")
-        self._watched: dict[int, Any] = {}
+        self._watched: Any = {}
         self._leaf_handles: list[Any] = []
         self._elsewhere: ById[list[int] | str] = ById()
-        self._used: list[Any] = []
-        self._spare: list[Any] = []  # what held the hooks of earlier steps, to hold others once their graphs are gone
         self._number_of: Callable[[Any], object] = private_api.node_number
         self._new_hook: Callable[[int, int], Any] = partial(_Hook, self)
         self._watch_made: Callable[[torch.Tensor, int], bool] = _leave_to_python
         self.compiled: Any = None
         """What `modules.cpp` is given to watch tensors with; None where nothing is compiled."""
         if KERNELS is not None and recorder.intake is not None:
+            self._watched = KERNELS.hooks()  # it keeps those of earlier steps, too, for when their graphs are gone
             parts = (self._guarded, recorder, recorder.intake, self._watched, self._elsewhere.entries)
-            self.compiled = KERNELS.gradients(self.record, *parts, self._used, self._spare)
+            self.compiled = KERNELS.gradients(self.record, *parts)
             self._number_of, self._new_hook = self.compiled.number, self.compiled.hook
             self._watch_made = self.compiled.watch
 
@@ -104,7 +99,8 @@ class GradientProbe:
         """Stop. Hooks on tensors that still live stay and do nothing."""
         self._guarded.on = False
         self.clear()
-        self._spare.clear()
+        if self.compiled is not None:
+            self._watched.forget()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
         """Record the gradient of `tensor`, when it comes, at `site`.
@@ -187,8 +183,6 @@ class GradientProbe:
         """Let go of the step's tensors; graphs that are still alive keep their hooks."""
         self._watched.clear()
         self._elsewhere.clear()
-        self._spare.extend(self._used[: _SPARE - len(self._spare)])
-        self._used.clear()
         handles, self._leaf_handles = self._leaf_handles, []
         for handle in handles:
             handle.remove()

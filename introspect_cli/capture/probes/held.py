@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
-    from introspect_cli.capture.recorder import Recorder
+    from introspect_cli.capture.recording.recorder import Recorder
 
 PLAIN = (bool, int, float, str)
 _KEPT = frozenset({*PLAIN, type(None)})
@@ -219,10 +219,10 @@ def _with_gradients(
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """All that an optimizer was given, group after group."""
-    parameters: list[torch.Tensor] = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
-    return parameters
+    groups = optimizer.param_groups
+    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
+        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _made_of(optimizer: Optimizer) -> list[Optimizer]:

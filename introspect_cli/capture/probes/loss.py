@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture import private_api
+from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.views import unobserved
 

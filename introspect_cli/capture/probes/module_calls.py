@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from introspect_cli.capture import private_api
-from introspect_cli.capture.contents import (
+from introspect_cli.capture import private_api, torch_distributed
+from introspect_cli.capture.guard import uncounted
+from introspect_cli.capture.naming.contents import (
     hides,
     how_hidden,
     is_plain_call,
@@ -25,9 +26,7 @@ from introspect_cli.capture.contents import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import EVALUATED, Kind, Phase
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture.ranks import launchers, torch_distributed
+from introspect_cli.capture import torch_distributed
+from introspect_cli.capture.ranks import launchers
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import containers, flatten, is_plain
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
-    from introspect_cli.capture.ranks.torch_distributed import Style
+    from introspect_cli.capture.torch_distributed import Style
     from introspect_cli.tensors.places import Placed
 
 

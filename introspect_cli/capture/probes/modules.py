@@ -15,15 +15,14 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from introspect_cli.capture import private_api
-from introspect_cli.capture.contents import (
+from introspect_cli.capture import private_api, torch_distributed
+from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.naming.contents import (
     is_traced,
     is_unfinished,
     sequence_code,
 )
-from introspect_cli.capture.guard import Patches, uncounted
 from introspect_cli.capture.probes.module_calls import ModuleCalls
-from introspect_cli.capture.ranks import torch_distributed
 from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.views import unobserved

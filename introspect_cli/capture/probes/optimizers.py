@@ -20,8 +20,8 @@ from torch.optim.optimizer import (
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.identity import ById, FreeNames
-from introspect_cli.capture.named import Holder
+from introspect_cli.capture.naming.identity import ById, FreeNames
+from introspect_cli.capture.naming.states import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.held import (
     Held,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
 

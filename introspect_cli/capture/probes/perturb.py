@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.contents import parameters_in
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.views import unobserved
 
@@ -50,7 +50,7 @@ class PerturbProbe(GuardedProbe):
         super().__init__(context)
         self.parameters = 0
         self.elements = 0
-        self._seed = seed
+        self.seed = seed
         self._met = 0
         self._done: ById[bool] = ById()
         self._places: set[tuple[int, int, int]] = set()
@@ -64,7 +64,7 @@ class PerturbProbe(GuardedProbe):
     @property
     def document(self) -> dict[str, int]:
         """What was done, for the manifest."""
-        return {"seed": self._seed, "parameters": self.parameters, "elements": self.elements}
+        return {"seed": self.seed, "parameters": self.parameters, "elements": self.elements}
 
     def _called(self, root: nn.Module) -> None:
         if not self._guarded.on or not torch.is_grad_enabled() or self._done.get(root):
@@ -91,7 +91,7 @@ class PerturbProbe(GuardedProbe):
             return
         self._places.add(place)
         # A number for each tensor, not for each rank: copies of a model have to stay copies.
-        directions = np.random.Generator(np.random.Philox(key=[self._seed, self._met]))
+        directions = np.random.Generator(np.random.Philox(key=[self.seed, self._met]))
         self._met += 1
         self.parameters += 1
         for part in _parts(data):

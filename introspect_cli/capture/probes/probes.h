@@ -19,6 +19,15 @@ HIDDEN PyObject *values_of_all(PyObject *, PyObject *const *arguments, Py_ssize_
 HIDDEN bool watch_gradient(PyObject *gradients, PyObject *tensor, PyObject *site);
 HIDDEN bool is_gradients(PyObject *object);
 
+// The hooks of a step, by the tensor that each is on: borrowed, or null.
+HIDDEN PyObject *new_hooks(PyObject *, PyObject *);
+HIDDEN bool is_hooks(PyObject *object);
+HIDDEN PyObject *hook_of(PyObject *hooks, u64 tensor);
+HIDDEN bool set_hook(PyObject *hooks, u64 tensor, PyObject *hook);  // false with an exception
+// The dictionary that is next to be taken, if nobody else refers to it: borrowed, null where there is none.
+HIDDEN PyObject *next_dictionary(PyObject *hooks);
+HIDDEN bool take_dictionary(PyObject *hooks, PyObject *dictionary);  // in its place; false with an exception
+
 inline u64 HOLDERS = 0;  // made so far
 
 // An object of ours that holds N others and is known to the garbage collector.

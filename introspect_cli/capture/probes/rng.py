@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture.draws import UNTOUCHED
-from introspect_cli.capture.environment.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class RngProbe(GuardedProbe):
         super().__init__(context, then=self.remove)
         self._began = began
         self._recorded: dict[str, _Recorded] = {}
+        self._torch: tuple[Hashable, torch.Tensor] | None = None
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
@@ -67,7 +68,7 @@ class RngProbe(GuardedProbe):
                     self._recorder.value(self._site(name), UNTOUCHED)
                 else:
                     self._recorder.tensor(self._site(name), state.tensor)
-            self._recorder.tensor(self._site("torch"), torch.default_generator.get_state())
+            self._recorder.tensor(self._site("torch"), self._state_of_torch())
             for device, generator in devices:
                 self._recorder.tensor(self._site(device), generator.get_state())
 
@@ -83,6 +84,15 @@ class RngProbe(GuardedProbe):
             if not draws.moved():  # else another thread draws, and nobody knows before or after
                 self._recorded[name] = last
         return last
+
+    def _state_of_torch(self) -> torch.Tensor:
+        """The state of torch's generator: five kilobytes, asked for as the others are."""
+        draws, last = self._context.draws, self._torch
+        stand = draws.stand("torch", torch.default_generator)
+        if last is None or stand is None or last[0] != stand:
+            last = stand, torch.default_generator.get_state()
+            self._torch = None if draws.moved() else last
+        return last[1]
 
     def _new_site(self, name: str) -> int:
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.environment.start import ImportWatch
 from introspect_cli.capture.guard import RAISED, Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.start import ImportWatch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.script import calls
 from introspect_cli.tensors.flatten import flatten

@@ -157,7 +157,14 @@ bool stands(const Standing *self, const Place &place, PyObject *own) {
     return PyDict_Size(value) == place.size && (place.how == SIZE || has_entries(self, place, value));
 }
 
-bool holds(const Standing *self) {
+bool is_among(PyObject *name, PyObject *names) {
+    bool found = false;
+    for (Py_ssize_t i = 0; !found && i < PyTuple_Size(names); i++) found = PyTuple_GetItem(names, i) == name;
+    return found;
+}
+
+// Whether everything stands; of dictionaries with entries, those of some names, if there are any.
+bool holds(const Standing *self, PyObject *names = nullptr) {
     const Place *place = self->places.items;
     bool same = self->owners.count && !self->is_lost;
     for (Py_ssize_t i = 0; same && i < self->owners.count; i++) {
@@ -165,7 +172,8 @@ bool holds(const Standing *self) {
         PyObject *module = PyWeakref_GetObject(owner.reference);
         PyObject *own = module && module != Py_None ? PyObject_GenericGetDict(module, nullptr) : nullptr;
         same = own && PyDict_Check(own) && (owner.length < 0 || PyDict_Size(own) == owner.length);
-        for (const Place *end = place + owner.places; same && place < end; place++) same = stands(self, *place, own);
+        for (const Place *end = place + owner.places; same && place < end; place++)
+            same = (names && place->how == ENTRIES && !is_among(place->name, names)) || stands(self, *place, own);
         if (own) Py_DecRef(own);
     }
     PyErr_Clear();
@@ -174,15 +182,16 @@ bool holds(const Standing *self) {
 
 PyObject *py_holds(PyObject *object, PyObject *) { return PyBool_FromLong(holds((Standing *)object)); }
 
-// What the dictionaries of some names have now, each value once; None where anything is not what it was.
-PyObject *values(PyObject *object, PyObject *names) {
+// What the dictionaries of some names have now, each value once; None where anything in them is not what it was, or anything at all
+// if the whole is asked for.
+PyObject *values(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     Standing *self = (Standing *)object;
-    if (!PyTuple_Check(names)) return PyErr_Format(PyExc_TypeError, "a tuple of names wanted");
-    if (!holds(self) || (self->compared < self->entries.count && !note_firsts(self))) return Py_NewRef(Py_None);
+    if (count != 2 || !PyTuple_Check(given[0])) return PyErr_Format(PyExc_TypeError, "a tuple of names and a flag wanted");
+    PyObject *names = given[0];
+    if (!holds(self, given[1] == Py_True ? nullptr : names) || (self->compared < self->entries.count && !note_firsts(self))) return Py_NewRef(Py_None);
     PyObject *all = PyList_New(0);
     for (const Place *place = self->places.items, *end = place + self->places.count; all && place < end; place++) {
-        bool wanted = false;
-        for (Py_ssize_t i = 0; place->how == ENTRIES && i < PyTuple_Size(names); i++) wanted |= PyTuple_GetItem(names, i) == place->name;
+        const bool wanted = place->how == ENTRIES && is_among(place->name, names);
         const Entry *entry = self->entries.items + place->first, *last = entry + (wanted ? place->size : 0);
         for (; all && entry < last; entry++)
             if (entry->first && PyList_Append(all, entry->value)) Py_DecRef(all), all = nullptr;
@@ -193,7 +202,7 @@ PyObject *values(PyObject *object, PyObject *names) {
 PyMethodDef METHODS[] = {
     {"add", (PyCFunction)(void (*)())py_add, METH_FASTCALL, nullptr},
     {"holds", py_holds, METH_NOARGS, nullptr},
-    {"values", values, METH_O, nullptr},
+    {"values", (PyCFunction)(void (*)())values, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)free_all}, {Py_tp_traverse, (void *)visit_all}, {Py_tp_clear, (void *)clear_all},

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.contents import Contents, holders_in, modules_in, tensors_in
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture import torch_distributed
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks import torch_distributed, zero
+from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ParameterName
+    from introspect_cli.capture.naming.states import ParameterName
     from introspect_cli.capture.probes.held import Stepping
     from introspect_cli.tensors.summarizer import Summarizer
 
@@ -39,10 +40,15 @@ _NAMES = {Kind.PARAM: "_parameters", Kind.BUFFER: "_buffers"}
 
 
 class Holders:
-    """The modules of a root that hold tensors of their own, and what these are, as long as no module holds another."""
+    """The modules of a root that hold tensors of their own, and what these are, as long as no module holds another.
+
+    Attributes:
+        is_sure: whether it is known that walking through all modules again would find the same.
+    """
 
     def __init__(self, root: nn.Module) -> None:
         """Walk through all modules."""
+        self.is_sure = True
         self._modules = list(map(weakref.ref, holders_in(root)))
         self._contents: dict[frozenset[Kind], tuple[list[Kind], list[object]]] = {}
         self._standing: Any = None if KERNELS is None else KERNELS.standing()
@@ -54,13 +60,17 @@ class Holders:
         """Whether walking through them again would find the same; without anything compiled, walking is what tells."""
         return self._standing is not None and self._standing.holds()
 
-    def tensors(self, kinds: frozenset[Kind]) -> Contents:
-        """Parameters and buffers, each once; `kinds` says which of the two."""
-        known = self._contents.get(kinds)
+    def tensors(self, kinds: frozenset[Kind]) -> Contents | None:
+        """Parameters and buffers, each once; `kinds` says which of the two. None where all modules are to be asked."""
+        known, whole = self._contents.get(kinds), not self.is_sure
         if known is not None:
-            tensors = self._standing.values(tuple(_NAMES[kind] for kind in _NAMES if kind in kinds))
+            tensors = self._standing.values(tuple(_NAMES[kind] for kind in _NAMES if kind in kinds), whole)
             if tensors is not None and len(tensors) == len(known[0]):
+                self.is_sure = True
                 return known[0], tensors, known[1]
+        if whole and not self.are_current():
+            return None
+        self.is_sure = True
         contents = tensors_in(self._modules, kinds)
         if self.are_current():
             self._contents[kinds] = contents[0], contents[2]
@@ -187,9 +197,11 @@ class StateProbe(GuardedProbe):
     def _look(self, root: nn.Module) -> Holders:
         """Find out once a step which modules hold tensors of their own: a walk over a large model is not free."""
         holders = self._holders.get(root)
-        if holders is None or not holders.are_current():
+        if holders is None:
             holders = Holders(root)
             self._holders.set(root, holders)
+        else:
+            holders.is_sure = False  # it is asked with its tensors, next
         self._context.parts.ask_again()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
@@ -200,7 +212,13 @@ class StateProbe(GuardedProbe):
         holders = self._holders.get(root)
         if holders is None:
             holders = self._look(root)
-        of, tensors, stand = holders.tensors(kinds & self._context.kinds)
+        contents = holders.tensors(kinds & self._context.kinds)
+        if contents is None:
+            holders = Holders(root)
+            self._holders.set(root, holders)
+            contents = holders.tensors(kinds & self._context.kinds)
+        assert contents is not None  # of modules that were just walked through
+        of, tensors, stand = contents
         references = self._cutting.get(root)
         if not references:
             return of, tensors, stand

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.named import ParameterName
+from introspect_cli.capture.naming.contents import modules_in
+from introspect_cli.capture.naming.states import ParameterName
 from introspect_cli.capture.ranks import launchers, zero
 from introspect_cli.capture.ranks.zero import Fragment
 from introspect_cli.tensors.places import Placed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from introspect_cli.capture.names import Names
+    from introspect_cli.capture.naming.names import Names
     from introspect_cli.records import Part
 
 _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"

@@ -16,8 +16,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.contents import modules_in
-from introspect_cli.capture.ranks import torch_distributed
+from introspect_cli.capture import torch_distributed
+from introspect_cli.capture.naming.contents import modules_in
 from introspect_cli.records import Part
 from introspect_cli.tensors.places import Placed
 

@@ -32,7 +32,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KNOWN = (int, float, bool, str)
+_PLAIN = (int, float, bool, str)
 _PREFIX = "tap_"
 _MADE: dict[str, Callable[..., Any]] = {}
 _SCOPE: dict[str, Any] = {
@@ -80,7 +80,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_ours(hooked) for module in model.modules() for hooked in _hooks(module)):
+    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks(module)):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -104,7 +104,7 @@ def detach(model: nn.Module) -> None:
     """Take every tap off a model again."""
     for module in model.modules():
         for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
-            for key in [key for key, hooked in registry.items() if _is_ours(hooked)]:
+            for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:
                 del registry[key]
 
 
@@ -112,7 +112,7 @@ def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
 
 
-def _is_ours(hooked: Callable[..., Any]) -> bool:
+def _is_tap(hooked: Callable[..., Any]) -> bool:
     return getattr(hooked, "__module__", "") == __name__
 
 
@@ -140,7 +140,7 @@ def _text(annotation: Any) -> str | None:
     """A type as TorchScript writes it; None for one it does not know."""
     if annotation is Tensor:
         return "Tensor"
-    if annotation in _KNOWN:
+    if annotation in _PLAIN:
         return str(annotation.__name__)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if type(None) in arguments and len(arguments) == 2:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.contents import modules_in
+from introspect_cli.capture.naming.contents import modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.gradients import rewrite
 from introspect_cli.capture.regions.graph import number_calls

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.capture.regions.graph import (
     arguments,
     borrowed,
-    calls_ours,
+    calls_introspect,
     has_gradient,
     may_be_copied,
     results,
@@ -69,11 +69,11 @@ class _Value:
 
     def looks(self) -> list[fx.Node]:
         """Looks at it or one of its copies."""
-        return [user for user in self.users() if calls_ours(user, "look")]
+        return [user for user in self.users() if calls_introspect(user, "look")]
 
     def is_used(self) -> bool:
         """Whether something is computed from it in the graph."""
-        return any(user.op != "output" and not calls_ours(user, "look", "tap") for user in self.users())
+        return any(user.op != "output" and not calls_introspect(user, "look", "tap") for user in self.users())
 
 
 def rewrite(graph_module: fx.GraphModule) -> Ends:
@@ -85,10 +85,10 @@ def rewrite(graph_module: fx.GraphModule) -> Ends:
     for value, places in _values(graph):
         if not may_be_copied(graph, value.node, shared):
             leaving += [(place, "") for place in places]
-            _untold(value)
+            _leave_unseen(value)
         elif value.node in taken:
             texts = _renamed(value)
-            _retold(value.taps, None)
+            _assign(value.taps, None)
             entering += [(taken.index(value.node), text) for text in texts]
         else:
             text = _text_inside(graph, value)
@@ -102,11 +102,11 @@ def _values(graph: fx.Graph) -> Iterator[tuple[_Value, list[int]]]:
     values: dict[fx.Node, _Value] = {}
     source_of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if calls_ours(node, "look", "tap"):
+        if calls_introspect(node, "look", "tap"):
             source = source_of.get(node.args[0], node.args[0])
             if has_gradient(source):
                 value = values.setdefault(source, _Value(source))
-                if calls_ours(node, "tap"):
+                if calls_introspect(node, "tap"):
                     value.taps.append(node)
                     source_of[node] = source
     leaving: dict[fx.Node, list[int]] = {}
@@ -125,10 +125,10 @@ def _text_inside(graph: fx.Graph, value: _Value) -> str:
     outside = f"{OUTSIDE}{next(_NUMBERS)}"
     texts = (*_renamed(value), outside)
     first = value.taps[0] if value.taps else None
-    if first is not None and all(user is first or calls_ours(user, "look") for user in value.node.users):
-        _retold(value.taps, first, texts)
+    if first is not None and all(user is first or calls_introspect(user, "look") for user in value.node.users):
+        _assign(value.taps, first, texts)
         return outside
-    _retold(value.taps, None)
+    _assign(value.taps, None)
     through_tap(graph, value.node, "\n" + "\n".join(texts))
     return outside
 
@@ -139,21 +139,21 @@ def _renamed(value: _Value) -> list[str]:
     for node in (*value.taps, *value.looks()):
         place = len(node.args) - 1
         text = str(node.args[place])
-        if calls_ours(node, "tap") or wants_gradient(text):
+        if calls_introspect(node, "tap") or wants_gradient(text):
             text = numbered(text, next(_NUMBERS))
             node.update_arg(place, text)
             texts.append(text)
     return texts
 
 
-def _untold(value: _Value) -> None:
+def _leave_unseen(value: _Value) -> None:
     """Have the taps of a value say that its gradient is not seen."""
     for tap in value.taps:
         tap.update_arg(1, wanting(str(tap.args[1])))
-    _retold(value.taps, None)
+    _assign(value.taps, None)
 
 
-def _retold(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:
+def _assign(taps: list[fx.Node], teller: fx.Node | None, texts: tuple[str, ...] = ()) -> None:
     """Have one tap tell all that is wanted of a gradient, and the others nothing."""
     for tap in taps:
         tap.update_arg(1, "\n".join((str(tap.args[1]), *(texts if tap is teller else ("",)))))

@@ -44,7 +44,7 @@ _HANDING_ON = ("contiguous", "to", "float", "double", "half", "bfloat16", "cpu",
 """Methods of a tensor that give it itself where it is as asked for."""
 
 
-def calls_ours(node: Any, *names: str) -> bool:
+def calls_introspect(node: Any, *names: str) -> bool:
     """Whether a node calls one of our operators."""
     if node.op != "call_function":
         return False
@@ -123,7 +123,7 @@ def _settled(graph: fx.Graph, node: fx.Node) -> bool:
             break
     later = set(itertools.dropwhile(lambda other: other is not node, graph.nodes)) - {node}
     users = (user for other in older[:-1] for user in other.users)
-    return writes == version and not any(user in later and not calls_ours(user, "look") for user in users)
+    return writes == version and not any(user in later and not calls_introspect(user, "look") for user in users)
 
 
 def _only_hands_on(node: fx.Node) -> bool:
@@ -131,7 +131,7 @@ def _only_hands_on(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _HANDING_ON
     if node.target not in _DROPOUTS:
-        return calls_ours(node, "tap")  # one put in for another value carries that one's example
+        return calls_introspect(node, "tap")  # one put in for another value carries that one's example
     inplace = node.args[3] if len(node.args) > 3 else node.kwargs.get("inplace", False)
     return inplace is False
 
@@ -182,7 +182,7 @@ def number_calls(graph_module: fx.GraphModule) -> bool:
     taps: list[tuple[fx.Node, int, int]] = []
     for place, node in enumerate(_in_order(graph_module)):
         node.meta[PLACE] = 2 * place
-        if calls_ours(node, "look", "tap"):
+        if calls_introspect(node, "look", "tap"):
             tapped = parsed(str(node.args[-1]))
             call = counts.setdefault(tapped.module, CallCount()).at(tapped.kind, tapped.path)
             taps.append((node, 2 * place, call))

@@ -27,7 +27,7 @@ from introspect_cli.capture.regions.graph import (
     Call,
     Ran,
     borrowed,
-    calls_ours,
+    calls_introspect,
     example_of,
     may_be_copied,
     memory_of,
@@ -50,7 +50,7 @@ _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 _INNER = "inside a compiled region only the last operator of a call is seen"
 _BACKWARD = "a compiled backward pass is not looked into"
-_UNTOLD = "inside a compiled region; which operators this call runs could not be determined"
+_UNKNOWN = "inside a compiled region; which operators this call runs could not be determined"
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Graph:
         shared: memory that comes in and goes out again, of which nothing may be copied.
         totals: how often it runs an operator in a module.
         inner: results of operators that have no value of their own.
-        untold: modules with calls whose operators are not known.
+        unknown: modules with calls whose operators are not known.
         modules: all modules it runs.
     """
 
@@ -95,7 +95,7 @@ class Graph:
     shared: set[object]
     totals: Counter[tuple[str, OpFacts]] = field(default_factory=Counter)
     inner: list[_Result] = field(default_factory=list)
-    untold: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
     modules: set[str] = field(default_factory=set)
 
 
@@ -125,13 +125,13 @@ class CompiledOps:
                 module = self._module(node)
                 about.modules.add(module)
                 if ran is None:
-                    about.untold.add(module)
+                    about.unknown.add(module)
                 else:
                     self._take(about, writers, module, node, ran)
         for nested in graph_module.modules():
             if nested is not graph_module and isinstance(nested, fx.GraphModule):
                 inside = {self._module(node) for node in _calls(nested.graph)}
-                about.untold |= inside
+                about.unknown |= inside
                 about.modules |= inside
         graph_module.recompile()
         return about
@@ -210,13 +210,13 @@ class CompiledOps:
             # a function, or what comes after a graph break in any of the modules that it calls
             scopes |= {module: self._scope(module) for module in self._taps.numbers().values()}
         for module, scope in scopes.items():
-            self._mark(scope, untold=module in graph.untold)
+            self._mark(scope, unknown=module in graph.unknown)
 
-    def _mark(self, scope: Scope | None, *, untold: bool) -> None:
+    def _mark(self, scope: Scope | None, *, unknown: bool) -> None:
         """Note that operators of a module, or of its backward pass, are not all seen; once a step."""
         if scope is None or not scope.watched:
             return
-        phases = [(scope.phase, _UNTOLD if untold else _INNER)]
+        phases = [(scope.phase, _UNKNOWN if unknown else _INNER)]
         if scope.phase is Phase.LOSS:  # of a function: run as python, some would be in the phase before
             phases.append((Phase.DATA, _INNER))
         if scope.phase in {Phase.FORWARD, Phase.LOSS} and torch.is_grad_enabled():
@@ -236,7 +236,7 @@ def _calls(graph: fx.Graph) -> list[fx.Node]:
         for node in graph.nodes
         if node.op in {"call_function", "call_method"}
         and node.target is not operator.getitem
-        and not calls_ours(node, "tap", "look")
+        and not calls_introspect(node, "tap", "look")
     ]
 
 
@@ -285,7 +285,7 @@ def _line(node: fx.Node) -> str:
 
 def _order(graph: fx.Graph) -> fx.Node | None:
     """What looks in a graph say they write to; None where there are none, and nothing may be added for them."""
-    order = next((node.args[1] for node in graph.nodes if calls_ours(node, "look")), None)
+    order = next((node.args[1] for node in graph.nodes if calls_introspect(node, "look")), None)
     return order if isinstance(order, fx.Node) else None
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.identity import ById
+from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ops.calls import SCRIPT
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.named import ModuleState
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
     from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.capture.regions.gradients import Ends
@@ -47,7 +47,7 @@ _UNSEEN_GRADIENT = (
 _SHARE = "a compiled region uses this value inside, too, where no tap sees it"
 
 
-def _unwanted(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
+def _is_hidden(calls: list[ModuleState | None], *, in_graph: bool) -> bool:
     """Whether the outermost module call is one that is not recorded; a compiler's own graph is no module call."""
     return calls == [None] and not in_graph
 
@@ -194,7 +194,7 @@ class TapProbe(GuardedProbe):
             if owner is None:
                 return None
             state = names.find(owner) or names.state(owner, None)
-        if _unwanted(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
+        if _is_hidden(stack.calls, in_graph=stack.in_graph) or private_api.tracing_state() is not None:
             return None
         running = next((state for state in reversed(stack.calls) if state is not None), None)
         if not module and running is not None:

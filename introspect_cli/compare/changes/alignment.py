@@ -32,7 +32,7 @@ _LIKE = 0.4
 _SAME_TARGET = 0.3
 _MOST_PAIRS = 20_000
 
-Step: TypeAlias = "tuple[int | None, int | None, bool]"
+Counterpart: TypeAlias = "tuple[int | None, int | None, bool]"
 """A place in a's body, one in b's (None without a counterpart), and whether the statement moved from there to here."""
 
 
@@ -47,7 +47,7 @@ def _keys(nodes: Sequence[ast.stmt], others: Sequence[ast.stmt], key: Callable[[
     ]
 
 
-def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast.AST], str]) -> list[Step]:
+def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast.AST], str]) -> list[Counterpart]:
     """Both bodies in b's order: places of what belongs together, None where it has no counterpart, and what moved.
 
     The key of a statement is a text in which equal ones are equal.
@@ -57,14 +57,14 @@ def aligned(one: Sequence[ast.stmt], two: Sequence[ast.stmt], key: Callable[[ast
     gone = {a[i]: i for tag, low, high, _, _ in opcodes if tag != "equal" for i in range(low, high)}
     come = {b[j]: j for tag, _, _, start, stop in opcodes if tag != "equal" for j in range(start, stop)}
     moved = {come[text]: i for text, i in gone.items() if text in come and a.count(text) == b.count(text) == 1}
-    steps: list[Step] = []
+    steps: list[Counterpart] = []
     for tag, low, high, start, stop in opcodes:
         if tag == "equal":
             steps += [(low + n, start + n, False) for n in range(high - low)]
             continue
         left = [i for i in range(low, high) if i not in moved.values()]
         right = [j for j in range(start, stop) if j not in moved]
-        region: list[Step] = [(i, j, False) for i, j in _paired(left, right, one, two)]
+        region: list[Counterpart] = [(i, j, False) for i, j in _paired(left, right, one, two)]
         for j in range(start, stop):
             if j in moved:
                 later = (n for n, (_, other, _) in enumerate(region) if other is not None and other > j)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, statement_words
+from introspect_cli.compare.changes.clues import Clues, CodeChanges
 from introspect_cli.compare.endings import Raised, cut_short
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.match.names import ancestors, owner_of
@@ -37,10 +37,8 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.changes.clues import Ranked
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.result import SettingChange
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -200,7 +198,7 @@ def clues_of(scene: Scene) -> Clues:
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}
-    for name in names[:1]:
+    for name in (*names[:1], *scene.unseen_inside):
         words |= _attributes_that_differ(scene.step.modules, name)
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
@@ -241,6 +239,7 @@ def clues_of(scene: Scene) -> Clues:
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),
+        inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
         before=_last(cause.before),
         models=frozenset(_last(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
@@ -303,47 +302,3 @@ def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -
     one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
     keys = {key for key, _, _ in unequal(one, two)} if one and two else set()
     return keys | {"train", "eval"} if "training" in keys else keys
-
-
-# --- what that means for the settings
-
-_WEIGHTS = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
-_UNLIKELY = 0.45
-_IN_COMMENTS = 0.05
-
-
-def with_code(
-    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
-) -> tuple[SettingChange, ...]:
-    """Settings that differ, a changed file by the statement of it that is most likely the cause.
-
-    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
-
-    Args:
-        settings: the strongest explanation first.
-        code: how the source files differ.
-        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
-    """
-    if code is None:
-        return settings
-    best: dict[str, Ranked] = {}
-    for one in code.ranked:
-        best.setdefault(one.change.file, one)
-    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
-    weighed = []
-    for change in settings:
-        nearest = best.get(change.name)
-        if change.source != "sources":
-            weighed.append((0, change))
-            continue
-        if change.name in (*code.in_comments, *code.in_names):
-            alone = "comments" if change.name in code.in_comments else "the names of variables"
-            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
-        elif nearest is not None and change.explains and not nearest.likely:
-            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
-        elif nearest is not None and change.explains:
-            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else _WEIGHTS[nearest.nearness]
-            change = replace(change, b=where, weight=weight)  # noqa: PLW2901
-        weighed.append((place.get(change.name, 0), change))
-    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

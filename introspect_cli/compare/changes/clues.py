@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
@@ -38,6 +39,7 @@ class Clues:
         gap: whether something that it rests on was not recorded.
         classes: of the module it is about and of those around it, the innermost first.
         attributes: what these are called in the module around each.
+        inside: classes of the modules inside it whose outputs are not on record.
         before: what the first module that did not agree is called in the blamed one; "" for none.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
@@ -55,6 +57,7 @@ class Clues:
     gap: bool = False
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
     before: str = ""
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()
@@ -142,7 +145,7 @@ def statement_words(one: Ranked) -> str:
 def _both(*texts: str) -> list[str]:
     """Two versions of a statement; of long ones the part where they begin to differ."""
     whole = [" ".join(text.split()) for text in texts]
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*whole, strict=False))))
+    same = begin_alike(*whole)
     start = whole[0].rfind(" ", 0, max(0, same - _BEFORE)) + 1 if max(map(len, whole)) > _SHOWN else 0
     if same - start > _SHOWN - _BEFORE // 2 and max(map(len, whole)) > _SHOWN:  # a long word before what differs
         start = same - _BEFORE

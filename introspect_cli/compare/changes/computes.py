@@ -84,7 +84,7 @@ def _outside(depths: Depths, *ends: str) -> Depths:
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """The place where the runs diverge, in one version.
 
     Attributes:
@@ -123,27 +123,28 @@ class Place:
         return _outside(depths, *_OF_MODULES)
 
 
-def raised(at: Place) -> Depths:
+def raised(at: CodePlace) -> Depths:
     """The function whose line raised, and what it calls."""
     return at.program.within({statement.place for statement in at.recorded})
 
 
-def forward(at: Place) -> Depths:
+def forward(at: CodePlace) -> Depths:
     """The forward of the innermost module that is the user's own, and what it calls."""
     program, clues = at.program, at.clues
     innermost = next((name for name in clues.classes if program.methods(name, "forward", "__call__")), "")
     if not innermost or (clues.reason in {"module", "buffer"} and innermost != clues.classes[0]):
         return at.casts()  # a module of a library: what builds it is meant, and not what calls it
     places = program.methods(innermost, "forward", "__call__", "training_step", "backward")
-    return merged(at.casts(), program.up_to(clues.before, places))
+    unseen = (program.within(program.methods(name, "forward", "__call__")) for name in clues.inside)
+    return merged(at.casts(), program.up_to(clues.before, places), *(farther(depths, 1) for depths in unseen))
 
 
-def backward(at: Place) -> Depths:
+def backward(at: CodePlace) -> Depths:
     """What a backward pass runs through, and what cuts it."""
     return merged(farther(loss(at), 2), at.methods("forward", "__call__", "backward"), at.calling(_CUTS))
 
 
-def loss(at: Place) -> Depths:
+def loss(at: CodePlace) -> Depths:
     """What gives `backward` its loss, from what the model was given and gave on."""
     program = at.program
     starts = program.calling({*_BACKWARD, "scale", "grad"})
@@ -161,12 +162,12 @@ def loss(at: Place) -> Depths:
     return merged(depths, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else depths
 
 
-def script(at: Place) -> Depths:
+def script(at: CodePlace) -> Depths:
     """What is between the loader and the call of the model."""
     return merged({} if at.clues.batch_is_equal else farther(batch(at), 3), at.to_models(4))
 
 
-def batch(at: Place) -> Depths:
+def batch(at: CodePlace) -> Depths:
     """The data set's classes, what a loader is built with, and the functions that are handed to it."""
     program = at.program
     classes = {
@@ -195,7 +196,7 @@ def batch(at: Place) -> Depths:
     return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), drawn, *reached)
 
 
-def random(at: Place) -> Depths:
+def random(at: CodePlace) -> Depths:
     """Seeds and draws."""
     draws, at_start = at.program.calling(_DRAWS), at.clues.at_start
     in_steps = {} if at_start else dict.fromkeys(draws & at.program.loop(), 0)
@@ -204,7 +205,7 @@ def random(at: Place) -> Depths:
     return merged(dict.fromkeys(draws, 1), at.calling(_SEEDS), in_steps, called)
 
 
-def initial(at: Place) -> Depths:
+def initial(at: CodePlace) -> Depths:
     """What gives parameters their first values."""
     program = at.program
     initialises = [name for name in program.functions if _INITIALISES.search(name) and not name.startswith("__")]
@@ -215,13 +216,13 @@ def initial(at: Place) -> Depths:
     return merged(dict.fromkeys(named, 1), program.within(functions), made, _touching(at), at.casts(), *more)
 
 
-def _touching(at: Place) -> Depths:
+def _touching(at: CodePlace) -> Depths:
     """What changes a tensor of its name in place, outside of a forward."""
     touching = _outside(at.defining(at.clues.tensor), ".forward")
     return merged(dict.fromkeys((head for statement in touching for head in statement.around), 1), touching)
 
 
-def optimizer(at: Place) -> Depths:
+def optimizer(at: CodePlace) -> Depths:
     """Where optimizers and schedules are built and stepped; the step of one that is the user's own."""
     program, clues = at.program, at.clues
     stepped = program.within({place for name in clues.optimizers for place in program.methods(name, "step")})
@@ -233,7 +234,7 @@ def optimizer(at: Place) -> Depths:
     return merged(dict.fromkeys(options | steps | made, 0), stepped)
 
 
-def gradient(at: Place) -> Depths:
+def gradient(at: CodePlace) -> Depths:
     """What stands between `backward` and the optimizer's step, and what clears, clips or scales gradients."""
     program = at.program
     handling = program.calling(_AFTER_BACKWARD) | {*at.defining("grad")}
@@ -249,7 +250,7 @@ def gradient(at: Place) -> Depths:
     return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), collectives)
 
 
-def structure(at: Place) -> Depths:
+def structure(at: CodePlace) -> Depths:
     """By what one run only has: a gradient is cut, an optimizer lacks a parameter, a module is built or called."""
     clues = at.clues
     if clues.kind in _GRADIENTS:
@@ -267,7 +268,7 @@ def structure(at: Place) -> Depths:
     return merged(inside, at.methods("forward", without=1), calls, named, _assigned(at))
 
 
-def _assigned(at: Place) -> Depths:
+def _assigned(at: CodePlace) -> Depths:
     """What gives the module that it is about to the one around it: before all else."""
     program, clues = at.program, at.clues
     if len(clues.classes) < 2:
@@ -276,19 +277,19 @@ def _assigned(at: Place) -> Depths:
     return {statement: -1 for owner in owners for statement in program.definers.get((owner, clues.attributes[0]), ())}
 
 
-def outside(at: Place) -> Depths:
+def outside(at: CodePlace) -> Depths:
     """What writes to tensors in place."""
     program = at.program
     written = at.calling(filter(_IN_PLACE.fullmatch, program.callers), 1) | at.defining("data", 1)
     return merged(resumed(at), _outside(written, ".forward"), _touching(at))
 
 
-def resumed(at: Place) -> Depths:
+def resumed(at: CodePlace) -> Depths:
     """What loads a checkpoint, and what saved it."""
     return merged(at.calling(_SAVES, 1), at.calling(LOADS))
 
 
-def saved(at: Place) -> Depths:
+def saved(at: CodePlace) -> Depths:
     """What is saved, what gives it its values, and calls that are handed it and may change it."""
     program = at.program
     saves = program.calling(_SAVES)
@@ -298,7 +299,7 @@ def saved(at: Place) -> Depths:
     return program.behind({*saves, *given} - {statement for statement in given if statement.only_tells}, most=4)
 
 
-def buffer(at: Place) -> Depths:
+def buffer(at: CodePlace) -> Depths:
     """What a module computes, and what writes in place."""
     return merged(farther(outside(at), 1), forward(at))
 
@@ -306,7 +307,7 @@ def buffer(at: Place) -> Depths:
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _GRADIENTS = frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRAD})
 _OF_MODULES = (".forward", ".__init__")
-COMPUTES: dict[str, Callable[[Place], Depths]] = {
+COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     **dict.fromkeys(("module", "own_code", "op"), forward),
     **dict.fromkeys(("gradient", "collective", "parts"), gradient),
     "backward": backward,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Place = tuple[str, str]
+Definition = tuple[str, str]
 """File and qualified name of a function or class."""
 Depths = dict[Statement, int]
 """Statements, each with how many calls or values lie between it and what was asked for."""
@@ -36,7 +36,7 @@ class Program(Parsed):
     """A version's statements, and what leads from one to another."""
 
     @cached_property
-    def by_place(self) -> dict[Place, list[Statement]]:
+    def by_place(self) -> dict[Definition, list[Statement]]:
         """The statements of a function or class."""
         return self._by(lambda statement: [statement.place])
 
@@ -62,7 +62,7 @@ class Program(Parsed):
                 index[key].append(statement)
         return index
 
-    def callers_of(self, place: Place) -> Iterator[Statement]:
+    def callers_of(self, place: Definition) -> Iterator[Statement]:
         """The statements that call a function by its name, or hand it on: `model.apply(init)`."""
         name = _called_as(place[1])
         if name and name not in _OF_EVERY_CLASS:
@@ -85,7 +85,7 @@ class Program(Parsed):
         """The statements that call something in whose name a pattern is found."""
         return self.calling(filter(pattern.search, self.callers))
 
-    def methods(self, class_name: str, *names: str) -> set[Place]:
+    def methods(self, class_name: str, *names: str) -> set[Definition]:
         """A class's methods, those of its bases in these files included."""
         methods, seen, pending = set(), set(), [class_name]
         while pending:
@@ -119,14 +119,14 @@ class Program(Parsed):
                 keywords |= set.intersection(*map(_entries, given))
         return keywords
 
-    def is_conditional(self, place: Place) -> bool:
+    def is_conditional(self, place: Definition) -> bool:
         """Whether all calls of a function that these files show depend on a condition, so that it may not have run."""
         calls = [caller for caller in self.callers.get(place[1].rpartition(".")[2], ()) if caller.place != place]
         return bool(calls) and all(any(isinstance(head.node, ast.If) for head in call.around) for call in calls)
 
-    def reached(self, places: Iterable[Place]) -> dict[Place, int]:
+    def reached(self, places: Iterable[Definition]) -> dict[Definition, int]:
         """These functions and those that they call, and so on, with how many calls lie between."""
-        depths: dict[Place, int] = {}
+        depths: dict[Definition, int] = {}
         edge, depth = list(places), 0
         while edge:
             fresh = [place for place in dict.fromkeys(edge) if place not in depths]
@@ -135,7 +135,7 @@ class Program(Parsed):
             depth += 1
         return depths
 
-    def _called_by(self, place: Place) -> Iterator[Place]:
+    def _called_by(self, place: Definition) -> Iterator[Definition]:
         for statement in self.by_place.get(place, ()):
             for name in statement.calls:
                 yield from self.called(name, place)
@@ -144,7 +144,7 @@ class Program(Parsed):
                         yield from self.methods(used, "forward", "backward", "setup_context")
         yield from (other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<"))
 
-    def called(self, name: str, by: Place) -> list[Place]:
+    def called(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of a name in a function may mean: those of its class or file before any other."""
         if name in _OF_EVERY_CLASS:
             return []
@@ -154,7 +154,7 @@ class Program(Parsed):
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= 3 else [])
 
-    def within(self, places: Iterable[Place]) -> Depths:
+    def within(self, places: Iterable[Definition]) -> Depths:
         """All statements of these functions and of those that they call, with how many calls lie between."""
         reached = self.reached(places)
         return {statement: depth for place, depth in reached.items() for statement in self.by_place.get(place, ())}
@@ -204,7 +204,7 @@ class Program(Parsed):
             }
         return inside
 
-    def up_to(self, call: str, places: set[Place]) -> Depths:
+    def up_to(self, call: str, places: set[Definition]) -> Depths:
         """Of a function and what it calls, what does not come after its one call of a name."""
         depths = self.within(places)
         inside = [statement for place in places for statement in self.by_place[place]]

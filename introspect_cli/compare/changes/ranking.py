@@ -23,7 +23,7 @@ from introspect_cli.compare.changes.computes import (
     LOADS,
     LOSS,
     MODES,
-    Place,
+    CodePlace,
     gradient,
     loss,
     merged,
@@ -55,7 +55,7 @@ class Version:
         models = clues.models | {key[1] for root in roots for key in root.defines if key[0] not in {".", "="}}
         models |= program.handed(models)
         recorded = frozenset(statement for file, line in named for statement in program.at(file, line, line))
-        self.at = at = Place(program, clues, recorded, models)
+        self.at = at = CodePlace(program, clues, recorded, models)
         self.computes = COMPUTES[clues.reason](at) if clues.reason in COMPUTES else {}
         leading = self._leading() if clues.reason in {"rng", "initial"} else {}
         self.builds = merged(program.behind([*recorded, *self.computes, *self._built()], models), leading)

@@ -77,7 +77,7 @@ def changed_statements(file: str, text_a: str | None, text_b: str | None) -> tup
     if text_a is None or text_b is None:
         return (changed_file(file, text_a, text_b),)
     try:
-        return tuple(edited.change for edited in _Comparison(_Version(text_a), _Version(text_b), file).edited)
+        return tuple(edited.change for edited in _TwoVersions(_Version(text_a), _Version(text_b), file).edited)
     except UNREADABLE:
         return (changed_file(file, text_a, text_b),)
 
@@ -111,13 +111,13 @@ def apply(text_a: str | None, changes: Iterable[Change], text_b: str | None) -> 
     if text_a is None or text_b is None or any(change.unit == "file" for change in chosen):
         return text_b
     file = next(iter(chosen)).file
-    comparison = _Comparison(_Version(text_a), _Version(text_b), file)
+    comparison = _TwoVersions(_Version(text_a), _Version(text_b), file)
     places = [place for place, edited in enumerate(comparison.edited) if edited.change in chosen]
     if comparison.plain:
         text = comparison.applied(places)
         if _parses(text):
             return text
-    comparison = _Comparison(_Version(_anew(text_a)), _Version(_anew(text_b)), file)
+    comparison = _TwoVersions(_Version(_anew(text_a)), _Version(_anew(text_b)), file)
     text = comparison.applied(places)
     if not _parses(text):
         raise ValueError(f"{file}: the chosen changes make no text that python can parse")
@@ -195,7 +195,7 @@ class _Edited:
     edits: tuple[Edit, ...]
 
 
-class _Comparison:
+class _TwoVersions:
     """Two versions of a file laid side by side."""
 
     def __init__(self, a: _Version, b: _Version, file: str) -> None:

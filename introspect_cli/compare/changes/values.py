@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.changes.statements import Change, Edit, Side, changed_file, with_edits
-from introspect_cli.compare.reasons.documents import parsed
+from introspect_cli.compare.reasons.files import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.element.pattern import About, Difference, difference
+from introspect_cli.compare.element.pattern import About, TensorDifference, difference
 from introspect_cli.compare.join.at import At
 from introspect_cli.compare.join.distance import Tensors, relative, sketch_norms
 from introspect_cli.compare.join.sites import columns, kind_code
@@ -65,7 +65,7 @@ class Closeup:
     """
 
     divergence: Divergence
-    difference: Difference | None
+    difference: TensorDifference | None
     missing: str
     given: tuple[Given, ...] = ()
 

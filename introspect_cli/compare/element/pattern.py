@@ -45,7 +45,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """How two tensors of one shape differ.
 
     Attributes:
@@ -71,7 +71,7 @@ class Difference:
 
 def difference(
     a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str], about: About | None = None
-) -> Difference | None:
+) -> TensorDifference | None:
     """How two arrays differ; None where their shapes do, or they hold no numbers."""
     largest = elements(a, b)
     if largest is None:
@@ -80,7 +80,7 @@ def difference(
     mask = differing(a, b).reshape(a.shape)
     distances = _distances(a, b)
     bins, unit = ulp_bins(a, b, dtypes)
-    return Difference(
+    return TensorDifference(
         shape=a.shape,
         elements=largest,
         largest=_largest(a, b, distances, mask),

@@ -21,7 +21,6 @@ import numpy as np
 from introspect_cli.compare.element.closeup import samples_of
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.compare.watched import options_of
 from introspect_cli.records import Joined, Kind, Layout, Phase
 from introspect_cli.store.whole import Reader, WholeReader
 
@@ -127,7 +126,7 @@ class SharedOut:
     def __init__(self, sides: Sides) -> None:
         self._readers = sides.a, sides.b
         self._runs = sides.tensors.a, sides.tensors.b
-        self._each = all(options_of(manifest).get("per_sample") is True for manifest in sides.manifests)
+        self._each = all(manifest.get("options", {}).get("per_sample") is True for manifest in sides.manifests)
 
     def sameness(self, pair: Table) -> Ids:
         """Of each differing row, whether its samples are the same, others, or not known."""

@@ -27,7 +27,7 @@ State = tuple[int, Status]
 States = dict[tuple[str, Phase, str, int], State]
 """States by generator, phase, module and call."""
 
-Batch = tuple[tuple[str, int], ...]
+BatchValues = tuple[tuple[str, int], ...]
 """What a batch holds: paths and checksums."""
 
 
@@ -103,7 +103,7 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def batches(self) -> dict[str, list[Batch]]:
+    def batches(self) -> dict[str, list[BatchValues]]:
         """The batches that training read, by loader, in order."""
         sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
         for row, number in self.rows([Kind.BATCH], Phase.DATA):

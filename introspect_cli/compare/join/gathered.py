@@ -13,9 +13,10 @@ import numpy as np
 
 from introspect_cli.compare.join.amounts import OTHER, SAME, Amounts, SharedOut
 from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
+from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.whole import Reader, many_of, readers_of
+from introspect_cli.store.whole import many_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Gathered:
         self._alone = many_of(a) == many_of(b) == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
-        self._often = _losses(a), _losses(b)
+        self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
         self._layouts = a.layouts, b.layouts
         self._divided = False
         self._flows_back = False
@@ -315,17 +316,6 @@ def _how(table: Table, how: int) -> Mask:
 
 def _joined(batch: StepBatch, rows: Ids, how: int) -> Mask:
     return np.zeros(len(rows), np.bool_) if batch.how is None else np.asarray(batch.how)[rows] == how
-
-
-def _losses(reader: Reader) -> int:
-    """How often a run computes its loss in a step, at most."""
-    each = [rank.sites for rank in readers_of(reader)]
-    most = 0
-    for sites in each:
-        calls = sites.call
-        losses = (int(calls[at]) for at in np.flatnonzero(calls).tolist() if sites.kind[at] == Kind.LOSS.value)
-        most = max(most, max(losses, default=0))
-    return most + 1
 
 
 def _often(batch: StepBatch, rows: Ids) -> Ids:

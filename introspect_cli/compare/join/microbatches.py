@@ -18,7 +18,7 @@ from introspect_cli.store.whole import Reader, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from introspect_cli.store.rank_reader import RankReader
 
@@ -133,22 +133,27 @@ def _counted(shape: tuple[int, ...], zeros: int) -> int:
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
-def values_of(reader: Reader, site: Site, step: int, each: int = 1) -> list[list[float]]:
-    """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls.
-
-    A microbatch makes `each` calls there; the site's call is that within one microbatch.
-    """
+def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
+    """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls."""
     of_ranks = []
     for rank in readers_of(reader):
         sites, batch = rank.sites, rank.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(batch.site.tolist()):
             there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
-            call = int(sites.call[number])
-            if there == (site.phase.value, site.kind.value, site.fqn, site.path) and call % each == site.call % each:
-                values[call] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
+            if there == (site.phase.value, site.kind.value, site.fqn, site.path):
+                values[int(sites.call[number])] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
         of_ranks.append([values[call] for call in sorted(values)])
     return of_ranks
+
+
+def most_calls(reader: Reader, kinds: Collection[str]) -> int:
+    """How often a run calls in a step what records one of these kinds, at most."""
+    most = 0
+    for rank in readers_of(reader):  # calls may be folded in a whole
+        calls, kind_of = rank.sites.call, rank.sites.kind
+        most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
+    return most + 1
 
 
 def losses_of(reader: RankReader, step: int) -> Sequence[float]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.join.sites import columns
-from introspect_cli.compare.watched import lists, options_of
+from introspect_cli.compare.watched import lists
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
     """
     wanted = options.wants_step if options.steps else None
     paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
-    asked_a, asked_b = (options_of(manifest).get("steps") for manifest in sides.manifests)
+    asked_a, asked_b = (manifest.get("options", {}).get("steps") for manifest in sides.manifests)
     lists_a, lists_b = map(lists, sides.manifests)
     return replace(
         paired,

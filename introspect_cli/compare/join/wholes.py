@@ -108,9 +108,10 @@ def wholes_of(a: Run, b: Run, options: DiffOptions, work: Work | None = None) ->
     one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
     seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
-    throughout = not seen and all(map(_autocasts, (a, b)))
-    options = options.between_layouts(coarse=coarse, throughout=throughout)
-    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" * throughout
+    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record"
+    why *= not seen and all(map(_autocasts, (a, b)))
+    why = why or ", since both compute float32 in TF32 on a GPU" * all(map(_in_tf32, (a, b), (one, two)))
+    options = options.between_layouts(coarse=coarse, throughout=bool(why))
     notes = [f"{_layouts_note(a, b, options, splits)}{why}.", *_stages_note((one, two))]
     return Wholes((one, two), splits, options, notes)
 
@@ -120,6 +121,15 @@ def _autocasts(run: Run) -> bool:
     document = run.settings.get("autocast")
     words = str(document.get("autocast", "")).replace(",", "").split() if isinstance(document, dict) else ()
     return not _COARSE.isdisjoint(words)
+
+
+def _in_tf32(run: Run, reader: Reader) -> bool:
+    """Whether a run computes matrix products or convolutions of float32 on a GPU with the ten bits of TF32."""
+    document = run.settings.get("runtime")
+    switches = document if isinstance(document, dict) else {}
+    convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
+    asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))
+    return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)
 
 
 def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:

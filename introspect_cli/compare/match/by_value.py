@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.match.candidates import Pair
+    from introspect_cli.compare.match.candidates import NamePair
 
 
 def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
@@ -196,7 +196,7 @@ class Search:
             source = Source.NEAR if Source.NEAR in (source, earlier.source) else source
         self.renamed[old] = Renamed(new, source, votes, steps)
 
-    def _better_kept(self, levels: Iterable[Pair]) -> set[Pair]:
+    def _better_kept(self, levels: Iterable[NamePair]) -> set[NamePair]:
         """Names above pairs that the module keeps, or whose new name another one keeps, because that suits better."""
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
@@ -231,7 +231,7 @@ class Search:
             return
         classes = _classes(self._a, self._open[0]), _classes(self._b, self._open[1])
 
-        def choose(votes: Mapping[Pair, int]) -> dict[str, str]:
+        def choose(votes: Mapping[NamePair, int]) -> dict[str, str]:
             fit = {pair: n for pair, n in votes.items() if not _is_given_others(one.of(pair[0]), two.of(pair[1]))}
             return modules_by_votes(fit, change, classes, 1 / len(self._a.steps))
 
@@ -254,9 +254,9 @@ class Search:
                 del self.renamed[old]
 
 
-def _levels_above(old: str, new: str) -> list[Pair]:
+def _levels_above(old: str, new: str) -> list[NamePair]:
     """The pairs of names above a pair, as long as what is left out is the same in both; at equal names nothing is."""
-    pairs: list[Pair] = []
+    pairs: list[NamePair] = []
     while True:
         old, dot, end = old.rpartition(".")
         new, other_dot, other_end = new.rpartition(".")

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.join.distance import Layouts, sketch_norms
+from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.join.sites import Ids, Mask
@@ -34,10 +35,10 @@ _AMBIGUOUS = 8  # more pairs of names with one value than this, and nobody can s
 _MOST = 1_000  # values of one shape and place that are set against as many others at once
 _FEW = 3  # a value that is near to more than this, as that of a module and of its last child is, tells nothing
 
-Place = tuple[int, ...]
+Slot = tuple[int, ...]
 """The place of a step among those looked at, shape, kind, phase and call."""
 
-_Sketches = dict[Place, tuple[list[str], Any]]
+_Sketches = dict[Slot, tuple[list[str], Any]]
 """Names and their sketches, by where they stand."""
 
 
@@ -89,7 +90,7 @@ def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
     return first, np.searchsorted(ordered, wanted, side="right") - first
 
 
-def votes_of(one: Held, two: Held) -> dict[Pair, int]:
+def votes_of(one: Held, two: Held) -> dict[NamePair, int]:
     """Pairs of names, and how many values they share."""
     numbers = zip(*(column.tolist() for column in sharing(one, two)), strict=True)
     return {(one.names[i], two.names[j]): votes for i, j, votes in numbers}
@@ -130,8 +131,8 @@ def near_pairs(
     names: tuple[AbstractSet[str], AbstractSet[str]],
     kept: Callable[[], AbstractSet[str]],
     close: float,
-    choose: Callable[[Mapping[Pair, int]], dict[str, str]],
-) -> dict[Pair, frozenset[int]]:
+    choose: Callable[[Mapping[NamePair, int]], dict[str, str]],
+) -> dict[NamePair, frozenset[int]]:
     """Pairs of names that hold values which differ by no more than rounding, with the places of the steps where.
 
     Args:
@@ -144,7 +145,7 @@ def near_pairs(
     if not all(names):
         return {}
     (one, began), (two, other_began) = (_sketches(side, those) for side, those in zip(sides, names, strict=True))
-    steps_of: dict[Pair, list[int]] = defaultdict(list)
+    steps_of: dict[NamePair, list[int]] = defaultdict(list)
     for place in one.keys() & two.keys():
         for pair in _nearest(*one[place], *two[place], close):
             steps_of[pair].append(place[0])
@@ -169,7 +170,7 @@ def near_pairs(
 def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str, tuple[int, int]]]:
     """Names and sketches by where they stand; and when each name was recorded first."""
     shapes, sites = Layouts(side.reader.layouts).shape, side.sites
-    standing: dict[Place, tuple[list[str], list[Any]]] = defaultdict(lambda: ([], []))
+    standing: dict[Slot, tuple[list[str], list[Any]]] = defaultdict(lambda: ([], []))
     first: dict[str, tuple[int, int]] = {}
     for step, batch, rows, numbers in side.rows(names):
         if batch.sketch is None:
@@ -186,7 +187,7 @@ def _sketches(side: Side, names: AbstractSet[str]) -> tuple[_Sketches, dict[str,
     return {place: (held, np.asarray(rows_there, np.float64)) for place, (held, rows_there) in standing.items()}, first
 
 
-def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: Any, close: float) -> list[Pair]:
+def _nearest(one: list[str], sketches_one: Any, two: list[str], sketches_two: Any, close: float) -> list[NamePair]:
     """Names that are near each other and few others; many are compared in pieces, in the order of recording."""
     pieces = -(-max(len(one), len(two)) // _MOST)
     pairs = []
@@ -231,13 +232,13 @@ def _counted(names: list[str]) -> list[tuple[str, int]]:
     return [(name, next(before[name])) for name in names]
 
 
-Pair = tuple[str, str]
+NamePair = tuple[str, str]
 """A name of a and a name of b."""
 
 
-def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]:
+def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
     """One partner for each name, by rank; of partners that rank alike none, or with `ties` the first by name."""
-    levels: dict[Any, list[Pair]] = defaultdict(list)
+    levels: dict[Any, list[NamePair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
     assigned_names: dict[str, str] = {}
@@ -254,7 +255,7 @@ def assigned(ranks: Mapping[Pair, Any], *, ties: bool = False) -> dict[str, str]
     return assigned_names
 
 
-def by_votes(votes: Mapping[Pair, float]) -> dict[str, str]:
+def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
     """The partner that shares most with each name; of several first the equal name, then the one most alike."""
     return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
 
@@ -262,15 +263,11 @@ def by_votes(votes: Mapping[Pair, float]) -> dict[str, str]:
 def _likeness(old: str, new: str) -> int:
     """How many components two names have in common, twice those at their ends and once those at their beginnings."""
     one, two = old.split("."), new.split(".")
-    return 2 * _in_common(one[::-1], two[::-1]) + _in_common(one, two)
-
-
-def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
-    return next((place for place, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+    return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
 
 
 def modules_by_votes(
-    votes: Mapping[Pair, int],
+    votes: Mapping[NamePair, int],
     change: Callable[[str], str],
     classes: tuple[Mapping[str, str], Mapping[str, str]],
     weight: float,
@@ -279,7 +276,7 @@ def modules_by_votes(
 
     A value that two names share, in any step, has this weight, where sharing a class counts 4 and sharing a parent 2.
     """
-    scores: dict[Pair, float] = {}
+    scores: dict[NamePair, float] = {}
     for (old, new), shared in votes.items():
         same_class = classes[0].get(old) == classes[1].get(new)
         same_parent = change(old.rpartition(".")[0]) == new.rpartition(".")[0]
@@ -289,8 +286,8 @@ def modules_by_votes(
 
 
 def in_one_order(
-    pairs: Iterable[Pair], one: Mapping[str, tuple[int, int]], two: Mapping[str, tuple[int, int]]
-) -> list[Pair]:
+    pairs: Iterable[NamePair], one: Mapping[str, tuple[int, int]], two: Mapping[str, tuple[int, int]]
+) -> list[NamePair]:
     """The most pairs whose names come in the same order in both."""
     rising = sorted(pairs, key=lambda pair: one[pair[0]])
     ends: list[tuple[int, int]] = []

@@ -37,7 +37,7 @@ _FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class ValuePair:
     """A value of a and the value of b that it is.
 
     Attributes:
@@ -51,7 +51,7 @@ class Match:
     rel_l2: float | None
 
 
-def values_of(reader: RankReader, step: int) -> list[Value]:
+def telling_values(reader: RankReader, step: int) -> list[Value]:
     """The telling records of a step, in the order of recording; evaluation and recomputation left out."""
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
@@ -84,14 +84,14 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
     return list(first.values())
 
 
-def agreement(a: Value, b: Value, close: float) -> Match | None:
+def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
     """Two values as one, where they are equal, near, or hold the same numbers at other places; None where not."""
     if a.checksum == b.checksum:
-        return Match(a, b, 0.0)
+        return ValuePair(a, b, 0.0)
     distance = measured(a, b)
     if distance is not None and distance <= close:
-        return Match(a, b, distance)
-    return Match(a, b, None) if _alike(a.moments, b.moments, close) else None
+        return ValuePair(a, b, distance)
+    return ValuePair(a, b, None) if _alike(a.moments, b.moments, close) else None
 
 
 def measured(a: Value, b: Value) -> float | None:
@@ -115,7 +115,7 @@ def _alike(one: Moments, two: Moments, close: float) -> bool:
     )
 
 
-def matched(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, Match]:
+def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
     """For each value of a, by its row, the nearest value of b that agrees; none where there is none.
 
     Of equally near ones the first at the same place in line is taken: the third of five equal values is the third.
@@ -124,7 +124,7 @@ def matched(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[in
     for value in two:
         sizes[value.moments.numel].append(value)
     index = {size: _Candidates(values) for size, values in sizes.items()}
-    matches: dict[int, Match] = {}
+    matches: dict[int, ValuePair] = {}
     times: dict[int, int] = defaultdict(int)
     for value in one:
         near = index[value.moments.numel].near(value, close) if value.moments.numel in index else []
@@ -148,18 +148,18 @@ class _Candidates:
         self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if sketched else None
         self.squares = np.array([value.moments.squares for value in values])
 
-    def near(self, value: Value, close: float) -> list[Match]:
+    def near(self, value: Value, close: float) -> list[ValuePair]:
         """The values that agree with one (`agreement`), the nearest first, those at other places last."""
         equal = self.checksums.get(value.checksum)
         if equal:
-            return [Match(value, other, 0.0) for other in equal]
+            return [ValuePair(value, other, 0.0) for other in equal]
         if value.sketch is not None and self.sketches is not None:
             size = np.sqrt(np.maximum(self.squares, value.moments.squares))
             distance = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
             order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
             if order:
-                return [Match(value, self.values[place], float(distance[place])) for place in order]
-        return [Match(value, other, None) for other in self.values if _alike(value.moments, other.moments, close)]
+                return [ValuePair(value, self.values[place], float(distance[place])) for place in order]
+        return [ValuePair(value, other, None) for other in self.values if _alike(value.moments, other.moments, close)]
 
 
 # --- the flow through both
@@ -223,9 +223,9 @@ class Flow:
     ordered: tuple[bool, bool]
     parameters: Parameters
     values: tuple[Sequence[Value], Sequence[Value]]
-    forward: tuple[Match, ...]
+    forward: tuple[ValuePair, ...]
     modules: tuple[ModulePair, ...]
-    end: Match | None
+    end: ValuePair | None
     gradients: tuple[tuple[Value, Value, bool], ...]
 
     @property
@@ -239,10 +239,10 @@ def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
     """Put the values of one step of both together."""
-    one, two = (values_of(reader, step) for reader in readers)
+    one, two = (telling_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
-    matches = matched(*forward, close)
+    matches = matched_values(*forward, close)
     modules = _module_pairs(shared, *forward, close)
     if ordered == (False, True):
         modules.sort(key=lambda pair: pair.b.order)
@@ -255,7 +255,7 @@ def flow_of(
         values=forward,
         forward=tuple(matches[value.row] for value in forward[0] if value.row in matches),
         modules=tuple(modules),
-        end=next(iter(matched(ends(forward[0]), ends(forward[1]), close).values()), None),
+        end=next(iter(matched_values(ends(forward[0]), ends(forward[1]), close).values()), None),
         gradients=tuple(_gradients(shared, one, two, close)),
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import Alignment, Ids, kind_code, phase_code
+from introspect_cli.compare.join.sites import Alignment, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.join.distance import Layouts
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.table import Half, Table
     from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
 
@@ -99,16 +99,16 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
     return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
 
 
-def merges_of(alignment: Alignment, table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
+def merges_of(table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
     """Parameters that are several in one run and one in the other, among those that one run only has."""
     return merges_between(
-        _tensors(alignment, table.a, table.sites_a, table.only_a, layouts[0]),
-        _tensors(alignment, table.b, table.sites_b, table.only_b, layouts[1]),
+        *(_tensors(table.alignment, half, of_run) for half, of_run in zip(table.halves, layouts, strict=True))
     )
 
 
-def _tensors(alignment: Alignment, batch: StepBatch, sites: Ids, rows: Ids, layouts: Layouts) -> dict[str, Moments]:
+def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
     """Moments of parameters in their order of recording: as the step found them, else as it left them."""
+    _, batch, sites, rows = half
     by_tensor: dict[str, Moments] = {}
     for phase in (Phase.START, Phase.OPTIMIZER):
         chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import StructureChange
-from introspect_cli.compare.match.flow import CLOSE, Flow, Match, ModulePair, are_ports, ends, flow_of, measured
+from introspect_cli.compare.match.flow import CLOSE, Flow, ModulePair, ValuePair, are_ports, ends, flow_of, measured
 from introspect_cli.compare.reasons.words import amount, named, some, what
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Role, Verdict
 from introspect_cli.compare.watched import lists, ordered
@@ -210,7 +210,7 @@ def _hold(names: Sequence[str]) -> str:
     return "holds" if len(names) == 1 else "hold"
 
 
-def _before(flow: Flow, one: Value, two: Value | None) -> Match | None:
+def _before(flow: Flow, one: Value, two: Value | None) -> ValuePair | None:
     """The last match before a value of a, and of b where that is given."""
     by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
     earlier = [

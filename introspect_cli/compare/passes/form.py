@@ -103,7 +103,7 @@ def _outputs(table: Table, calls: set[Call], comparison: Comparison) -> dict[Cal
 
 
 @dataclass(frozen=True)
-class Form:
+class InputForm:
     """An input and its form in either run; None where a run does not give it."""
 
     step: int
@@ -112,18 +112,18 @@ class Form:
     b: Layout | None
 
 
-def forms_of(table: Table, rows: Ids, comparison: Comparison) -> tuple[Form, ...]:
+def forms_of(table: Table, rows: Ids, comparison: Comparison) -> tuple[InputForm, ...]:
     """The inputs of some rows, the earliest first."""
     forms = []
     for row in rows[np.argsort(table.order[rows], kind="stable")].tolist():
         at = int(table.row_a[row]), int(table.row_b[row])
         a = comparison.a.layouts[int(table.a.layout[at[0]])] if at[0] >= 0 else None
         b = comparison.b.layouts[int(table.b.layout[at[1]])] if at[1] >= 0 else None
-        forms.append(Form(table.step, table.named(row), a, b))
+        forms.append(InputForm(table.step, table.named(row), a, b))
     return tuple(forms)
 
 
-def forms_note(forms: Sequence[Form]) -> str:
+def forms_note(forms: Sequence[InputForm]) -> str:
     """The sentence on them, the first in words; "" for none."""
     if not forms:
         return ""

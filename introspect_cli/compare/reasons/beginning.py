@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.seedings import GENERATORS, seeding_words, seedings_change
-from introspect_cli.texts import count
+from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -172,7 +172,7 @@ def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
 def seedings_that_differ(runs: tuple[Run, Run], rank: int) -> tuple[list[Event], list[Event]]:
     """The first seeding of a generator of the script's that differs, in a and in b."""
     a, b = ([event for event in _events(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
-    same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x.what != y.what), min(len(a), len(b)))
+    same = begin_alike([event.what for event in a], [event.what for event in b])
     return a[same : same + 1], b[same : same + 1]
 
 

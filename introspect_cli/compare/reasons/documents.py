@@ -1,51 +1,28 @@
 """What differs between the documents of two runs: settings, optimizers, what was built, and the files that they read.
 
-A file of configuration is compared value by value, others as another file. A text is parsed as its ending says, with
-the limits of a store: it came from somebody's disk. What cannot be parsed is compared line by line. A comment or
-another order of keys is no change, and a file that lies elsewhere and holds the same is none either.
+Each document has its way: files are in `files.py`, optimizers in `hyperparameters.py`.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
+import ast
 import re
-import sys
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from introspect_cli.compare.reasons import beginning, seedings
-from introspect_cli.compare.reasons.differences import (
-    READ,
-    Difference,
-    argv_of,
-    built_differences,
-    command_options,
-    describe,
-    on_one_line,
-    unequal_values,
-)
+from introspect_cli.compare.reasons.differences import Difference, describe, on_one_line, unequal_values
+from introspect_cli.compare.reasons.files import FILES, file_differences
 from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.result import SettingChange
-from introspect_cli.errors import StoreError
 from introspect_cli.store.documents import gpu_names
 from introspect_cli.store.manifests import rank_list
-from introspect_cli.texts import clean
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.store.reader import Run
-
-FILES = "files"
-"""The document that says what a run read, and the source of what differs in it."""
-
-_MOST = 20
-_LONGEST = 60
-_MOST_NODES = 20_000
-_CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack"})
 
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
@@ -64,15 +41,13 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
-    for change in unequal_values(command_options(words_a), command_options(words_b)):
-        yield Difference("command", *change)
+    yield from _of_document("command", command_options(words_a), command_options(words_b))
     for source in settings_a:
         if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
             yield from _of_document(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
-    given = [run.manifest.get("options") for run in (a, b)]
-    options_a, options_b = (options if isinstance(options, Mapping) else {} for options in given)
+    options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
     for name in ("seed", "deterministic", "compile", "perturb"):
         if options_a.get(name) != options_b.get(name):
             yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
@@ -120,206 +95,123 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
     ]
 
 
-# --- files
+# --- a script's command line
+
+OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
+"""Begins the name of an option; `-3` is a number."""
+
+ARGUMENT = "argument "
+"""Begins the names of arguments that stand by themselves; no option has a space in it."""
+
+_ASSIGNED = re.compile(r"[\w.+]+=")
 
 
-def file_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """What differs between the files that two runs read: values of configuration; else b is how the file differs."""
-    one, two = (_documents(run) for run in (a, b))
-    imported = [
-        sources if isinstance(sources, Mapping) else {}
-        for sources in (a.settings.get("sources"), b.settings.get("sources"))
-    ]
-    pairs, only_a, only_b = _paired(one, two)
-    for first, second in pairs:
-        if not (first in imported[0] and second in imported[1]):  # those are among the sources
-            yield from _differences(a, b, (first, one[first]), (second, two[second]))
-    yield from (Difference(FILES, name, READ, None) for name in only_a)
-    yield from (Difference(FILES, name, None, READ) for name in only_b)
+def arguments(argv: Iterable[str]) -> dict[str, Any]:
+    """A command line by name, in its order.
 
+    Args:
+        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
 
-def holds_tensors(name: str) -> bool:
-    """Whether a file is one of tensors, by its ending."""
-    return _ending(name) in _CHECKPOINTS
-
-
-def tensor_files(run: Run) -> dict[str, str]:
-    """The names of the files of tensors that a run read, by digest, since a copy of one is no other; else by name."""
-    return {
-        str(document.get("digest") or name): name for name, document in _documents(run).items() if holds_tensors(name)
-    }
-
-
-def _documents(run: Run) -> dict[str, Mapping[str, Any]]:
-    """What a run says of single files, by name."""
-    documents = run.settings.get(FILES)
-    if not isinstance(documents, Mapping):
-        return {}
-    return {
-        str(name): document
-        for name, document in documents.items()
-        if isinstance(document, Mapping) and not document.get("many")
-    }
-
-
-def _ending(name: str) -> str:
-    return PurePath(name).suffix.lower()
-
-
-def _content(document: Mapping[str, Any]) -> tuple[Any, Any]:
-    return document.get("digest"), document.get("size")
-
-
-def _paired(
-    a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """Files of a beside files of b: by name, else the same bytes, the same last part, the only one of its ending."""
-    pairs = [(name, name) for name in a if name in b]
-    only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
-    for key in (
-        lambda of, name: _content(of[name]),
-        lambda _, name: PurePath(name).name,
-        lambda _, name: _ending(name),
-    ):
-        keys_a, keys_b = ([key(of, name) for name in names] for of, names in ((a, only_a), (b, only_b)))
-        for at, name in list(enumerate(only_a)):
-            if keys_a.count(keys_a[at]) == keys_b.count(keys_a[at]) == 1:
-                other = only_b[keys_b.index(keys_a[at])]
-                pairs.append((name, other))
-        only_a = [name for name in only_a if all(name != first for first, _ in pairs)]
-        only_b = [name for name in only_b if all(name != second for _, second in pairs)]
-    return pairs, only_a, only_b
-
-
-def _differences(
-    a: Run, b: Run, one: tuple[str, Mapping[str, Any]], two: tuple[str, Mapping[str, Any]]
-) -> Iterator[Difference]:
-    (name, first), (other, second) = one, two
-    if _content(first) == _content(second) or not (first.get("digest") and second.get("digest")):
-        return
-    text_a, text_b = _text(a, first), _text(b, second)
-    if text_a is not None and text_b is not None:
-        shown = name if name == other else f"{name} and {other}"
-        values = parsed(text_a, _ending(name)), parsed(text_b, _ending(other))
-        if None not in values:
-            for value, x, y in islice(unequal_values(*values), _MOST):
-                yield Difference(FILES, f"{shown}: {value}", x, y, value)
-            return
-        for line, x, y in _lines(text_a, text_b):
-            yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
-    elif name != other:
-        yield Difference(FILES, name, "", f"was read in a, {other} in b")
-    else:
-        sizes = [document.get("size") for document in (first, second)]
-        how = "of the same size" if sizes[0] == sizes[1] else f"{sizes[0]:,} bytes in a, {sizes[1]:,} in b"
-        yield Difference(FILES, name, "", f"is another file ({how})")
-
-
-def _text(run: Run, document: Mapping[str, Any]) -> str | None:
-    digest = document.get("digest")
-    if not isinstance(digest, str) or digest not in run.kept_sources:
-        return None
-    try:
-        data = run.source(digest)
-    except StoreError:
-        return None
-    return None if data is None else data.decode("utf-8", "replace")
-
-
-def parsed(text: str, ending: str) -> Any:
-    """A configuration file as nested plain data; None where it is of no format that is read, or is malformed."""
-    try:
-        if ending == ".json":
-            content = json.loads(text)
-        elif ending in {".yaml", ".yml"}:
-            content = _yaml(text)
-        elif ending == ".toml" and sys.version_info >= (3, 11):
-            import tomllib
-
-            content = tomllib.loads(text)
-        elif ending in {".ini", ".cfg", ".conf"}:
-            content = _sections(text)
+    Returns:
+        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
+        stands by itself.
+    """
+    values: dict[str, Any] = {}
+    option, position = "", 0
+    for word in argv:
+        if OPTION.match(word):
+            option, equals, value = word.partition("=")
+            values[option] = value if equals else True
+            if equals:
+                option = ""
+        elif option and values[option] is True:
+            values[option] = word
+        elif _ASSIGNED.match(word):
+            name, _, value = word.partition("=")
+            values[name] = value
+            option = ""
+        elif option:
+            so_far = values[option]
+            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
         else:
-            return None
-    except (ValueError, yaml.YAMLError, RecursionError):
-        return None
-    return content if isinstance(content, (dict, list)) and _few(content) else None
+            values[f"{ARGUMENT}{position}"] = word
+            position += 1
+    return values
 
 
-def _sections(text: str) -> dict[str, dict[str, str]] | None:
-    import configparser
+def command_options(argv: Iterable[str]) -> dict[str, str]:
+    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
 
-    parser = configparser.RawConfigParser(strict=False)
+    What else follows an option is as often a separate argument as a further value, and is never hidden by an
+    option that explains nothing.
+    """
+    options = arguments(argv)
+    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
+    named: dict[str, str] = {}
+    for name, value in options.items():
+        if isinstance(value, list):
+            named[name] = value[0]
+            alone += value[1:]
+        elif not name.startswith(ARGUMENT):
+            named[name] = "given" if value is True else value
+    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
+
+
+def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """The words of the script's command line, the script first; none where they are not on record."""
+    command = settings.get("command")
+    argv = command.get("argv") if isinstance(command, Mapping) else None
+    if not isinstance(argv, (list, tuple)):
+        argv = manifest.get("argv", [])
+    return [str(word) for word in argv]
+
+
+# --- things that a run built
+
+
+def built_differences(a: Any, b: Any) -> Iterator[Difference]:
+    """What differs between things that both runs built, such as loaders, with where that was; by kind."""
+    for kind in _shared(a, b):
+        one_side, other_side = a[kind], b[kind]
+        for thing in _shared(one_side, other_side):
+            one, two = one_side[thing], other_side[thing]
+            if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
+                continue
+            lines = list(dict.fromkeys(str(built["line"]) for built in (one, two) if "line" in built))
+            where = f"{thing} ({' and '.join(lines)})" if lines else str(thing)
+            changes = [change for change in unequal_values(one, two) if change[0] != "line"]
+            # a sampler of another class has other attributes
+            others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
+            alone = [change for change in changes if not change[0].startswith(others)]
+            for name, x, y in _mappings(alone, {*one, *two}):
+                yield Difference(kind, f"{where}: {name}", x, _reordered(x, y))
+
+
+def _mappings(changes: Iterable[tuple[str, Any, Any]], names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Changes, those of one mapping (`stoi.a`, `stoi.b` where `stoi` itself is no value) put together."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        holder, _, _ = change[0].rpartition(".")
+        groups.setdefault(change[0] if not holder or holder in names else holder, []).append(change)
+    for holder, members in groups.items():
+        if len(members) == 1:
+            yield members[0]
+            continue
+        sides = ({name[len(holder) + 1 :]: values[side] for name, *values in members} for side in (0, 1))
+        one, two = ({name: value for name, value in side.items() if value is not None} or None for side in sides)
+        yield holder, one, two
+
+
+def _reordered(one: Any, two: Any) -> Any:
+    """The second value, or that it has the items of the first in another order."""
     try:
-        parser.read_string(text)
-        return {section: dict(parser.items(section)) for section in parser.sections()}
-    except configparser.Error:
-        return None
+        a, b = ast.literal_eval(one), ast.literal_eval(two)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return two
+    same = isinstance(a, (list, tuple)) and type(a) is type(b) and Counter(map(repr, a)) == Counter(map(repr, b))
+    return f"the same {count(len(a), 'item')} in another order" if same else two
 
 
-def _few(root: Any) -> bool:
-    """Whether nested data, or YAML's nodes with their aliases followed, is few enough to be compared one by one."""
-    waiting, count = [root], 0
-    while waiting:
-        value = waiting.pop()
-        count += not isinstance(value, tuple)  # a key with its value
-        if count > _MOST_NODES:
-            return False
-        inside = value.value if isinstance(value, yaml.CollectionNode) else value
-        if isinstance(inside, dict):
-            waiting.extend(inside.values())
-        elif isinstance(inside, (list, tuple)):
-            waiting.extend(inside)
-    return True
-
-
-class _Loader(yaml.SafeLoader):
-    """Takes tags of the script's for plain values, and gives up where aliases make much of little."""
-
-
-def _untagged(loader: Any, suffix: str, node: Any) -> Any:
-    value: Any
-    if isinstance(node, yaml.MappingNode):
-        value = loader.construct_mapping(node, deep=True)
-    elif isinstance(node, yaml.SequenceNode):
-        value = loader.construct_sequence(node, deep=True)
-    else:
-        value = loader.construct_scalar(node)
-    return {f"!{suffix}": value}
-
-
-_Loader.add_multi_constructor("!", _untagged)
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", _untagged)
-
-
-def _yaml(text: str) -> Any:
-    if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
-        return None
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None or not _few(node):
-            return None
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """Number in b and both texts of the lines that differ."""
-    one, two = a.splitlines(), b.splitlines()
-    if len(one) + len(two) > _MOST_NODES:
-        at = next((n for n, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
-        yield at + 1, _line(one, at), _line(two, at)
-        return
-    count = 0
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, one, two, autojunk=True).get_opcodes():
-        for at in range(max(i2 - i1, j2 - j1) if tag != "equal" else 0):
-            x, y = _line(one[:i2], i1 + at), _line(two[:j2], j1 + at)
-            count += 1
-            if count <= _MOST and (x or y):
-                yield j1 + at + 1, x, y
-
-
-def _line(lines: list[str], at: int) -> str | None:
-    return clean(lines[at].strip(), _LONGEST) or None if at < len(lines) else None
+def _shared(a: Any, b: Any) -> list[Any]:
+    """The keys of two mappings that both have, in the first one's order."""
+    return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []

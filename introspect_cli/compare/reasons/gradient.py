@@ -320,12 +320,16 @@ def stale_side(step: Step, position: int) -> str:
 
 
 def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
-    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free."""
+    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free.
+
+    An old gradient that was unscaled already is next to nothing beside one that was not: what is left over has to be
+    small beside its share, too.
+    """
     basis = np.stack([fresh, old], axis=1)
     if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
         return False
     if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
         return False
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
-    rest = float(np.linalg.norm(basis @ weights - mixed)) / max(float(np.linalg.norm(mixed)), 1e-300)
-    return rest < 1e-5 and min(weights) > 1e-2 * max(weights)
+    rest, share = float(np.linalg.norm(basis @ weights - mixed)), float(np.linalg.norm(weights[1] * old))
+    return min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)

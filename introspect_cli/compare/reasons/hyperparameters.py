@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.reasons.differences import Difference, unequal
+from introspect_cli.compare.reasons.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
 
 if TYPE_CHECKING:
@@ -179,16 +180,12 @@ def _folded(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[D
             folded.setdefault((key, repr(one), repr(two)), (one, two, []))[2].append(parameter)
     shared = len(a.keys() & b.keys())
     for (key, _, _), (one, two, parameters) in folded.items():
-        some = f" of {_first(min(parameters), parameters)}" if len(parameters) < shared else ""
-        yield Difference(OPTIMIZERS, f"{prefix}{key}{some}", one, two, key)
+        of = f" of {some(sorted(parameters), 1)}" if len(parameters) < shared else ""
+        yield Difference(OPTIMIZERS, f"{prefix}{key}{of}", one, two, key)
     for mine, other, values in ((a, b, ("optimized", None)), (b, a, (None, "optimized"))):
         alone = [parameter for parameter in mine if parameter not in other]
         if alone:
-            yield Difference(OPTIMIZERS, f"parameter {prefix}{_first(alone[0], alone)}", *values)
-
-
-def _first(name: str, names: Sequence[str]) -> str:
-    return name + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            yield Difference(OPTIMIZERS, f"parameter {prefix}{some(alone, 1)}", *values)
 
 
 def in_words(changes: Sequence[Difference]) -> str:

@@ -180,7 +180,7 @@ def _inside(scene: Scene) -> str:
     if searching:
         between = "changes the parameters between calls within a step, and may have done so differently"
         return f"{searching} {between}{in_words(scene.hyperparameters)}."
-    changed, inside = attribute_changes(scene), f"{scene.the_cause_is} inside this module: "
+    changed, inside = changes_within(scene), f"{scene.the_cause_is} inside this module: "
     if side := "" if changed else _identity_side(scene):
         return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode)."
     if side := "" if changed else _frozen_buffers(scene):
@@ -240,6 +240,14 @@ def attribute_changes(scene: Scene, fqn: str = "") -> list[str]:
         else:
             changes.append(f"{name} {a[name]} -> {b[name]}")
     return changes
+
+
+def changes_within(scene: Scene) -> list[str]:
+    """How a module is set up differently, or those inside it whose outputs are not on record."""
+    unseen = scene.unseen_inside
+    return attribute_changes(scene) or [
+        f"{each} of {name}" for name in unseen for each in attribute_changes(scene, name)
+    ]
 
 
 def attribute_words(scene: Scene, fqn: str) -> str:

@@ -72,7 +72,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
-    a, b = (_Side(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
+    a, b = (_Recorded(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
     for run, partner in ((b, a), (a, b)):
         for row in run.unmatched(partner):
             site = alignment.site(int(run.unions[row]))
@@ -90,7 +90,7 @@ def draws_before(scene: Scene) -> list[Draw]:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Recorded:
     """What one run recorded in a step.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Side:
         """Which records were made where the generators are looked at."""
         return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
-    def unmatched(self, other: _Side) -> list[int]:
+    def unmatched(self, other: _Recorded) -> list[int]:
         """Draws at places where the other run has none, in their order."""
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
@@ -136,7 +136,7 @@ class _Side:
         return last.fqn if last.kind is Kind.OUTPUT else f"the start of {last.fqn}"
 
 
-def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
+def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
     """Whether the other run looked around the time of a draw, and has none there that could be the same."""
     shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
     when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
@@ -150,8 +150,6 @@ def _looked(run: _Side, other: _Side, row: int, generator: str) -> bool:
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
-
-
 _PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
 
 
@@ -304,8 +302,8 @@ def unseeded(scene: Scene) -> tuple[str, ...]:
     """Generators that both runs began to draw from, unseeded, in the diverging step, or before a state that differs."""
     step = scene.step
     if scene.cause.reason == RandomState.word:
-        return _began(step.alignment, step.before, lambda: step.table)
-    return _began(step.alignment, step.table, lambda: _after(step))
+        return _began(step.before, lambda: step.table)
+    return _began(step.table, lambda: _after(step))
 
 
 def _after(step: Step) -> Table | None:
@@ -318,20 +316,21 @@ def _after(step: Step) -> Table | None:
     return matched(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
-def _began(alignment: Alignment, now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
+def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
     """Generators untouched in both runs when one step begins, and drawn from, differently, when the next does."""
-    untouched = _with_status(alignment, now, Status.VALUE)
+    untouched = _with_status(now, Status.VALUE)
     following = after() if untouched else None
     if following is None:
         return ()
-    drawn = [union for union in _with_status(alignment, following, Status.OBSERVED) if union in untouched]
-    return tuple(alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
+    drawn = [union for union in _with_status(following, Status.OBSERVED) if union in untouched]
+    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
-def _with_status(alignment: Alignment, table: Table | None, status: Status) -> list[int]:
+def _with_status(table: Table | None, status: Status) -> list[int]:
     """Random states at the start of a step that both runs recorded with that status."""
     if table is None:
         return []
+    alignment = table.alignment
     started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
     states = map(int, np.flatnonzero(started))
     return [union for union in states if all(table.status(union, side) is status for side in "ab")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
@@ -95,7 +96,7 @@ def _reduction(scene: Scene) -> tuple[int, dict[str, str]] | None:
         as_many["world"] = f"world size {whole}"
     elif whole in _groups(runs[0]) | _groups(runs[1]):
         as_many["group"] = f"a data-parallel group of {whole}"
-    if _most_calls(scene) == whole:
+    if max(most_calls(reader, _CALLED) for reader in (scene.step.comparison.a, scene.step.comparison.b)) == whole:
         as_many["batches"] = f"{whole} microbatches or accumulated batches"
     return (whole, as_many) if as_many else None
 
@@ -104,16 +105,6 @@ def _groups(run: Run) -> set[int]:
     """How many ranks share the samples between them, as wrappers recorded it on each rank."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
-
-
-def _most_calls(scene: Scene) -> int:
-    """How often any module runs in a step of either run, or any loss is computed, at most."""
-    most = 1
-    for side in (scene.step.comparison.a, scene.step.comparison.b):
-        for reader in readers_of(side):  # calls may be folded in a whole
-            calls = zip(reader.sites.kind, reader.sites.call.tolist(), strict=True)
-            most = max([most, *(call + 1 for kind, call in calls if kind in _CALLED)])
-    return most
 
 
 def together(scene: Scene) -> list[str]:

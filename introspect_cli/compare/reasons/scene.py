@@ -14,6 +14,7 @@ from introspect_cli.compare.reasons.differences import Difference, describe
 from introspect_cli.compare.reasons.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.reasons.settings import rounds_differently
 from introspect_cli.compare.reasons.words import although, both_values, how_far, what
+from introspect_cli.compare.rests_on import unseen_inside
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
@@ -28,6 +29,7 @@ class Scene:
     """The first divergence with all that a sentence about it may look up.
 
     Attributes:
+        outcome: what came out of comparing the rank that diverges first.
         step: its step.
         first: the divergence.
         cause: why it is one.
@@ -39,14 +41,12 @@ class Scene:
         narrowed: whether only some records were selected.
         tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
         peers: the first divergence of each rank.
-        merges: parameters that are one in one run and several in the other.
-        shared: where one run alone has the first, the first that both have; None where there is none.
         settings: settings that differ, the strongest explanation first.
-        lost: whether a resumed run did not restore something.
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take what came out of comparing the rank that diverges first."""
+        """Take the rank that diverges first, and what came out of all."""
+        self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table = self.step.table
@@ -56,9 +56,6 @@ class Scene:
         self.settings: tuple[SettingChange, ...] = ()
         self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
-        self.merges = () if outcome.structure is None else tuple(outcome.structure.merges)
-        self.shared = outcome.shared
-        self.lost = outcome.resumption is not None and bool(outcome.resumption.lost)
 
     @property
     def tells(self) -> str:
@@ -156,12 +153,6 @@ class Scene:
         """Compared steps before this one; all of them agree."""
         return int((self.compared < self.first.step).sum())
 
-    @cached_property
-    def last_before(self) -> int | None:
-        """The last compared step before this one."""
-        earlier = self.compared[self.compared < self.first.step]
-        return int(earlier[-1]) if len(earlier) else None
-
     @property
     def all_before(self) -> str:
         """That everything recorded before agrees, as far as it was compared: `everything recorded before agrees`."""
@@ -240,6 +231,12 @@ class Scene:
         return (
             "" if not self.rounding else f"{text}, and these settings can change it: {words}." if words else f"{text}."
         )
+
+    @cached_property
+    def unseen_inside(self) -> list[str]:
+        """Modules inside the one that computes something else, where their outputs are not on record."""
+        of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
+        return unseen_inside(self.step, self.cause.module or self.site.fqn) if of_modules else []
 
     @property
     def no_rates(self) -> bool:

@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from introspect_cli.compare.evidence import RANDOM, Known
+from introspect_cli.compare.changes.clues import Nearness, statement_words
 from introspect_cli.compare.reasons.differences import Difference, on_one_line
-from introspect_cli.compare.reasons.documents import FILES, RUN_NOISE, differences, holds_tensors
+from introspect_cli.compare.reasons.documents import RUN_NOISE, differences
+from introspect_cli.compare.reasons.files import FILES, holds_tensors
 from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.watched import lists
@@ -22,8 +23,7 @@ from introspect_cli.compare.watched import lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import CodeChanges
-    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -32,7 +32,7 @@ ENV_NOISE = re.compile(
     r"|COLUMNS|LINES|HOSTNAME|HOST|LOGNAME|USER|MAIL|HOME|EDITOR|PAGER|LESS.*|HIST.*|LANG|LC_.*|.*_SESSION(_.*)?|TMPDIR"
     r"|VSCODE_.*|ITERM_.*|CONDA_(SHLVL|PROMPT.*)|SLURM_(JOB|STEP|TASK|SUBMIT|NODE|LAUNCH|SRUN).*|PYTEST_.*"
     r"|INVOCATION_ID|JOURNAL_STREAM|MANPATH|INTROSPECT_.*|NO_COLOR|FORCE_COLOR|CLICOLOR.*|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCH_NCCL_ASYNC_ERROR_HANDLING|_TORCHINDUCTOR_.*|(TORCHINDUCTOR|TRITON)_CACHE_DIR|TRITON_\w+_PATH"
     r"|GIT_.*|BASH_.*|WSL.*|DEBUGINFOD_URLS|INFOPATH|WINDOWID|GPG_.*|DESKTOP.*|GNOME_.*|KDE_.*)$"
 )
 """Variables that name where, by whom and for which job a process was started; they explain nothing."""
@@ -100,6 +100,15 @@ def _says_where(name: str) -> bool:
 
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
 """What an optimizer steps with: it explains an update, and nothing before."""
+
+
+def _option_of_optimizer(change: Difference) -> bool:
+    """Whether an argument of the command is called as what an optimizer steps with: `--lr`, `optim.weight_decay`."""
+    return change.source == "command" and bool(
+        _STEPS_WITH.match(change.name.rpartition(".")[2].strip("-").replace("-", "_"))
+    )
+
+
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
 
 
@@ -132,6 +141,7 @@ class Blame:
         modules: the module whose code is meant and those around it, the innermost first.
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+        stepped: whether an optimizer may have stepped before.
     """
 
     reason: Explained | None = None
@@ -140,18 +150,21 @@ class Blame:
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
     rates: bool = False
+    stepped: bool = True
 
     def weight(self, change: Difference) -> float:
         """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
-        if change.source == FILES and change.about:  # a value of configuration weighs as an argument does
-            name = change.about.rpartition(".")[2]
-            return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
-        if change.source == FILES:
-            return self._of_file(change)
         if change.source in _BUILT:
             return self._of_built(change)
-        weight = self._of_setting(change.source, change.name)
-        return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
+        if change.source != FILES:
+            if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
+                return _USUAL
+            weight = self._of_setting(change.source, change.name)
+            return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
+        if change.about:  # a value of configuration weighs as an argument does
+            name = change.about.rpartition(".")[2]
+            return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
+        return self._of_file(change)
 
     def _of_setting(self, source: str, name: str) -> float:
         reason = self.reason
@@ -267,40 +280,45 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
     ]
 
 
-# --- where nothing differs
+# --- a changed file by its statements
+
+_NEAR = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
+_UNLIKELY = 0.45
+_IN_COMMENTS = 0.05
 
 
-def nothing_changed(
-    runs: tuple[Run, Run], settings: Sequence[SettingChange], code: CodeChanges | None, cause: Cause, *, rounding: bool
-) -> tuple[str, ...]:
-    """A sentence that nothing on record differs that could explain it, and what the evidence leaves; none else."""
-    if code is None or any(name not in run.settings for run in runs for name in ("sources", "packages", "command")):
-        return ()
-    differ = [change for change in settings if change.weight > SAYS_NOTHING]
-    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
-        return ()
-    unseen = "" if all("environment" in run.settings for run in runs) else "; environment variables were not recorded"
-    comments = ", but for comments" if code.in_comments else ""
-    comments = ", but for comments and the names of variables" if code.in_names else comments
-    comments += ", but the hardware does" if differ else ""
-    equal = f"No source file, setting or package on record differs{comments}"
-    machine = next((change for change in settings if change.source == "hardware"), None)
-    recorded = all("hardware" in run.settings for run in runs)
-    hardware = f"the hardware ({'the same as far as recorded' if recorded else 'not on record'})"
-    if machine is not None:
-        hardware = f"the hardware ({machine.name} {machine.a} -> {machine.b})"
-    return (f"{equal}{unseen}. What is left: {_left(cause, hardware, rounding=rounding)}.",)
+def with_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings that differ, a changed file by the statement of it that is most likely the cause.
 
+    One that changed in comments alone, or in nothing that can matter to the place, explains nothing.
 
-def _left(cause: Cause, hardware: str, *, rounding: bool) -> str:
-    if cause.reason == "rng":
-        text = "randomness, from a generator that nothing on record seeded"
-        return f"{text}, or {hardware}" if "->" in hardware else text
-    random = [evidence.known for evidence in cause.rests_on(*RANDOM)]
-    race = "a race (threads, workers, memory that was never written)"
-    if rounding:
-        race = "sums in another order (threads, atomics, kernels chosen by timing)"
-    rest = f"{race}, {hardware}, or a file that the script reads"
-    if random and all(known is Known.EQUAL for known in random):
-        return f"{rest}; the random states are equal, so randomness only from a generator of the script"
-    return f"randomness (no random state is on record there), {rest}"
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
+    """
+    if code is None:
+        return settings
+    best: dict[str, Ranked] = {}
+    for one in code.ranked:
+        best.setdefault(one.change.file, one)
+    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
+    weighed = []
+    for change in settings:
+        nearest = best.get(change.name)
+        if change.source != "sources":
+            weighed.append((0, change))
+            continue
+        if change.name in (*code.in_comments, *code.in_names):
+            alone = "comments" if change.name in code.in_comments else "the names of variables"
+            change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
+        elif nearest is not None and change.explains and not nearest.likely:
+            change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
+        elif nearest is not None and change.explains:
+            where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
+            weight = change.weight if rounding else _NEAR[nearest.nearness]
+            change = replace(change, b=where, weight=weight)  # noqa: PLW2901
+        weighed.append((place.get(change.name, 0), change))
+    return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

@@ -38,7 +38,7 @@ _DRAWS = re.compile(r"Dropout|RReLU")
 _ROUND = 1e-5
 """How near to a number of three digits a norm is that clipping left."""
 
-Finding = Callable[["Scene"], str]
+SplitFault = Callable[["Scene"], str]
 """What a split of the batch gets wrong, or changes by itself: the function that says it."""
 
 
@@ -79,7 +79,7 @@ class Split(Reason):
 # --- what it is
 
 
-def split_finding(step: Step, position: int) -> Finding | None:
+def split_finding(step: Step, position: int) -> SplitFault | None:
     """What a split of the batch made of a divergence; None where that is not seen."""
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
@@ -141,7 +141,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     return one, two
 
 
-def _by_itself(step: Step, position: int) -> Finding | None:
+def _by_itself(step: Step, position: int) -> SplitFault | None:
     """What no split of a batch leaves as it is: statistics over the batch, and random numbers for each sample."""
     site = step.sites[position]
     drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
@@ -155,7 +155,7 @@ def _by_itself(step: Step, position: int) -> Finding | None:
     return _drawn if _DRAWS.search(module.module_class) or drew else None
 
 
-def _of_gradients(step: Step) -> Finding | None:
+def _of_gradients(step: Step) -> SplitFault | None:
     """A factor that all gradients have, or a norm that clipping left."""
     a, b = _cuts(step)
     factor = _common_factor(step)
@@ -192,7 +192,7 @@ def _common_factor(step: Step) -> float | None:
     return factor if factor > 0 and bool(fits.all()) else None
 
 
-def _of_clipping(step: Step) -> Finding | None:
+def _of_clipping(step: Step) -> SplitFault | None:
     """A norm of all gradients that is a number somebody wrote, of gradients that are no multiples of the others."""
     norms = _norm(step, "a"), _norm(step, "b")
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
@@ -216,7 +216,7 @@ def _norm(step: Step, side: str) -> float:
     return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 
-def _of_losses(step: Step, position: int) -> Finding | None:
+def _of_losses(step: Step, position: int) -> SplitFault | None:
     """Losses that are right for their own samples and count alike, or are divided by more than there are."""
     site, comparison = step.sites[position], step.comparison
     values_a = values_of(comparison.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)

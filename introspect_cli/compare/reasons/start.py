@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
 from introspect_cli.compare.reasons.beginning import filled
-from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses
+from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, thing, what
 from introspect_cli.compare.rests_on import updates_by_hand
@@ -63,7 +63,7 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     if seeds[0] != seeds[1] and scene.is_first_step and scene.first.size is not Size.MORE:
         moved = [f"--perturb {seed} in {name}" for seed, name in zip(seeds, "ab", strict=True) if seed is not None]
         return f"{text}: {listed(moved)} moved the initial parameters by one rounding."
-    children = [names for run in scene.runs if isinstance(names := run.manifest.get("children"), list)]
+    children = [run.manifest.get("children", []) for run in scene.runs]
     if any(children):
         those = ", ".join(dict.fromkeys(str(name) for names in children for name in names))
         return (
@@ -269,7 +269,7 @@ class Gap(Reason):
         lacks = "is not on record" if scene.dropped else "was not recorded"
         lacks += f" ({listed([thing(fact)[0] for fact in unseen])})"
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
-        changed = attribute_changes(scene) if cause.instead == Module.word else []
+        changed = changes_within(scene) if cause.instead == Module.word else []
         changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
         place += f" ({'; '.join(changed[:3])})" if changed else ""
         if scene.step.gap:
@@ -280,9 +280,11 @@ class Gap(Reason):
 
 def _between(scene: Scene, until: str) -> str:
     """Between which recorded steps the runs diverged; `until` is `before` or `by` the step at hand."""
-    last, now = scene.last_before, scene.first.step
-    if last is None:
+    now = scene.first.step
+    earlier = scene.compared[scene.compared < now]
+    if not len(earlier):
         return f"The steps before step {now} {scene.absent}: the runs diverged {until} step {now}."
+    last = int(earlier[-1])
     steps = range(last + 1, now)
     names = (
         f"steps {steps[0]} {'and' if len(steps) == 2 else 'to'} {steps[-1]}" if len(steps) > 1 else f"step {now - 1}"

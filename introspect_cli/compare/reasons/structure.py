@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
-class Structure(Reason):
+class OneSided(Reason):
     """Only one run has this value: the runs differ in modules, calls or names."""
 
     word = "structure"
@@ -156,12 +156,13 @@ def _side_without(scene: Scene, unions: Iterable[int]) -> str:
 def _merged(scene: Scene) -> str:
     """That a module is one of several which the other run has as one, and how the first value of both differs."""
     subject = scene.cause.subject
-    for merge in scene.merges:
+    structure = scene.outcome.structure
+    for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
         if subject not in {*parts, whole} or not _missing(scene):
             continue
         text = f"{merge_words(listed(parts), whole, merge.side)}."
-        shared = scene.shared
+        shared = scene.outcome.shared
         if shared is None or scene.narrowed:
             return text
         beyond = " by more than was let pass" if scene.tolerated else ""

@@ -91,8 +91,9 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
     if unit is not None and (coarser or unit[1] in (dtype_a, dtype_b)):
-        number = f"{unit[0]:,.0f}" if unit[0] >= 9.5 else f"{unit[0]:.1f}".removesuffix(".0")
-        return f"relative L2 {rel:.1e}, about {number} {unit[1]} rounding unit{'s' * (number != '1')}"
+        number = f"about {unit[0]:,.0f}" if unit[0] >= 9.5 else f"about {unit[0]:.1f}".removesuffix(".0")
+        number = number if unit[0] >= 0.05 else "less than 0.1"
+        return f"relative L2 {rel:.1e}, {number} {unit[1]} rounding unit{'s' * (number != 'about 1')}"
     if rel >= 0.01:
         return f"relative L2 {rel:.2g}"
     return f"relative L2 {rel:.1e}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,18 +19,21 @@ import numpy as np
 from introspect_cli.compare.join.at import At, Tensor, tensor_of
 from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
 from introspect_cli.compare.reasons.beginning import DOCUMENT
-from introspect_cli.compare.watched import STATE_KINDS, options_of
+from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from introspect_cli.compare.join.steps import Sides
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
 _SELECTING = ("steps", "every_seconds", "epochs", "first", "last", "when", "schedule", "max_size")
 """Options of a capture that may leave out the steps before its first."""
+LOOKED_AT = 200
+"""Steps from there on of which learning rates, batches and random states are held against each other."""
 
 
 class Sign(Enum):
@@ -46,12 +50,14 @@ class Goes:
     """One run goes on where the other has been.
 
     Attributes:
+        sides: both runs.
         late: `a` or `b`, the run that goes on.
         sign: what says so.
         begins: its first step.
         there: the step of the other run that this is compared with.
     """
 
+    sides: Sides
     late: str
     sign: Sign
     begins: At
@@ -70,7 +76,61 @@ class Goes:
     @property
     def whole(self) -> str:
         """The other run."""
-        return "a" if self.late == "b" else "b"
+        return OTHER[self.late]
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Kinds that both captures watched for; all where a run does not say."""
+        every = {kind.value for kind in Kind}
+        one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
+        return frozenset(one & two)
+
+    # --- steps
+
+    @property
+    def first_steps(self) -> tuple[At, At]:
+        """The first step of the later run, and the step of the whole run that it is compared with."""
+        return self.begins, self.there
+
+    def steps(self) -> Iterator[tuple[At, At]]:
+        """The steps of both from there on, as far as they are looked at."""
+        for after in range(LOOKED_AT):
+            late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
+            if late.recorded and whole.recorded:
+                yield late, whole
+
+    def since(self, late: At, whole: At) -> str:
+        """From which step on, as a clause; "" for the first. Steps are those of a."""
+        step = whole.step if self.late == "b" else late.step
+        return "" if late.step == self.first else f"from step {step} on"
+
+    # --- what either had when that step began
+
+    @cached_property
+    def began(self) -> dict[Tensor, int]:
+        """Checksums of the tensors that the later run begins with."""
+        return self.begins.tensors(Phase.START)
+
+    @cached_property
+    def had(self) -> dict[Tensor, int] | None:
+        """Those of the whole run when that step began; None where they are not on record."""
+        before, sites = self.there.to(self.at - 1), self.there.sites
+        if not before.recorded:
+            return self.there.tensors(Phase.START) or None
+        again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
+        start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
+        frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
+        return frozen | before.tensors(Phase.OPTIMIZER)
+
+    # --- words
+
+    def ab(self, late: str, whole: str) -> tuple[str, str]:
+        """Two values as those of a and of b."""
+        return (whole, late) if self.late == "b" else (late, whole)
+
+    def change(self, late: str, whole: str) -> str:
+        """The values of a and b: `5 -> 1`."""
+        return " -> ".join(self.ab(late, whole))
 
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
@@ -90,7 +150,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifests["ab".index(late)]
     begins, whole = _firsts(sides, late)
-    if begins.step and any(options_of(manifest).get(name) for name in _SELECTING):
+    if begins.step and any(manifest.get("options", {}).get(name) for name in _SELECTING):
         return None  # the capture left out what came before
     for sign, holds in (
         (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
@@ -99,7 +159,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
         (Sign.ASKED, asked and bool(offset)),
     ):
         if holds:
-            return Goes(late, sign, begins, whole.to(at))
+            return Goes(sides, late, sign, begins, whole.to(at))
     return None
 
 
@@ -237,12 +297,12 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
 
 def _step_counted(begins: At, whole: At) -> int | None:
     """The step of the whole run at whose start its optimizer has counted as far as that of the later run has."""
-    goal = _counted(begins, Phase.START)
+    goal = steps_counted(begins, Phase.START)
     steps = whole.reader.entries["step"].tolist() if goal is not None else ()
-    return next((step + 1 for step in steps if _counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
+    return next((step + 1 for step in steps if steps_counted(whole.to(step), Phase.OPTIMIZER) == goal), None)
 
 
-def _counted(at: At, phase: Phase) -> float | None:
+def steps_counted(at: At, phase: Phase) -> float | None:
     """How many steps an optimizer has counted, the most of all parameters; None where it does not count."""
     counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
@@ -254,7 +314,7 @@ def _not_new(begins: At, whole: At) -> bool:
         return False
     if not _stepped(whole):
         return True
-    late, other = _counted(begins, Phase.START), _counted(whole, Phase.START)
+    late, other = steps_counted(begins, Phase.START), steps_counted(whole, Phase.START)
     return late is None or other is None or late > other
 
 

@@ -13,14 +13,15 @@ from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.join.sites import kind_code
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.resumed.began import ReadOn, looked_later
-from introspect_cli.compare.resumed.beside import Beside, key_of
+from introspect_cli.compare.resumed.goes_on import LOOKED_AT, steps_counted
 from introspect_cli.labels import shown
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.join.at import At, Batch, State, States, Tensor
+    from introspect_cli.compare.join.at import At, BatchValues, State, States, Tensor
+    from introspect_cli.compare.resumed.goes_on import Goes
 
 
 RATES = "learning rates and schedulers"
@@ -38,19 +39,19 @@ def resumption_of(comparison: Comparison, *, is_cut: bool = False) -> Resumption
     goes = comparison.goes
     if goes is None:
         return None
-    beside = Beside(comparison, goes)
-    parts = (
-        tensors(beside, Kind.PARAM),
-        tensors(beside, Kind.BUFFER),
-        optimizer(beside),
-        rates(beside),
-        scaler(beside),
-        *random(beside),
-        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(beside),
-        counters(beside),
-        copies(beside),
-    )
     read = comparison.read_on or ReadOn()
+    bits = " in bits" if comparison.options.tolerant or comparison.floors else ""
+    parts = (
+        tensors(goes, Kind.PARAM, bits),
+        tensors(goes, Kind.BUFFER, bits),
+        optimizer(goes, bits),
+        rates(goes),
+        scaler(goes),
+        *random(goes, read),
+        Part(PLACE, Restored.UNSEEN, "a batch is cut differently") if is_cut else place(goes, read),
+        counters(goes),
+        copies(goes),
+    )
     thrown_away, in_time = sum(read.batches.values()), tuple(sorted(read.generators))
     return Resumption(goes.late, goes.at, goes.first, goes.sign.value, parts, thrown_away, in_time)
 
@@ -58,78 +59,73 @@ def resumption_of(comparison: Comparison, *, is_cut: bool = False) -> Resumption
 # --- tensors
 
 
-def tensors(beside: Beside, kind: Kind) -> Part:
+def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
     """Parameters or buffers."""
-    name, began, there = kind.several, beside.began, beside.there
-    if kind.value not in beside.kinds:
+    name, began, there = kind.several, goes.began, goes.had
+    if kind.value not in goes.kinds:
         return Part(name, Restored.UNSEEN)
     if there is None:
-        return Part(name, Restored.UNSEEN, beside.not_there)
+        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
     code = kind_code(kind)
     both = [tensor for tensor in began if tensor[0] == code and tensor in there and not _is_copy(tensor[1])]
     if not both:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     missing = sum(tensor[0] == code and tensor not in began and not _is_copy(tensor[1]) for tensor in there)
-    unseen = f"; {missing} more not recorded in {beside.goes.late}" if missing else ""
+    unseen = f"; {missing} more not recorded in {goes.late}" if missing else ""
     differ = sorted(tensor[1] for tensor in both if began[tensor] != there[tensor])
     if not differ:
         return Part(name, Restored.YES, f"all {len(both)}{unseen}" if len(both) > 1 else f"{both[0][1]}{unseen}")
     more = [f"{len(differ) - 2} more"] if len(differ) > 2 else []
-    much = f"{len(differ)} of {len(both)} differ{' in bits' if beside.tolerant else ''}"
+    much = f"{len(differ)} of {len(both)} differ{bits}"
     return Part(name, Restored.NO, f"{much}, {listed([*differ[:2], *more])}{unseen}")
 
 
-def optimizer(beside: Beside) -> Part:
+def optimizer(goes: Goes, bits: str) -> Part:
     """The optimizer's state."""
     name, code = Kind.OPTIMIZER_STATE.several, kind_code(Kind.OPTIMIZER_STATE)
-    if Kind.OPTIMIZER_STATE.value not in beside.kinds:
+    if Kind.OPTIMIZER_STATE.value not in goes.kinds:
         return Part(name, Restored.UNSEEN)
-    if beside.there is None:
-        return Part(name, Restored.UNSEEN, beside.not_there)
-    there = {tensor: value for tensor, value in beside.there.items() if tensor[0] == code}
-    began = {tensor: value for tensor, value in beside.began.items() if tensor[0] == code}
+    if goes.had is None:
+        return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
+    there = {tensor: value for tensor, value in goes.had.items() if tensor[0] == code}
+    began = {tensor: value for tensor, value in goes.began.items() if tensor[0] == code}
     differ = [tensor for tensor in (there | began) if began.get(tensor) != there.get(tensor)]
     if not there and not began:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     if not differ:
         return Part(name, Restored.YES, f"all {count(len(there), 'value')}" if len(there) > 1 else "")
-    counted = _counted(beside)
-    paths = listed(list(dict.fromkeys(key_of(tensor[2]) for tensor in differ)))
+    counted = _counted(goes)
+    paths = listed(list(dict.fromkeys(_key(tensor[2]) for tensor in differ)))
     if counted is not None:
-        return Part(name, Restored.NO, f"step {beside.change(*counted)}", *beside.ab(*counted))
+        return Part(name, Restored.NO, f"step {goes.change(*counted)}", *goes.ab(*counted))
     if not began:
-        if _ends_equal(beside):  # it was there and nobody looked
-            return Part(name, Restored.UNSEEN, f"not as {beside.goes.late} begins, equal after its first step")
-        return Part(name, Restored.NO, f"{beside.goes.late} begins without {paths}")
-    bits = " in bits" if beside.tolerant else ""
+        if _ends_equal(goes):  # it was there and nobody looked
+            return Part(name, Restored.UNSEEN, f"not as {goes.late} begins, equal after its first step")
+        return Part(name, Restored.NO, f"{goes.late} begins without {paths}")
     return Part(
         name, Restored.NO, f"{paths} of {count(len({tensor[1] for tensor in differ}), 'parameter')} differ{bits}"
     )
 
 
-def _ends_equal(beside: Beside) -> bool:
+def _ends_equal(goes: Goes) -> bool:
     """Whether the optimizers leave the first step with one state in both runs."""
     left = [
         {tensor: value for tensor, value in tensors.items() if tensor[0] == kind_code(Kind.OPTIMIZER_STATE)}
-        for tensors in (side.tensors(Phase.OPTIMIZER) for side in beside.first)
+        for tensors in (side.tensors(Phase.OPTIMIZER) for side in goes.first_steps)
     ]
     return bool(left[0]) and left[0] == left[1]
 
 
-def _counted(beside: Beside) -> tuple[str, str] | None:
+def _counted(goes: Goes) -> tuple[str, str] | None:
     """How many steps the optimizers have counted after that step, in the later and the whole run; None if equal."""
-    counts = []
-    for side in beside.first:
-        states = [own.value for own in side.numbers(Kind.OPTIMIZER_STATE, Phase.OPTIMIZER) if own.path == "['step']"]
-        counts.append(max((value for value in states if value is not None), default=None))
-    late, whole = counts
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in goes.first_steps)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
-def copies(beside: Beside) -> Part:
+def copies(goes: Goes) -> Part:
     """Averaged copies of a model, as an evaluation first finds them in both runs."""
     name, trained = "averaged copies", True
-    for late, whole in beside.steps():
+    for late, whole in goes.steps():
         mine, theirs = (_of(side, Phase.START, copy=True) for side in (late, whole))
         held = mine.keys() & theirs.keys()
         differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
@@ -157,12 +153,12 @@ def _is_copy(fqn: str) -> bool:
 # --- settings and counters
 
 
-def rates(beside: Beside) -> Part:
+def rates(goes: Goes) -> Part:
     """Learning rates, and the schedule that gives those of the steps after."""
     seen = differ = 0
     changed: tuple[str, tuple[str, str]] | None = None
     at_first = False
-    for sides in beside.steps():
+    for sides in goes.steps():
         late, whole = (_rates(side) for side in sides)
         places = sorted(late.keys() & whole.keys())
         seen += bool(places)
@@ -171,36 +167,36 @@ def rates(beside: Beside) -> Part:
         if other is not None and changed is None:
             values = f"{late[other]:.6g}", f"{whole[other]:.6g}"
             group = f" of group {other[1]}" if len(set(late.values())) > 1 else ""
-            since = beside.since(*sides)
+            since = goes.since(*sides)
             at_first = not since
-            changed = f"lr{group} {beside.change(*values)}{f' {since}' if since else ''}", values
+            changed = f"lr{group} {goes.change(*values)}{f' {since}' if since else ''}", values
     if not seen:
         return Part(RATES, Restored.UNSEEN)
     if changed is not None:
         once = " in the first step alone" if differ == 1 and seen > 1 and at_first else ""
-        return Part(RATES, Restored.NO, changed[0] + once, *beside.ab(*changed[1]))
-    first = list(dict.fromkeys(f"{rate:.6g}" for rate in _rates(beside.first[0]).values()))
+        return Part(RATES, Restored.NO, changed[0] + once, *goes.ab(*changed[1]))
+    first = list(dict.fromkeys(f"{rate:.6g}" for rate in _rates(goes.first_steps[0]).values()))
     return Part(RATES, Restored.YES, f"lr {listed(first[:3])}, equal in {count(seen, 'step')}" if first else "")
 
 
 def _rates(side: At) -> dict[tuple[str, str], float]:
     """Learning rates by optimizer and group."""
     return {
-        (own.fqn, own.path.partition("]")[0][1:]): own.value
-        for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-        if own.path.endswith("['lr']") and own.value is not None
+        (number.fqn, number.path.partition("]")[0][1:]): number.value
+        for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        if number.path.endswith("['lr']") and number.value is not None
     }
 
 
-def scaler(beside: Beside) -> Part:
+def scaler(goes: Goes) -> Part:
     """The scale of a gradient scaler."""
     late, whole = (
         {
-            own.path: own.value
-            for own in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-            if own.fqn == SCALER and own.value is not None
+            number.path: number.value
+            for number in side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+            if number.fqn == SCALER and number.value is not None
         }
-        for side in beside.first
+        for side in goes.first_steps
     )
     shared = sorted(late.keys() & whole.keys())
     if not shared:
@@ -208,19 +204,19 @@ def scaler(beside: Beside) -> Part:
     for path in shared:
         if late[path] != whole[path]:
             values = f"{late[path]:g}", f"{whole[path]:g}"
-            return Part("scaler", Restored.NO, f"{key_of(path)} {beside.change(*values)}", *beside.ab(*values))
-    return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
+            return Part("scaler", Restored.NO, f"{_key(path)} {goes.change(*values)}", *goes.ab(*values))
+    return Part("scaler", Restored.YES, ", ".join(f"{_key(path)} {late[path]:g}" for path in shared))
 
 
-def counters(beside: Beside) -> Part:
+def counters(goes: Goes) -> Part:
     """What the framework counts."""
-    late, whole = (side.reader.labels.get(side.step, {}) for side in beside.first)
+    late, whole = (side.reader.labels.get(side.step, {}) for side in goes.first_steps)
     names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
     if not names:
         return Part("counters", Restored.UNSEEN, matters=False)
     differ = [label for label in names if late[label] != whole[label]]
     if differ:
-        text = ", ".join(f"{label} {beside.change(shown(late[label]), shown(whole[label]))}" for label in differ)
+        text = ", ".join(f"{label} {goes.change(shown(late[label]), shown(whole[label]))}" for label in differ)
         return Part("counters", Restored.NO, text, matters=False)
     return Part("counters", Restored.YES, ", ".join(f"{label} {shown(late[label])}" for label in names))
 
@@ -229,26 +225,27 @@ PLACE = "place in the data"
 RANDOM = "random state of "
 
 
-def random(beside: Beside) -> list[Part]:
+def random(goes: Goes, read: ReadOn) -> list[Part]:
     """The random state of each generator."""
-    if Kind.RNG.value not in beside.kinds:
+    if Kind.RNG.value not in goes.kinds:
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (side.random_states() for side in beside.first)
-    last = [*beside.steps()][-1:]
-    ends = tuple(side.random_states() for side in last[0]) if last and last[0] != beside.first else ({}, {})
+    late, whole = (side.random_states() for side in goes.first_steps)
+    last = [*goes.steps()][-1:]
+    ends = tuple(side.random_states() for side in last[0]) if last and last[0] != goes.first_steps else ({}, {})
     parts = []
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
-            state, text = _restored(beside, key[0], late.get(key), whole.get(key))
+            state, text = _restored(goes, read, key[0], late.get(key), whole.get(key))
             unused = state is Restored.NO and _unused(key[0], (late, ends[0])) and _unused(key[0], (whole, ends[1]))
             text = "nothing drew from it in the steps compared" if unused else text
             parts.append(Part(RANDOM + key[0], state, text, matters=not unused))
     return parts
 
 
-def _restored(beside: Beside, generator: str, late: State | None, whole: State | None) -> tuple[Restored, str]:
+def _restored(
+    goes: Goes, read: ReadOn, generator: str, late: State | None, whole: State | None
+) -> tuple[Restored, str]:
     """Whether a generator was restored, given its state in either run when the step begins."""
-    goes, read = beside.goes, beside.comparison.read_on
     if late is None or whole is None:
         return Restored.UNSEEN, f"on record in {goes.whole if late is None else goes.late} only"
     (checksum, status), (other, status_other) = late, whole
@@ -256,7 +253,7 @@ def _restored(beside: Beside, generator: str, late: State | None, whole: State |
         return Restored.UNSEEN, f"nothing had drawn from it in {goes.late if status is Status.VALUE else goes.whole}"
     if checksum == other:
         return Restored.YES, "nothing had drawn from it in either run" if status is Status.VALUE else ""
-    if read is not None and generator in read.generators:
+    if generator in read.generators:
         return Restored.YES, "within the first step"
     if not looked_later(goes, generator):
         return Restored.UNSEEN, f"another one when {goes.late} begins, and nothing later is on record"
@@ -274,27 +271,26 @@ def _unused(generator: str, states: tuple[States, ...]) -> bool:
 # --- data
 
 
-def place(beside: Beside) -> Part:
+def place(goes: Goes, read: ReadOn) -> Part:
     """Which batches the later run goes on with."""
-    if Kind.BATCH.value not in beside.kinds:
-        return _by_inputs(beside)
-    read = beside.comparison.read_on
-    thrown, seen = read.batches if read is not None else {}, 0
-    for late, whole in beside.steps():
+    if Kind.BATCH.value not in goes.kinds:
+        return _by_inputs(goes)
+    thrown, seen = read.batches, 0
+    for late, whole in goes.steps():
         mine, theirs = late.batches(), whole.batches()
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
-            if late.step == beside.goes.first:
+            if late.step == goes.first:
                 here = here[thrown.get(loader, 0) :]
             seen += bool(here) and here == there
-            if here and here != there and here == there[-len(here) :] and late.step == beside.goes.first:
-                return _by_inputs(beside)  # those before may have been thrown away by the whole run, too
+            if here and here != there and here == there[-len(here) :] and late.step == goes.first:
+                return _by_inputs(goes)  # those before may have been thrown away by the whole run, too
             if here != there:
-                when = beside.since(late, whole)
+                when = goes.since(late, whole)
                 text = f"{when} " if when else ""
-                return Part(PLACE, Restored.NO, f"{text}{_which(beside, here, loader)}")
-        if late.step == beside.goes.first and not seen and not thrown:
-            return _by_inputs(beside)
+                return Part(PLACE, Restored.NO, f"{text}{_which(goes, here, loader)}")
+        if late.step == goes.first and not seen and not thrown:
+            return _by_inputs(goes)
     if not seen and not thrown:
         return Part(PLACE, Restored.UNSEEN)
     text = f"{count(seen, 'batch', 'batches')} equal"
@@ -303,22 +299,21 @@ def place(beside: Beside) -> Part:
     return Part(PLACE, Restored.YES, text)
 
 
-def _which(beside: Beside, read: list[Batch], loader: str) -> str:
+def _which(goes: Goes, read: list[BatchValues], loader: str) -> str:
     """Where the whole run read the batch that the later one goes on with."""
-    goes = beside.goes
     if not read:
         return f"{goes.late} reads no batch"
-    for side in beside.whole_steps():
+    for side in map(goes.there.to, goes.there.reader.entries["step"][:LOOKED_AT].tolist()):
         if read[-1] in side.batches().get(loader, []):
             return f"{goes.late} reads the batch of step {side.step} of {goes.whole}"
     return f"{goes.late} reads a batch that no recorded step of {goes.whole} has"
 
 
-def _by_inputs(beside: Beside) -> Part:
+def _by_inputs(goes: Goes) -> Part:
     """By what the models are given, where no batch is on record."""
-    if Kind.INPUT.value not in beside.kinds:
+    if Kind.INPUT.value not in goes.kinds:
         return Part(PLACE, Restored.UNSEEN)
-    late, whole = (_inputs(side) for side in beside.first)
+    late, whole = (_inputs(side) for side in goes.first_steps)
     shared = late.keys() & whole.keys()
     if not shared:
         return Part(PLACE, Restored.UNSEEN)
@@ -334,3 +329,8 @@ def _inputs(side: At) -> dict[tuple[str, int, str], int]:
         if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
             inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
     return inputs
+
+
+def _key(path: str) -> str:
+    """The last key of a path: `exp_avg` of `['exp_avg']`."""
+    return path.rpartition("[")[2].strip("]'")

@@ -9,15 +9,15 @@ import sys
 def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - as sys.path has it; pathlib costs its import
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]  # noqa: PTH100 - as above
-    own = sys.modules.pop(__name__, None)
+    module = sys.modules.pop(__name__, None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the project's own, which ours stood before
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
     finally:
-        if own is not None:
-            sys.modules.setdefault(__name__, own)
+        if module is not None:
+            sys.modules.setdefault(__name__, module)
     try:
         from introspect_cli.capture.follow.child import begin
     except ImportError:

@@ -1,0 +1,251 @@
+"""All probes of a capture, put in together and taken out in reverse order.
+
+This module imports torch; the session imports it only once the script has imported torch itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from introspect_cli.capture.context import Context
+from introspect_cli.capture.frames import pass_by
+from introspect_cli.capture.naming.contents import modules_in, wrapped
+from introspect_cli.capture.naming.names import NameFilter, Names
+from introspect_cli.capture.options.parse import parse_pairs, rule_of
+from introspect_cli.capture.probes.attributes import AttributeProbe
+from introspect_cli.capture.probes.autocast import AutocastProbe
+from introspect_cli.capture.probes.beginning import BeginningProbe
+from introspect_cli.capture.probes.built import BuiltProbe
+from introspect_cli.capture.probes.children import ChildrenProbe
+from introspect_cli.capture.probes.data import DataProbe
+from introspect_cli.capture.probes.gradients import GradientProbe
+from introspect_cli.capture.probes.loss import LossProbe
+from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.capture.probes.optimizers import OptimizerProbe
+from introspect_cli.capture.probes.perturb import PerturbProbe
+from introspect_cli.capture.probes.rng import RngProbe
+from introspect_cli.capture.probes.script import ProductProbe, ScriptCallsProbe
+from introspect_cli.capture.probes.seedings import SeedingProbe
+from introspect_cli.capture.probes.state import StateProbe
+from introspect_cli.capture.recording.recorder import Recorder
+from introspect_cli.capture.recording.retention import Retention
+from introspect_cli.capture.recording.samples import KINDS as SAMPLED
+from introspect_cli.capture.recording.thinning import Thinning
+from introspect_cli.capture.regions.probe import TapProbe
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Last
+from introspect_cli.tensors.summarizer import Summarizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.ops.schema import OperatorArguments
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.probes.base import Probe
+    from introspect_cli.capture.recording.black_box import BlackBox
+    from introspect_cli.capture.regions.compile import CompileProbe
+    from introspect_cli.errors import StoreError
+    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.writer import StoreWriter
+
+
+STANDALONE: tuple[Callable[[Context], Probe], ...] = (
+    LossProbe,
+    ProductProbe,
+    ScriptCallsProbe,
+)
+"""Probes that need nothing but what all probes share."""
+
+
+class Probes:
+    """Builds the recorder and every probe, and installs and removes them."""
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        store: StoreWriter,
+        guard: Guard,
+        store_lost: Callable[[StoreError], None],
+        began: dict[str, bytes | None],
+        launch: Launch | None,
+        box: BlackBox | None,
+    ) -> None:
+        """Wire everything up; nothing is installed yet.
+
+        Args:
+            options: what to record.
+            store: where to.
+            guard: what catches failures of probes.
+            store_lost: told when the store can no longer be written.
+            began: states of the random generators when the process began.
+            launch: this process's part in a distributed run.
+            box: holds whole tensors of the last steps; None where that was not asked for.
+        """
+        rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
+        self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
+        self.rank = store.rank(
+            rank,
+            stats=options.measures,
+            sketch=options.sketch,
+            sorted_stats=options.sorted_stats,
+            operators=options.level == "op",
+            samples=not SAMPLED.isdisjoint(options.record),
+        )
+        self._guard = guard
+        self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
+        rule, thinning = rule_of(options), None
+        if options.max_size is not None or any(isinstance(part, Last) for part in rule.parts):
+            share = None if options.max_size is None else options.max_size // ranks
+            why = "last" if options.schedule is None else "rule"
+            thinning = Thinning(self.rank, store, guard.note, max_size=share, why=why, box=box)
+        self.retention = Retention(rule, thinning, box, number=rank, until_nan=options.until_nan)
+        self.recorder = Recorder(
+            self.summarizer, self.rank, store, self.retention, options.save_tensors, store_lost,
+            per_sample=options.per_sample,
+        )  # fmt: skip
+        self.context = Context(self.recorder, self.names, guard, options.record, wants_eval=bool(options.eval))
+        self.retention.epoch = self.context.clock.labels.epoch
+        self.retention.copies = self.context.copies
+        gradients = GradientProbe(self.recorder, guard)
+        state = StateProbe(self.context)
+        self.optimizers = OptimizerProbe(self.context, state)
+        self.context.clock.on_tick.append(gradients.clear)
+        self.context.clock.on_tick.append(self._modules_named)
+        self.context.clock.on_tick.append(self.names.step_over)
+        self._modules = modules = ModuleProbe(self.context, gradients)
+        self._built = BuiltProbe(self.context)
+        self.children = ChildrenProbe(self.context, followed=options.children == "all")
+        self.beginning = BeginningProbe(self.context, modules)
+        self.autocast = AutocastProbe(self.context)
+        self.seedings = SeedingProbe(self.context, self.beginning)
+        self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
+        self._probes: list[Probe] = [
+            self.children,
+            self.beginning,  # before random states: it looks at the generators first when a step begins
+            self.seedings,
+            self.autocast,
+            RngProbe(self.context, began),
+            state,
+            gradients,
+            self._built,
+            DataProbe(self.context, self._built),
+            *(probe(self.context) for probe in STANDALONE),
+            self.optimizers,
+            modules,
+            AttributeProbe(self.context, modules, self.rank, options.redact),
+            *([self.perturbed] if self.perturbed is not None else []),
+        ]
+        taps = TapProbe(self.context, modules, gradients)
+        self._probes.append(taps)
+        self.complete_steps = 0
+        """Whose records are there, when the script is over."""
+        self.notes: list[str] = []
+        self._arguments: OperatorArguments | None = None
+        self._compile: CompileProbe | None = None
+        if options.compile != "boundary":
+            from introspect_cli.capture.regions.compile import CompileProbe
+
+            self._compile = CompileProbe(self.context, taps, options.compile, self._remark)
+            self._probes.append(self._compile)
+        self.has_ranks = ranks > 1
+        if Kind.COLLECTIVE in options.record and self.has_ranks:
+            from introspect_cli.capture.probes.collectives import CollectiveProbe
+
+            self._probes.append(CollectiveProbe(self.context, store.path))
+        if options.vjp or options.jacobian_norm:
+            from introspect_cli.capture.probes.vjp import VjpProbe
+
+            pairs = parse_pairs(options.vjp, options.jacobian_norm)
+            self._probes.append(VjpProbe(self.context, modules, pairs, options.probes))
+        if options.level == "op":
+            from introspect_cli.capture.ops.probe import OpProbe
+
+            ops = OpProbe(
+                self.context,
+                modules,
+                self.optimizers,
+                globs=options.ops,
+                views=options.views,
+                all_dtypes=options.all_dtypes,
+                into_compiled=self._compile is not None and self._compile.runs_as_python,
+            )
+            self._probes.append(ops)
+            self._arguments = ops.arguments
+            if self._compile is not None and options.compile == "keep":
+                from introspect_cli.capture.regions.operators import CompiledOps
+
+                self._compile.look_at_operators(CompiledOps(self.context, taps, ops))
+
+    def tap_compiled(self, module: nn.Module) -> None:
+        """Tap what a compiled module wraps, if it is one and has not been compiled yet."""
+        inner = wrapped(module)
+        if self._compile is not None and inner is not None:
+            self._compile.tap(child for child in modules_in(inner) if child is not inner)
+
+    def new_settings(self) -> Iterator[tuple[str, object]]:
+        """Documents of settings that have changed since this was last asked, by name."""
+        for name, settings in (
+            ("optimizers", self.optimizers.settings),
+            ("nested", self._modules.values.nested),
+            ("beginning", self.beginning),
+            ("seedings", self.seedings),
+            ("autocast", self.autocast),
+            ("built", self._built),
+            *((("operators", self._arguments),) if self._arguments is not None else ()),
+        ):
+            if settings.changed:
+                settings.changed = False
+                yield name, settings.document
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def _modules_named(self) -> None:
+        modules = self.names.new_modules()
+        if modules and self.recorder.alive:
+            self.rank.modules(modules)
+
+    def install(self) -> None:
+        """Install every probe."""
+        for probe in self._probes:
+            probe.install()
+        pass_by()
+
+    def remove(self) -> None:
+        """Remove every probe, the last installed first."""
+        for probe in reversed(self._probes):
+            with self._guard.around(
+                probe.name, f"{probe.name} may still be watched and are"
+            ):  # the others must still go
+                probe.remove()
+
+    def finish(self, *, launched: bool) -> None:
+        """Write what came after the last step, and drop what has expired.
+
+        Raises:
+            StoreError: the store can no longer be written.
+        """
+        clock, recorder = self.context.clock, self.recorder
+        self.complete_steps = recorder.steps_written
+        clock.finish()
+        if not clock.has_optimizer:
+            self.complete_steps = recorder.steps_written
+        if self.retention.thinning is not None:
+            self.retention.thinning.finish(recorder.step - 1)
+        for sentence in self.retention.unmatched(launched=launched):
+            self._guard.note(sentence)
+
+    def close(self) -> None:
+        """Join the kernels' threads, and let go of the script's classes."""
+        self.recorder.stop()
+        self.summarizer.close()
+        self.names.clear()
+
+    def forked(self) -> None:
+        """In a forked child: the patches stay, since the child runs the same code, and pass everything through."""
+        self.recorder.stop()
+        self.remove()

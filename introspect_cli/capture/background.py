@@ -1,0 +1,201 @@
+"""Processes of introspect beside the script's: one that only answers, and those that publish the run.
+
+The script sees nothing of them. Such a process is no child of the script's (which may wait for its children), has one
+descriptor to answer by, and stays when the script is interrupted. What it does costs training a processor at most:
+nothing waits for it before the end.
+
+A logger's client imports hundreds of modules, draws from python's random generator, talks to servers that hang. A
+thread that did so would share all that with training. So `introspect publish` reads the run as it is written, from
+outside, in such a process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.processes import VARIABLE
+from introspect_cli.capture.steps.labels import TRAINERS, running
+from introspect_cli.store.handles import Handle
+from introspect_cli.store.objects import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from introspect_cli.capture.guard import Guard
+
+
+_MOST = 1 << 16
+_SHELL = "/bin/sh"
+_BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
+"""As `python -m` does, but that no file beside the script is taken for a module of somebody else's."""
+
+
+class BackgroundProcess:
+    """A process that looks at a run.
+
+    Attributes:
+        patience: seconds to wait for it at the end of a script.
+    """
+
+    patience = 30.0
+
+    def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
+        """Start it.
+
+        Args:
+            module: of introspect, whose `main` it runs.
+            words: its command line.
+            name: what it is called.
+            errors: whether what it writes to stderr is an answer, too; else it goes where the script's goes.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        receive, answer = os.pipe()
+        self._answer = Handle(receive, name)
+        os.set_blocking(self._answer.fd, False)
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, answer, 1)]
+        actions += [(os.POSIX_SPAWN_DUP2, answer, 2)] if errors else []
+        try:
+            # The shell ends at once, and what it has started in the background is nobody's child any more.
+            command = [sys.executable, "-c", _BEGIN.format(module), *words]
+            shell = [_SHELL, "-c", 'trap "" INT HUP; "$@" &', _SHELL, *command]
+            pid = os.posix_spawn(_SHELL, shell, environment, file_actions=actions, setpgroup=0)
+            os.waitpid(pid, 0)
+        finally:
+            os.close(answer)
+
+    def read(self) -> bytes:
+        """What it has answered since it was last asked, without waiting; nothing where it is gone."""
+        if not self._answer.is_ours():
+            return b""
+        with suppress(OSError):  # BlockingIOError: it has nothing to say
+            return os.read(self._answer.fd, _MOST)
+        return b""
+
+    def rest(self, patience: float) -> tuple[bytes, bool]:
+        """Wait for its end, for a while: what it says until then, and whether it has ended."""
+        said, until, ended = b"", time.monotonic() + patience, False
+        try:
+            while self._answer.is_ours() and not ended:
+                ready, _, _ = select.select([self._answer.fd], [], [], max(until - time.monotonic(), 0))
+                if not ready:
+                    break
+                piece = os.read(self._answer.fd, _MOST)
+                said, ended = (said + piece)[-_MOST:], not piece
+        except OSError:  # the script closed what was not its own
+            ended = True
+        finally:
+            self.abandon()
+        return said, ended
+
+    def abandon(self) -> None:
+        """Hear no more of it, as in a forked child."""
+        with suppress(OSError):
+            self._answer.close()
+
+
+UNPUBLISHED = " was not published to "
+"""What a sentence says of a place that failed."""
+
+LOGGER = "logger"
+"""Stands for whatever Lightning or transformers' Trainer log to."""
+
+
+class Publishers:
+    """The processes that publish one run: for places that are named, and for what the script's framework logs to."""
+
+    def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
+        """Start to publish to places that are known before the script runs; each rank sends its part to storage."""
+        self._path = path
+        self._rank = rank
+        if rank:
+            places = [place for place in places if is_remote(place)]
+        self._guard = guard
+        self._waits_for_logger = LOGGER in places
+        self._running: list[tuple[list[str], BackgroundProcess]] = []
+        self._start([place for place in places if place != LOGGER])
+
+    def _start(self, places: list[str]) -> None:
+        if places:
+            of_rank = () if self._rank is None else ("--rank", str(self._rank))
+            with self._guard.around("publishing", "the run is"):
+                words = ["publish", str(self._path), *places, *of_rank]
+                self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
+
+    def first_step_over(self, say: Callable[[str], None]) -> None:
+        """A framework that logs has its loggers by now."""
+        if not self._waits_for_logger:
+            return
+        with self._guard.around("publishing", "the run is"):
+            places = logger_places()
+            self._start(places)
+            if not places:
+                say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
+
+    def finish(self) -> list[str]:
+        """Wait for their end, for a while; what came of it, in sentences."""
+        said: list[str] = []
+        with self._guard.around("publishing", "the end of the run is"):
+            for places, process in self._running:
+                said += _outcome(places, *process.rest(process.patience))
+        return said
+
+    def abandon(self) -> None:
+        """Forget them, in a forked child."""
+        for _, process in self._running:
+            process.abandon()
+
+
+def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
+    """What came of publishing to some places, by what the process said until it ended, or nobody waited longer."""
+    if not ended:
+        return [f"still publishing to {', '.join(places)}, in the background"]
+    lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
+    results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
+    return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
+
+
+def logger_places() -> list[str]:
+    """Where the trainer of a script logs to, as places to publish to; none where no trainer runs, or none is known.
+
+    What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
+    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run
+    beside, in the same project and grouped with the other.
+    """
+    places: list[str] = []
+    for modules, function, _ in TRAINERS:
+        trainer = running(modules, function)
+        if trainer is not None:
+            handler = getattr(trainer, "callback_handler", None)
+            for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():
+                place = _place(logger)
+                if place and place not in places:
+                    places.append(place)
+    return places
+
+
+def _place(logger: Any) -> str:
+    """The place that a logger of Lightning's, or a callback of the Trainer's, logs to; "" for any other."""
+    names = {cls.__name__ for cls in type(logger).__mro__}
+    if "TensorBoardLogger" in names:
+        return f"tensorboard:{logger.log_dir}"
+    if "TensorBoardCallback" in names and getattr(logger, "tb_writer", None) is not None:
+        return f"tensorboard:{logger.tb_writer.log_dir}"
+    if "MLFlowLogger" in names and logger.run_id:
+        return f"mlflow:{logger.run_id}@{getattr(logger, '_tracking_uri', None) or ''}"
+    if "MLflowCallback" in names:
+        mlflow = sys.modules.get("mlflow")
+        run = mlflow.active_run() if mlflow is not None else None
+        return f"mlflow:{run.info.run_id}@{mlflow.get_tracking_uri()}" if mlflow is not None and run is not None else ""
+    if "WandbLogger" in names or "WandbCallback" in names:
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        return f"wandb:{run.project}@{run.id}" if run is not None else "wandb"
+    return ""

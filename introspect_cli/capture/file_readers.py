@@ -1,0 +1,178 @@
+"""What opens files past python's `open`: the system's own call, and libraries with readers written in C.
+
+Each is replaced where scripts call it, once its library is imported, and calls the original first; then the file at
+that path is looked at as any other. What is a class stays one for `isinstance`, and what is asked of a stand-in
+(its name, whether it is in a set of functions) is answered as the original would.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from introspect_cli.capture.guard import Patches, uncounted
+from introspect_cli.capture.start import ImportWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Protocol
+
+    from introspect_cli.capture.guard import Guarded
+
+    class ReadFiles(Protocol):
+        """What is told of files that are read."""
+
+        guarded: Guarded
+
+        @property
+        def is_on(self) -> bool:
+            """Whether the script is running, and no code of introspect."""
+
+        def path(self, frame: FrameType, path: object) -> None:
+            """A library has opened a file itself."""
+
+        def read(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+            """Look at a file that is open."""
+
+
+_READERS: Final = (
+    ("pyarrow", "", "memory_map", "path"),
+    ("pyarrow.parquet", "ParquetFile", "__init__", "source"),
+    ("pyarrow.parquet", "ParquetDataset", "__init__", "path_or_paths"),
+    ("h5py", "File", "__init__", "name"),
+)
+"""Module, class, function or method, and the name of its first argument: what is read."""
+_MOST_IN_FOLDER = 64
+
+
+class Readers:
+    """Stands in for what opens files by itself."""
+
+    def __init__(self, files: ReadFiles) -> None:
+        self._files = files
+        self._patches = Patches()
+        modules = dict.fromkeys(module for module, *_ in _READERS)
+        callbacks = {module: functools.partial(self._imported, module) for module in modules}
+        self._imports = ImportWatch({**callbacks, "safetensors": self._safetensors_imported})
+
+    def install(self) -> None:
+        """Stand in for `os.open` at once, and for a library's reader when it is imported."""
+        self._patches.replace(os, "open", SystemOpen(self._files, os.open))
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Put the originals back."""
+        self._imports.remove()
+        self._patches.remove()
+
+    def _imported(self, module: str) -> None:
+        with self._files.guarded:
+            for home, kind, name, first in _READERS:
+                owner: Any = sys.modules[module] if home == module else None
+                owner = vars(owner).get(kind) if owner is not None and kind else owner
+                original = vars(owner).get(name) if owner is not None else None
+                if original is not None:
+                    self._patches.replace(owner, name, self._reader(original, int(bool(kind)), first))
+
+    def _reader(self, original: Callable[..., Any], at: int, first: str) -> Callable[..., Any]:
+        watch, look = self._files, self._look
+
+        @functools.wraps(original)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if watch.is_on:
+                with watch.guarded:
+                    look(sys._getframe(1), args[at] if len(args) > at else kwargs.get(first))  # noqa: SLF001 - as python documents it
+            return result
+
+        return read
+
+    def _look(self, frame: FrameType, given: object) -> None:
+        """Look at the files that a reader was given: a path, several, or a directory of them."""
+        for path in given if type(given) in {list, tuple} else [given]:  # type: ignore[attr-defined] # a list
+            if type(path) is not str and not isinstance(path, Path):
+                continue
+            if not os.path.isdir(path):  # noqa: PTH112 - text is what is at hand
+                self._files.path(frame, path)
+                continue
+            with os.scandir(path) as entries:
+                inside = sorted(entry.path for entry in entries if entry.is_file())
+            for name in inside[:_MOST_IN_FOLDER]:
+                self._files.path(frame, name)
+
+    def _safetensors_imported(self) -> None:
+        with self._files.guarded:
+            module = sys.modules["safetensors"]
+            opened = vars(module).get("safe_open")
+            if opened is not None:
+                self._patches.replace(module, "safe_open", stand_in_for(opened, self._files))
+
+
+class _AsTheOriginal:
+    """Answers as what it stands in for, to which it is equal."""
+
+    _original: Any
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class SystemOpen(_AsTheOriginal):
+    """Stands in for `os.open`; in a set of functions, as `os.supports_dir_fd` is, it is the original."""
+
+    def __init__(self, files: ReadFiles, original: Callable[..., int]) -> None:
+        self._files, self._original = files, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """As the original."""
+        descriptor: int = self._original(*args, **kwargs)
+        if self._files.is_on and len(args) > 1 and type(args[1]) is int and not args[1] & _NOT_ONLY_READ and not kwargs:
+            with self._files.guarded:
+                path = args[0] if type(args[0]) in {str, bytes} else str(args[0]) if isinstance(args[0], Path) else ""
+                self._files.read(sys._getframe(1), descriptor, os.fsdecode(path))  # noqa: SLF001 - as python documents it
+        return descriptor
+
+
+_NOT_ONLY_READ = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", 0)
+
+
+class _StandIn(_AsTheOriginal, type):
+    """A class that makes what another one makes, and counts that as its instances."""
+
+    reader: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        handle = cls._original(*args, **kwargs)
+        if cls.reader.is_on:
+            with cls.reader.guarded:
+                cls.reader.path(sys._getframe(1), args[0] if args else kwargs.get("filename"))  # noqa: SLF001 - as python documents it
+        return handle
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls._original)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return subclass is cls or issubclass(subclass, cls._original)
+
+
+def stand_in_for(original: type, files: ReadFiles) -> type:
+    """A class in place of one that cannot be inherited from and opens a file itself."""
+    named = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
+    uncounted(_StandIn.__call__)
+    return _StandIn(original.__name__, (), {**named, "_original": original, "reader": files})
+
+
+uncounted(SystemOpen.__call__)

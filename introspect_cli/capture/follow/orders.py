@@ -1,0 +1,105 @@
+"""What a capture that follows and the python processes below it tell each other.
+
+What is to be done has to reach grandchildren through launchers that know nothing of us, on other machines too, so it is
+text in the environment. What came of it is a file that each process leaves for the capture that waits, written whole or
+not at all.
+
+Everything that is imported here at the top, a process imports before its first line, so it is little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+
+
+@dataclass(frozen=True)
+class Note:
+    """What one process did.
+
+    Attributes:
+        name: its script or module.
+        state: `started` (no torch yet), `recording`, `finished` or `failed`.
+        run: where it records.
+        said: sentences for the person who waits.
+        code: the exit status that a comparison asks for; None where none was to.
+    """
+
+    name: str
+    state: str
+    run: str = ""
+    said: list[str] = field(default_factory=list)
+    code: int | None = None
+
+    def leave(self, folder: str) -> None:
+        """Write it, in the place of what this process wrote before; a directory that is not there is no mistake."""
+        path = Path(folder) / f"{os.getpid()}.json"
+        part = path.with_suffix(".part")
+        with contextlib.suppress(OSError):
+            part.write_text(json.dumps(vars(self)), encoding="utf-8")
+            part.replace(path)
+
+
+def notes_in(folder: Path) -> list[Note]:
+    """What processes left, in the order in which they last wrote."""
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to do in processes below.
+
+    Attributes:
+        options: of the capture; `output` is absolute.
+        notes: the directory for notes.
+        paths: what PYTHONPATH was before; None where it was not set.
+        launcher: the command that was captured, without secrets; empty where there is none but the script.
+        launched_in: the directory where it runs.
+    """
+
+    options: CaptureOptions
+    notes: str
+    paths: str | None = None
+    launcher: tuple[str, ...] = ()
+    launched_in: str = ""
+
+    def text(self) -> str:
+        """The order as text."""
+        from introspect_cli.capture.options.capture_options import plain
+
+        options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
+        return json.dumps({**vars(self), "options": options}, default=str)
+
+    @classmethod
+    def parse(cls, text: str) -> Order:
+        """The order in a text that `text` made.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        document = json.loads(text)
+        launcher = tuple(document.get("launcher", ()))
+        rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
+        return cls(_unpacked(document["options"]), *rest)
+
+
+def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.records import Kind
+    from introspect_cli.schedule.rules import Schedule
+
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in packed.items()
+    }
+    values["record"] = frozenset(Kind(name) for name in packed["record"])
+    values["steps"] = Schedule(packed["steps"])
+    values["output"] = Path(packed["output"]) if packed["output"] is not None else None
+    return CaptureOptions(**values)

@@ -1,0 +1,143 @@
+"""What a module holds, and what kind of module it is, without asking the module.
+
+`modules()`, `parameters()` and their like may be overridden by the script: they may have effects, count calls, or leave
+things out. What torch itself keeps in each module is walked instead.
+
+Some calls of modules are more than a call, or none: traced for their shapes, compiled, scripted, fused, wrapped. What
+runs inside such a call is not seen, or is recorded elsewhere: who records calls has to know them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from introspect_cli.capture import private_api
+from introspect_cli.records import Kind
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Iterator, Mapping
+
+
+WRAPPED_BY = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that only wrap another module, and the attribute that holds it."""
+
+
+def modules_in(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all inside it, each once, those that hold others first."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        children = module._modules  # noqa: SLF001 - the public view may be the script's
+        if children:  # most have none, and this is asked of all of them in each step
+            pending += [child for child in reversed(list(children.values())) if child is not None]
+
+
+def holders_in(root: nn.Module) -> list[nn.Module]:
+    """The modules in a module that hold tensors of their own, each once, those that hold others first."""
+    return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+
+
+Contents = tuple[list[Kind], list[torch.Tensor], list[object]]
+"""Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
+what is another where another module holds one of them, or under another name."""
+
+
+def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
+    """The parameters and buffers of modules, each once; `kinds` says which of the two."""
+    tensors: dict[int, torch.Tensor] = {}
+    of: list[Kind] = []
+    places: list[object] = []
+    for module in (module for reference in holders if (module := reference()) is not None):
+        for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
+            if group and kind in kinds:
+                places.append(id(module))
+                places += group.keys()  # a scripted module's is no mapping, and cannot be walked
+                for tensor in group.values():
+                    if tensor is not None and id(tensor) not in tensors:
+                        tensors[id(tensor)] = tensor
+                        of.append(kind)
+    return of, list(tensors.values()), [*places, *tensors]
+
+
+def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a module and of all inside it; one that is shared comes again."""
+    for module in modules_in(root):
+        yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper, None for a module that wraps nothing."""
+    attribute = WRAPPED_BY.get(type(module).__name__)
+    inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The innermost module under any wrappers."""
+    while (inner := wrapped(module)) is not None:
+        module = inner
+    return module
+
+
+def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call only traces shapes (export, fake tensors): nothing is computed, nothing can be recorded."""
+    fake = private_api.FAKE_TENSOR
+    for value in args:  # no generators: this runs for every call of every module
+        if issubclass(type(value), fake):
+            return True
+    return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
+
+
+def hides(module: nn.Module) -> bool:
+    """Whether the modules inside one run unseen: it is scripted or compiled."""
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
+    )
+
+
+def is_unfinished(module: nn.Module) -> bool:
+    """Whether torch's own `__init__` was left out: torch will say so when the module is called."""
+    return "_forward_hooks" not in module.__dict__
+
+
+def is_plain_call(module: nn.Module) -> bool:
+    """Whether a module's class says that a call of it is nothing but a call: no wrapper, no graph, nothing hidden."""
+    special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
+    return not isinstance(module, special) and wrapped(module) is None and not hides(module)
+
+
+def sequence_code() -> tuple[object, object]:
+    """Torch's own functions by which a sequence runs its modules; None for each where the script has put in others."""
+    functions = (nn.Sequential.forward, nn.Sequential.__iter__)
+    home = nn.modules.container.__file__
+    are_torchs = all(
+        getattr(function, "__code__", None) and function.__code__.co_filename == home for function in functions
+    )
+    return functions if are_torchs else (None, None)
+
+
+def how_hidden(module: nn.Module) -> str:
+    """What a module that hides others is."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "fused"
+    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

@@ -1,0 +1,322 @@
+"""Names for modules and parameters that two runs of a script agree on.
+
+A script never says what its model is called. A module gets its name when it is first called: the topmost module
+that holds it is the root, named by its class, and everything below is named by attribute path, as in
+`state_dict`. Wrappers (DDP, compile, checkpoint) are transparent: what they wrap has the name it would have
+without. A name that belonged to a module that is gone is free again, so a loss module built anew each step keeps
+one name instead of getting a thousand.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from introspect_cli.capture import torch_distributed
+from introspect_cli.capture.environment.sources import class_source
+from introspect_cli.capture.frames import called, script_frames
+from introspect_cli.capture.naming.contents import parameters_in, unwrap, wrapped
+from introspect_cli.capture.naming.identity import ById, FreeNames, Keyed, keyed
+from introspect_cli.capture.naming.states import ModuleState, ParameterNames
+from introspect_cli.records import ModuleInfo
+from introspect_cli.selection import near_module, selects
+from introspect_cli.texts import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LONGEST_VARIABLE = 80
+
+_PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
+"""Where classes are defined whose instances hold a model for a moment and are no part of it."""
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the class its author gave the module: that of a scripted or traced one is torch's."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
+    cls = type(module)
+    # fully_shard gives a module a class of its own, made of torch's and the author's.
+    if cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
+        cls = cls.__bases__[1]
+    return cls.__name__
+
+
+class NameFilter:
+    """Which FQNs are to be recorded, by globs and depth."""
+
+    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
+        self._include = include
+        self._exclude = exclude
+        self._max_depth = max_depth
+        self._asked: set[str] = set()
+
+    def __call__(self, fqn: str) -> bool:
+        """Whether the module of that name is wanted."""
+        if self._include or self._exclude:
+            self._asked.add(fqn)
+        if self._max_depth is not None and fqn.count(".") > self._max_depth:
+            return False
+        if self._include and not selects(fqn, self._include):
+            return False
+        return not selects(fqn, self._exclude)
+
+    def unmatched(self) -> list[str]:
+        """A sentence for each glob that selected nothing of all that was asked about."""
+        names = sorted(self._asked)
+        unmatched = [
+            glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
+        ]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched] if names else []
+
+
+class Names:
+    """Gives every module and parameter its name, once."""
+
+    def __init__(self, wanted: NameFilter) -> None:
+        self.wanted = wanted
+        """Says whether what has a name is to be recorded."""
+        self.states: dict[int, ModuleState] = {}
+        """By the module's identity, each with a reference to the module that it is of; only ever changed in place."""
+        self._parents: ById[weakref.ref[nn.Module]] = ById()
+        self._holders: ById[bool] = ById()
+        self._free = FreeNames()
+        self.parameters = ParameterNames(wanted)
+        """Names of parameters and buffers."""
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._trees: list[ModuleInfo] = []
+        self._variables: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self.settled = False
+        self.any_module = False
+        """Whether any module was ever named, or called."""
+        self._walked = 0  # `id` of the root in which everything has just been named
+        self._module_gone = self._forgetting()
+        self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
+        """Told of a module that no other one holds, when it is named in the forward that calls it."""
+
+    def clear(self) -> None:
+        """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
+        with self._lock:
+            self.states.clear()
+            self.parameters.clear()
+
+    def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """Hear of a module put into another (torch's registration hook)."""
+        if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
+            return
+        if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
+            return  # a graph of what belongs to a model
+        self._parents.set(child, weakref.ref(parent))
+        if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
+            with self._lock:
+                self._forget(child)
+
+    def holds(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Hear of a module that is given a parameter (torch's registration hook): it may be a model all by itself."""
+        if not self.settled and self._holders.get(module) is None:
+            self._holders.set(module, True)
+
+    def find(self, module: nn.Module) -> ModuleState | None:
+        """The state of a module that has a name already."""
+        state = self.states.get(id(module))
+        return state if state is not None and state.reference() is module else None
+
+    def state(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
+        """The state of a module that is being called, named now if it was not yet.
+
+        Args:
+            module: the module called.
+            caller: the module in whose forward it is called; None for an outermost call.
+            suffix: what the name of an outermost module gets beside its class.
+        """
+        self._walked = 0
+        state = self.find(module)
+        if state is not None:
+            return state
+        with self._lock:
+            self.any_module = True
+            top = self._topmost(module)
+            if top is module and caller is not None:
+                # Held in a plain list or built on the fly: no path leads to it but the call.
+                self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self.made_on_the_fly(module)
+            else:
+                self._adopt(top, class_name(unwrap(top)) + suffix)
+                if self.find(module) is None:
+                    self._adopt(module, class_name(unwrap(module)))
+            named = self.find(module)
+            assert named is not None
+            return named
+
+    def name_root(self, module: nn.Module, name: str) -> None:
+        """Name a module and all in it before it is first called, under a name of the caller's choosing."""
+        with self._lock:
+            self.any_module = True
+            self._adopt(module, name)
+
+    def renumber(self, kept: int | None) -> None:
+        """Hear that steps are counted anew: the step `kept` is the first; where None, none is."""
+        for state in self.states.values():
+            state.step = 0 if state.step == kept else -1
+
+    def roots(self) -> list[nn.Module]:
+        """The live roots, in the order in which they were first called."""
+        return [root for reference in self._roots if (root := reference()) is not None]
+
+    def seek(self, tensors: list[torch.Tensor]) -> None:
+        """Name the models that hold tensors and have given them no name, as far as one heard of them being built.
+
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
+        `functional_call` calls a model while it holds other tensors.
+        """
+        with self._lock:
+            heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
+            tops = {id(top): top for top in map(self._topmost, heard)}
+            for top in tops.values():
+                if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
+                    continue
+                held = set(map(id, parameters_in(top)))
+                if any(id(tensor) in held for tensor in tensors):
+                    self._adopt(top, class_name(unwrap(top)))
+
+    def new_modules(self) -> list[ModuleInfo]:
+        """The modules named since this was last asked."""
+        with self._lock:
+            trees, self._trees = self._trees, []
+            return trees
+
+    def refresh(self, root: nn.Module) -> None:
+        """Name what has been added below a root since it was named (adapters, lazy parameters)."""
+        state = self.find(root)
+        if state is not None:
+            with self._lock:
+                self._walk(root, state.fqn)
+
+    def refresh_called(self, root: nn.Module) -> None:
+        """The same of a root whose state has just been asked for: nothing was added if that has named it."""
+        just_named, self._walked = self._walked == id(root), 0
+        if not just_named:
+            self.refresh(root)
+
+    def step_over(self) -> None:
+        """A step is over: names of models that are gone are free."""
+        self._free.wake()
+        self._walked = 0
+
+    def _topmost(self, module: nn.Module) -> nn.Module:
+        seen = {id(module)}
+        while (entry := self._parents.get(module)) is not None:
+            parent = entry()
+            if parent is None or id(parent) in seen:
+                break
+            if not any(held is module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
+                break  # it was taken out again
+            module = parent
+            seen.add(id(module))
+        return module
+
+    def _adopt(self, root: nn.Module, base: str) -> None:
+        state = self.find(root) or self.find(unwrap(root))
+        if state is not None:
+            fqn = state.fqn
+        else:
+            trains = next(parameters_in(root), None) is not None
+            fqn = self._free.name(root, base, rests=trains)
+            if trains and fqn not in self._variables:
+                self._variables[fqn] = _variable(root)
+        if not any(reference() is root for reference in self._roots):
+            self._roots = [reference for reference in self._roots if reference() is not None]
+            self._roots.append(weakref.ref(root))
+        self._walk(root, fqn)
+        self._walked = id(root)
+
+    def _forget(self, root: nn.Module) -> None:
+        """Take back the names below what was called by itself and is now part of something: it gets its path there."""
+        self._roots = [reference for reference in self._roots if reference() is not root]
+        self._free.release(root)
+        gone = set()
+        for module, fqn, _ in _tree(root, self.states[id(root)].fqn):
+            gone.add(fqn)
+            self.states.pop(id(module), None)
+            self.parameters.take_back(module, fqn)
+        self._trees = [info for info in self._trees if info.fqn not in gone]
+
+    def _walk(self, root: nn.Module, fqn: str) -> None:
+        wrappers = []
+        gathered: list[torch_distributed.Unsharded] = []
+        for module, name, inner in _tree(root, fqn):
+            state = self.find(module)
+            if state is None:
+                state = self._new_state(module, name)
+                if inner is None:
+                    self._trees.append(self.describe(module, state))
+            self.parameters.name_in(module, state)
+            gathered += torch_distributed.unsharded_of(module)
+            if inner is not None:
+                wrappers.append((state, inner))
+        self.parameters.name_shards(gathered, self.find)
+        for state, inner in wrappers:
+            state.inner = self.find(inner)
+
+    def _new_state(self, module: nn.Module, name: str) -> ModuleState:
+        forget = self._module_gone
+        reference = keyed(module, forget)
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
+        self.states[id(module)] = state
+        return state
+
+    def _forgetting(self) -> Callable[[Keyed[nn.Module]], None]:
+        """What forgets a module that goes: one function for all, which refers to no more than it needs."""
+        states, names = self.states, self.parameters
+
+        def forget(reference: Keyed[nn.Module]) -> None:
+            state = states.get(reference.key)
+            if state is not None and state.reference is reference:
+                del states[reference.key]
+                for tensor in [tensor for tensor, name in state.tensors.items() if names.get(tensor) is name]:
+                    if not names[tensor].is_alive:
+                        del names[tensor]
+
+        return forget
+
+    def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
+        """A module's row of the tree, without its attributes."""
+        return ModuleInfo(
+            fqn=state.fqn,
+            module_class=state.module_class,
+            source=class_source(type(module)),
+            parameters=tuple(name for name, value in module._parameters.items() if value is not None),  # noqa: SLF001
+            buffers=tuple(name for name, value in module._buffers.items() if value is not None),  # noqa: SLF001
+            aliases=tuple(self.parameters.aliases(module, state.fqn)),
+            variable=self._variables.get(state.fqn, ""),
+        )
+
+
+def _variable(root: nn.Module) -> str:
+    """What the script calls a model: in its outermost frames, where models have names of their own."""
+    inner = unwrap(root)
+    names = called({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
+    return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
+
+
+def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
+    """Every module once with its name and what it wraps, wrappers' inner modules under the wrapper's name."""
+    seen: set[int] = set()
+    waiting = [(root, fqn)]
+    while waiting:
+        module, name = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inner = wrapped(module)
+        yield module, name, inner
+        if inner is not None:
+            waiting.append((inner, name))
+            continue
+        held = module._modules.items()  # noqa: SLF001 - `named_children` hides repeated ones
+        waiting += reversed([(child, f"{name}.{attribute}") for attribute, child in held if child is not None])

@@ -1,0 +1,313 @@
+"""What has a name: a module with its calls, a parameter or buffer as long as somebody holds the tensor.
+
+A tensor of the script must go when the script drops it, and another may come to its address. So none is referred to:
+who holds it is known, weakly, and is asked whether it is still there. A tensor has the name of the place where a module
+keeps it. An optimizer may be given one that no module is known to hold: that one is named by its place in the
+optimizer, until a module turns up that holds it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import nn
+
+    from introspect_cli.capture.torch_distributed import Style, Unsharded
+    from introspect_cli.records import Kind, Phase
+
+
+class Named:
+    """A module, a parameter or a buffer that has a name, whether it is wanted, and the sites of what is its own."""
+
+    __slots__ = ("fqn", "module_class", "sites", "watched")
+
+    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start without sites; of a parameter, the class is that of the module that owns it."""
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
+
+
+class CallSites:
+    """The sites of one call of a module, counted within a step, whose inputs are tensors by position and one comes out.
+
+    Attributes:
+        inputs: of each input, and of its gradient; -1 for what is not recorded.
+        output: of what comes out, and of its gradient; None until something has.
+    """
+
+    __slots__ = ("inputs", "output")
+
+    def __init__(self) -> None:
+        self.inputs: list[tuple[int, int]] = []
+        self.output: tuple[int, int] | None = None
+
+
+class ModuleState(Named):
+    """What is known of one module: its name, and its count of calls in the current step."""
+
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "compiled",
+        "forward",
+        "gives",
+        "inner",
+        "plain",
+        "reference",
+        "step",
+        "styles",
+        "tagged",
+        "tensors",
+    )
+
+    def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
+        super().__init__(fqn, module_class, watched=watched)
+        self.reference = reference
+        self.plain: type[nn.Module] | None = None
+        """The module's class, once it is known that a call of it is nothing but a call."""
+        self.forward: list[CallSites] = []
+        """Of each call in the phase of that name."""
+        self.inner: ModuleState | None = None
+        self.compiled = False
+        self.step = -1
+        self.styles: list[Style] | None = None
+        """What tensor parallelism takes its inputs for; None before that was looked at."""
+        self.gives: list[Style] = []
+        """What plain tensors tensor parallelism makes of its outputs."""
+        self.tagged = False
+        """Whether what goes in or comes out may be one rank's share of a DTensor."""
+        self.calls: dict[Phase, int] = {}
+        self.tensors: dict[int, ParameterName] = {}
+
+    def sites_of_call(self, call: int) -> CallSites:
+        """The sites of a call in an ordinary forward pass."""
+        while len(self.forward) <= call:
+            self.forward.append(CallSites())
+        return self.forward[call]
+
+    def next_call(self, step: int, phase: Phase) -> int:
+        """Count a call; the count starts anew with each step."""
+        self._be_in(step)
+        number = self.calls.get(phase, 0)
+        self.calls[phase] = number + 1
+        return number
+
+    def counted(self, step: int, phase: Phase) -> int:
+        """Calls so far in that step and phase."""
+        return self.calls.get(phase, 0) if self.step == step else 0
+
+    def seen(self, step: int, phase: Phase, call: int) -> None:
+        """Note a call that something else than the module's own `__call__` has counted."""
+        self._be_in(step)
+        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
+
+    def count_from(self, step: int, phase: Phase, number: int) -> None:
+        """Have the next call of a step and phase be the one of this number."""
+        self._be_in(step)
+        self.calls[phase] = number
+
+    def _be_in(self, step: int) -> None:
+        if self.step != step:
+            self.step = step
+            self.calls.clear()
+
+    def called(self, step: int) -> bool:
+        """Whether the module was called in that step."""
+        return self.step == step and bool(self.calls)
+
+
+class ParameterName(Named):
+    """A parameter's or buffer's name and the class of the module that owns it."""
+
+    __slots__ = ("_holders", "makeshift")
+
+    def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
+        super().__init__(fqn, module_class, watched=watched)
+        self.makeshift = makeshift
+        """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
+        self._holders: list[Holder] = []
+
+    def held_by(self, holder: Holder) -> None:
+        """Hear who holds the tensor."""
+        self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
+        self._holders.append(holder)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether one of those who hold what has this name holds this very tensor."""
+        for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
+            if holder.holds(tensor):
+                return True
+        return False
+
+    def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
+        """Which module holds the tensor, and under which name; None where no module does."""
+        return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether anybody still holds what has this name."""
+        return any(holder.is_alive for holder in self._holders)
+
+
+class Holder:
+    """Where a tensor of the script is kept: by a module under an attribute, or by an optimizer at a place in a group.
+
+    It tells a tensor from another that has come to its address without any reference to the tensor.
+    """
+
+    __slots__ = ("_owner", "_place")
+
+    def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
+        """Keep no reference to the owner but a weak one."""
+        self._owner = weakref.ref(owner)
+        self._place = place
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the owner is."""
+        return self._owner() is not None
+
+    @property
+    def place(self) -> tuple[weakref.ref[Any], str] | None:
+        """The module, and the attribute; None where it is an optimizer."""
+        return (self._owner, self._place) if isinstance(self._place, str) else None
+
+    def same_owner(self, other: Holder) -> bool:
+        """Whether it is the same owner's."""
+        return self._owner() is other._owner()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is still there."""
+        owner: Any = self._owner()
+        if owner is None:
+            return False
+        place = self._place
+        if isinstance(place, str):
+            # The public views build strings; a scripted module's own have no get().
+            kept = owner._parameters  # noqa: SLF001 - see above
+            if place in kept and kept[place] is tensor:
+                return True
+            kept = owner._buffers  # noqa: SLF001 - as above
+            return place in kept and kept[place] is tensor
+        group, position = place
+        groups = owner.param_groups
+        return (
+            group < len(groups)
+            and position < len(groups[group]["params"])
+            and groups[group]["params"][position] is tensor
+        )
+
+
+class Keeper(Holder):
+    """What keeps a rank's shard of a parameter while the module has the whole of it."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any) -> None:
+        """Keep no reference to the owner but a weak one."""
+        super().__init__(owner, "sharded_param")
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the shard is still that tensor."""
+        return getattr(self._owner(), "sharded_param", None) is tensor
+
+
+class ParameterNames(dict[int, ParameterName]):
+    """Names by the tensor's identity.
+
+    Attributes:
+        changes: counts those that were given and taken back.
+        replaced: how many tensors that no module was known to hold have got a name from one since.
+    """
+
+    __slots__ = ("__dict__", "changes")  # a slot as in `Recorder`
+
+    def __init__(self, wanted: Callable[[str], bool]) -> None:
+        """Start with none; `wanted` says whether what has a name is to be recorded."""
+        super().__init__()
+        self.changes = 0
+        self.replaced = 0
+        self._wanted = wanted
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+
+    def __setitem__(self, tensor: int, name: ParameterName) -> None:
+        self.changes += 1
+        super().__setitem__(tensor, name)
+
+    def __delitem__(self, tensor: int) -> None:
+        self.changes += 1
+        super().__delitem__(tensor)
+
+    def of(self, tensor: torch.Tensor) -> ParameterName | None:
+        """The name of a parameter or buffer, None if no module seen so far holds it."""
+        name = self.get(id(tensor))
+        return name if name is not None and name.is_of(tensor) else None
+
+    def name_alone(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
+        """Give a name to a tensor that no module holds (an optimizer may be given any); say then who holds it."""
+        name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
+        self[id(tensor)] = name
+        return name
+
+    def name_in(self, module: nn.Module, state: ModuleState) -> None:
+        """Name what a module holds itself, as far as it has no name from another one."""
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
+            for name, tensor in group.items():
+                if tensor is not None and self._is_free(tensor):
+                    self._name(tensor, state, name, Holder(module, name))
+
+    def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
+        """Name the shards of what is gathered now, too: they are the optimizer's, and come back."""
+        for holder, name, _, keeper in gathered:
+            shard, state = keeper.sharded_param, find(holder)
+            if state is not None and self._is_free(shard):
+                self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
+
+    def _is_free(self, tensor: torch.Tensor) -> bool:
+        name = self.of(tensor)
+        return name is None or name.makeshift
+
+    def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
+        self.replaced += self.of(tensor) is not None
+        name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
+        for holder in holders:
+            name.held_by(holder)
+        self[id(tensor)] = state.tensors[id(tensor)] = name
+
+    def take_back(self, module: nn.Module, fqn: str) -> None:
+        """Take back the names that a module of that name has given."""
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
+            for attribute, tensor in group.items():
+                name = None if tensor is None else self.of(tensor)
+                if name is not None and name.fqn == f"{fqn}.{attribute}":
+                    del self[id(tensor)]
+
+    def aliases(self, module: nn.Module, fqn: str) -> list[str]:
+        """Of the parameters that a module shares with others, the names they have there."""
+        aliases = []
+        for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
+            name = None if tensor is None else self.of(tensor)
+            if name is not None and not name.makeshift and name.fqn != f"{fqn}.{attribute}":
+                aliases.append(f"{attribute}={name.fqn}")
+        return aliases
+
+    def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
+        """Forget the names of tensors, given by identity, when this optimizer goes and nobody else holds them."""
+        key, names, watched = id(optimizer), self, self._optimizers
+
+        def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
+            if watched.get(key) is reference:
+                del watched[key]
+            for tensor in tensors:
+                name = names.get(tensor)
+                if name is not None and not name.is_alive:
+                    del names[tensor]
+
+        watched[key] = weakref.ref(optimizer, forget)

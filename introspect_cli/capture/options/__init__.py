@@ -1,0 +1,1 @@
+"""What a capture is asked to do."""

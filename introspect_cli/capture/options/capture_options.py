@@ -1,0 +1,286 @@
+"""What a capture was asked to do, as data.
+
+The command line, a configuration file, the manifest of a run and a comparison of runs all speak of the same options.
+Each is one field here: its flags, its help, its default, and whether it narrows what is observed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.options.option import (
+    CHILDREN,
+    COMPILE_MODES,
+    DEFAULT_KINDS,
+    DEFAULT_STATS,
+    KINDS,
+    LAYOUT_STATS,
+    LEVELS,
+    STATS,
+    Option,
+    of_comparing,
+    of_records,
+    of_settings,
+    of_steps,
+    of_the_run,
+    of_the_script,
+)
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rule import NAMES
+from introspect_cli.schedule.rules import Schedule
+from introspect_cli.statistics import STATISTICS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The options of one capture: a field each, which holds all that is known of it.
+
+    The command line, the check of what two captures observed, and the manifest are made from these fields.
+    """
+
+    output: Path | None = of_the_run(
+        None,
+        "Directory of the run [default: a fresh one under introspect-runs/, named at the end].",
+        "-o",
+        metavar="DIR",
+    )
+    force: bool = of_the_run(False, "Replace an existing run.")
+    durable: bool = of_the_run(
+        False, "Force each step to disk (fsync), so that a power cut loses none [default: a kill loses none]."
+    )
+    progress: bool = of_the_run(False, "Show on the terminal how far the run is.")
+    publish: tuple[str, ...] = of_the_run(
+        (),
+        "Show the run while it is running: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
+        "directory or a URL; may be repeated.",
+        metavar="PLACE",
+        commas=False,
+    )
+    quiet: bool = of_the_run(False, "Print errors only.", "-q")
+    against: str | None = of_comparing(
+        None,
+        "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
+        metavar="RUN",
+    )
+    rtol: float = of_comparing(0.0, "Accept relative RMS differences up to X, as in diff.", metavar="X")
+    noise: tuple[str, ...] = of_comparing(
+        (),
+        "A repeat of the run to compare with: differences no larger than between these two are accepted.",
+        metavar="RUN",
+        commas=False,
+    )
+    diff: str | None = of_comparing(
+        None,
+        "More options of diff for that, as one argument: '--kinds param,grad --modules blocks.* --atol 1e-6'.",
+        metavar="OPTIONS",
+    )
+    stop: bool = of_comparing(
+        False,
+        "End the script, on all ranks, when it has diverged; the exit status is then diff's: 0, 1, or 2 (could not "
+        "tell).",
+    )
+    on_divergence: str | None = of_comparing(
+        None,
+        "Shell command to run at the first divergence, with INTROSPECT_RUN and INTROSPECT_STEP in its environment.",
+        metavar="COMMAND",
+    )
+    record: frozenset[Kind] = of_records(
+        frozenset(Kind(name) for name in DEFAULT_KINDS),
+        f"Kinds of values, separated by commas: {', '.join(KINDS)}; or default (all but collective), all, none.",
+        "--kinds",
+        metavar="KINDS",
+    )
+    stats: tuple[str, ...] = of_records(
+        DEFAULT_STATS,
+        f"Statistics of each tensor, separated by commas: {', '.join(STATS)}; or default "
+        f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
+        metavar="NAMES",
+    )
+    sketch: bool = of_records(
+        True, "Keep a sketch of each tensor: 16 numbers that estimate how far apart two tensors are [default: yes]."
+    )
+    modules: tuple[str, ...] = of_records(
+        (), "Record only modules whose name matches, such as '*.attn'; may be repeated.", metavar="GLOB"
+    )
+    level: str = of_records(
+        "module",
+        "What is looked at: each module, or also the result of each operator in it, forward and backward "
+        "[default: module].",
+        choices=LEVELS,
+    )
+    ops: tuple[str, ...] = of_records(
+        (),
+        "With --level op, record only operators whose name matches, such as mm or 'aten.*norm*'; may be repeated.",
+        metavar="GLOB",
+        commas=False,
+    )
+    views: bool = of_records(
+        False,
+        "With --level op, also record results that are views of an input [default: no].",
+        "--views/--no-views",
+    )
+    all_dtypes: bool = of_records(
+        False,
+        "With --level op, also record results that are not floating point [default: no].",
+        "--all-dtypes/--float-dtypes",
+    )
+    vjp: tuple[str, ...] = of_records(
+        (),
+        "Record how one value depends on another: the vector-Jacobian product with ones, such as "
+        "lm_head:blocks.0/input[0]; may be repeated.",
+        metavar="OUTPUT:INPUT",
+        commas=False,
+    )
+    jacobian_norm: tuple[str, ...] = of_records(
+        (),
+        "Estimate the Frobenius norm of such a Jacobian, with its standard error; may be repeated.",
+        metavar="OUTPUT:INPUT",
+        commas=False,
+    )
+    probes: int = of_records(8, "Random vectors for an estimated norm [default: 8].", metavar="K", least=2)
+    exclude: tuple[str, ...] = of_records((), "Leave out modules whose name matches; may be repeated.", metavar="GLOB")
+    max_depth: int | None = of_records(
+        None, "Record no module more than N levels below its root.", metavar="N", least=0
+    )
+    save_tensors: tuple[str, ...] = of_records(
+        (), "Keep whole tensors of what matches by name; may be repeated.", metavar="GLOB", narrows=False
+    )
+    keep_around: int | None = of_records(
+        None,
+        "Hold the whole tensors of the last N steps in memory, and write them when the run diverges (--against) or has "
+        "a NaN.",
+        metavar="N",
+        least=1,
+        narrows=False,
+    )
+    keep_size: int | None = of_records(
+        None,
+        "Memory of a rank for --keep-around, such as 2GB [default: the ranks share a quarter of what is free].",
+        metavar="SIZE",
+        in_manifest=False,
+        narrows=False,
+    )
+    per_sample: bool = of_records(
+        False,
+        "Also summarise each sample of a batch, so that diff names the one that differs; best with --steps.",
+        narrows=False,
+    )
+    steps: Schedule = of_steps(Schedule(), "Steps and python slices, such as 0,5,10:20,100::50.", metavar="STEPS")
+    every_seconds: int | None = of_steps(None, "Only one step every N seconds.", metavar="N", least=1)
+    epochs: str | None = of_steps(
+        None,
+        "Only these epochs, such as 0,10:12, as Lightning, transformers and accelerate count them.",
+        metavar="EPOCHS",
+    )
+    ranks: str | None = of_steps(
+        None, "Only these ranks: 0,8:16, or one-per-replica (the lowest of ranks that hold copies).", metavar="RANKS"
+    )
+    first: int | None = of_steps(
+        None, "Also the first N steps; only these where no other steps are asked for.", metavar="N", least=1
+    )
+    last: int | None = of_steps(
+        None,
+        "Also the last N steps, or only these: older ones are dropped from the run as it goes on.",
+        metavar="N",
+        least=1,
+    )
+    when: str | None = of_steps(
+        None,
+        f"Also each step that meets a condition, such as 'loss > 3 * median'; it may use {', '.join(NAMES)}.",
+        metavar="CONDITION",
+    )
+    schedule: str | None = of_steps(
+        None,
+        "The steps as one expression, such as 'first(10) | every(100) & epochs(\"0:3\") | last(50)'.",
+        metavar="RULES",
+    )
+    max_size: int | None = of_steps(
+        None,
+        "Keep the run below a size such as 2GB: older steps are thinned, the first and the latest stay.",
+        metavar="SIZE",
+    )
+    until_nan: bool = of_steps(
+        False, "End the script after the first step with a NaN in a loss, an output or a parameter."
+    )
+    until_step: int | None = of_steps(None, "End the script when step N is complete.", metavar="N", least=0)
+    eval: bool | None = of_steps(
+        None, "Record forward passes outside training [default: if the script has no optimizer].", "--eval/--no-eval"
+    )
+    compile: str = of_the_script(
+        "boundary",
+        "What torch.compile compiles: recorded at its boundary; kept compiled and tapped inside, which limits "
+        "fusion; or run as python [default: boundary].",
+        choices=COMPILE_MODES,
+        narrows=True,
+    )
+    children: str = of_the_script(
+        "script",
+        "Which processes are recorded below a launcher, a shell script or a test runner: none, those that run a "
+        "script, or all python processes that train, below a script too [default: script].",
+        choices=CHILDREN,
+        in_manifest=False,
+    )
+    seed: int | None = of_the_script(
+        None, "Seed python, numpy and torch before the script starts.", metavar="N", least=0, most=2**32 - 1
+    )
+    deterministic: bool = of_the_script(False, "Ask torch and its libraries for deterministic algorithms.")
+    perturb: int | None = of_the_script(
+        None,
+        "Move each initial parameter by one rounding, up or down by a seed [default: 0]; `diff --noise` takes such a "
+        "run.",
+        metavar="[SEED]",
+        least=0,
+        most=2**32 - 1,
+    )
+    env: bool = of_settings(True, "Environment variables, secrets redacted [default: yes].", narrows=True)
+    packages: bool = of_settings(True, "Installed packages [default: yes].", narrows=True)
+    source: bool = of_settings(True, "Hashes of the script's own source files [default: yes].", narrows=True)
+    sources: bool = of_settings(
+        True, "Also their text, secrets redacted, so that diff shows the changed line [default: yes]."
+    )
+    redact: tuple[str, ...] = of_settings(
+        (),
+        "Redact more environment variables, by name, such as 'WANDB_*'; may be repeated.",
+        metavar="PATTERN",
+        in_manifest=False,
+    )
+
+    @property
+    def measures(self) -> bool:
+        """Whether any statistic beyond shape and dtype is kept."""
+        return any(name not in LAYOUT_STATS for name in self.stats)
+
+    @property
+    def sorted_stats(self) -> tuple[str, ...]:
+        """The statistics asked for that need a sort, in column order."""
+        return tuple(name for name, statistic in STATISTICS.items() if statistic.on_request and name in self.stats)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain values for the manifest, all but those that only steer this command.
+
+        `output`, `force` and `quiet` say nothing about what is in the run; names of secrets stay out too.
+        """
+        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
+
+    def narrowing(self) -> dict[str, Any]:
+        """What the manifest says apart: the options that decide how much of a training is observed, all of them."""
+        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
+
+
+def described(options: type[CaptureOptions] | None = None) -> list[tuple[str, Option]]:
+    """Every option with the name of its field, in the order of the help."""
+    every = fields(options or CaptureOptions)
+    return [(item.name, item.metadata["option"].named(item.name, item.default)) for item in every]
+
+
+def plain(value: object) -> Any:
+    """An option's value as plain data; a path stays one."""
+    if isinstance(value, frozenset):
+        return [kind.value for kind in Kind if kind in value]
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Schedule) else value

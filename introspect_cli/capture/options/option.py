@@ -1,0 +1,107 @@
+"""What one option of a capture is: how it is written, what it means for a comparison, which values it may have."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from introspect_cli.records import Kind
+from introspect_cli.statistics import DERIVED_STATS, STATISTICS
+
+KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.OP_OUTPUT, Kind.VALUE})
+"""Kinds that can be asked for; values that a script records itself always are."""
+
+DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
+"""Those that are recorded by default."""
+
+COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
+"""What can be done with compiled regions."""
+
+CHILDREN: tuple[str, ...] = ("none", "script", "all")
+"""Which processes are followed."""
+
+LEVELS: tuple[str, ...] = ("module", "op")
+"""How deep a capture looks."""
+
+STATS: tuple[str, ...] = (
+    "shape",
+    "dtype",
+    *(name for name in (*STATISTICS, *DERIVED_STATS) if name not in ("posinfs", "neginfs")),  # `infs` stands for both
+)
+"""Statistics that can be asked for."""
+
+DEFAULT_STATS: tuple[str, ...] = tuple(
+    name for name in STATS if name not in STATISTICS or not STATISTICS[name].on_request
+)
+"""Statistics kept unless told otherwise: all that need no sort."""
+
+LAYOUT_STATS = frozenset({"shape", "dtype"})
+"""Statistics that are kept whatever was asked for, since a layout is no measurement."""
+
+
+RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
+    "The run",
+    "Comparing it with another run while it runs",
+    "What is recorded",
+    "When it is recorded",
+    "How the script runs",
+    "Running it more than once",
+    "Settings recorded with it",
+)
+"""Headings of the help."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one option is written on a command line and what it means for a comparison.
+
+    Attributes:
+        heading: of the help.
+        flags: names on the command line beside that of the field, or `--a/--no-a` in its place.
+        help: one sentence, with the default.
+        narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
+            in it do not diverge because of that.
+        in_manifest: whether it says anything about what is in the run.
+        metavar: what stands for the value in the help.
+        repeated: whether it may be given several times, as where its default is a collection.
+        commas: whether commas part several values in one.
+        choices: all values there are, None for any.
+        least: smallest number allowed.
+        most: largest number allowed.
+    """
+
+    heading: str
+    flags: tuple[str, ...]
+    help: str
+    narrows: bool = False
+    in_manifest: bool = True
+    metavar: str | None = None
+    repeated: bool = False
+    commas: bool = True
+    choices: tuple[str, ...] | None = None
+    least: int | None = None
+    most: int | None = None
+
+    def named(self, name: str, default: object) -> Option:
+        """The option with what its field says: its flag, and whether it may be repeated."""
+        flags = self.flags
+        if not any("/" in flag for flag in flags):
+            flag = f"--{name.replace('_', '-')}"
+            flag += f"/--no-{flag[2:]}" if default is True else ""
+            short = [word for word in flags if not word.startswith("--")]
+            flags = (*short, flag, *(word for word in flags if word not in short))
+        return replace(self, flags=flags, repeated=isinstance(default, (tuple, frozenset)))
+
+
+def option(heading: str, default: object, text: str, *flags: str, **details: Any) -> Any:
+    """A field of `CaptureOptions`: its default, and an `Option` as its metadata."""
+    return field(default=default, metadata={"option": Option(heading, flags, text, **details)})
+
+
+of_the_run = functools.partial(option, RUN, in_manifest=False)
+of_comparing = functools.partial(option, AGAINST, in_manifest=False)
+of_records = functools.partial(option, WHAT, narrows=True)
+of_steps = functools.partial(option, WHEN, narrows=True)
+of_the_script = functools.partial(option, HOW)
+of_settings = functools.partial(option, SETTINGS)

@@ -1,0 +1,239 @@
+"""Options of a capture as people write them: by name, as text, with what they ask of one another checked.
+
+Names of kinds and statistics, sizes and pairs of values are checked here: nothing downstream meets an unknown one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rule import Rule, When
+from introspect_cli.schedule.rules import Epochs, EverySeconds, First, Last, OnePerReplica, Ranks, Schedule, parse_rule
+from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA, choose, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+def options_of(given: Mapping[str, Any]) -> CaptureOptions:
+    """Options by name, checked: those of the command line, of a configuration file, of a call.
+
+    Args:
+        given: `steps` is a schedule's text and `every` its stride; what may be given several times is a text with
+            commas or several texts; what is missing or empty has its default.
+
+    Raises:
+        UsageError: an option, a kind or a statistic is unknown, a bad schedule.
+    """
+    known = dict(described())
+    names = [*known, "every"]
+    for name in given:
+        if name not in names:
+            hint = did_you_mean(name, names) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
+    values = dict(given)
+    for name in values.keys() & {name for name, option in known.items() if option.repeated}:
+        texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
+        if name in _CHOSEN:
+            values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
+        else:
+            values[name] = words(texts) if known[name].commas else texts
+    values["steps"] = Schedule.parse(values.get("steps"), values.pop("every", None))
+    if values.get("schedule") is not None:
+        rule = values["schedule"]
+        values["schedule"] = (rule if isinstance(rule, Rule) else parse_rule(str(rule))).expression
+    for name in ("max_size", "keep_size"):
+        if values.get(name) is not None:
+            values[name] = parse_size(values[name], f"--{name.replace('_', '-')}")
+    options = CaptureOptions(**values)
+    if options.against is not None:
+        options = replace(options, against=_located(options.against), noise=tuple(map(_located, options.noise)))
+        if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
+            raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
+    comparing = options.rtol or options.noise or options.diff or options.stop or options.on_divergence
+    if options.against is None and comparing:
+        raise UsageError(
+            "--rtol, --noise, --diff, --stop, --on-divergence say how to compare: name a run with --against"
+        )
+    try:
+        shlex.split(options.diff or "")
+    except ValueError as error:
+        raise UsageError(f"--diff {options.diff}: {str(error).lower()}") from None
+    if options.keep_size is not None and options.keep_around is None:
+        raise UsageError("--keep-size says what --keep-around may take: give it a number of steps")
+    _check_rule(options)
+    operators = options.level == "op" or options.vjp or options.jacobian_norm
+    parse_pairs(options.vjp, options.jacobian_norm)
+    if options.level != "op" and (options.ops or options.views or options.all_dtypes):
+        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
+    return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
+
+
+def _located(run: str) -> str:
+    """A run to compare with, by a path that holds wherever the script goes."""
+    from introspect_cli.store.objects import is_remote
+    from introspect_cli.store.pack import from_anywhere
+
+    if not is_remote(run) and not Path(run).exists():
+        raise UsageError(f"there is no run at {run} to compare with")
+    return from_anywhere(run)
+
+
+_NARROWING: dict[str, Callable[[Any], Rule]] = {"every_seconds": EverySeconds, "epochs": Epochs}
+_ADDING: dict[str, Callable[[Any], Rule]] = {"first": First, "last": Last, "when": When}
+"""Options about steps that are a rule each; those of the first sort narrow `steps`, the others add to it."""
+
+
+def rule_of(options: CaptureOptions) -> Rule:
+    """Which steps a capture keeps: the one rule that all options about steps stand for.
+
+    `steps`, `every_seconds` and `epochs` narrow each other, `first`, `last` and `when` add to them, and `ranks` narrows
+    it all; or `schedule` says all of it.
+
+    Raises:
+        UsageError: a rule cannot be read.
+    """
+    if options.schedule is not None:
+        return parse_rule(options.schedule)
+    base, more = (
+        [made(value) for name, made in rules.items() if (value := getattr(options, name)) is not None]
+        for rules in (_NARROWING, _ADDING)
+    )
+    if options.steps != Schedule():
+        base.insert(0, options.steps)
+    if base:
+        more.insert(0, functools.reduce(Rule.__and__, base))
+    rule = functools.reduce(Rule.__or__, more) if more else None
+    if options.ranks is None or options.ranks == ALL_RANKS:
+        return rule or Schedule()
+    ranks = OnePerReplica() if options.ranks == ONE_PER_REPLICA else Ranks(options.ranks)
+    return ranks if rule is None else ranks & rule
+
+
+def _check_rule(options: CaptureOptions) -> None:
+    """Make sure that what decides on steps can be known.
+
+    Raises:
+        UsageError: it cannot, or two options contradict each other.
+    """
+    names = (*_NARROWING, "ranks", *_ADDING)
+    given = [name for name in names if getattr(options, name) is not None]
+    given += ["steps"] if options.steps != Schedule() else []
+    if options.schedule is not None and given:
+        raise UsageError(
+            f"--schedule says all of it: put --{given[0].replace('_', '-')} into it, or leave one of them out"
+        )
+    asked = {name for part in rule_of(options).parts if isinstance(part, When) for name in part.names}
+    for name in sorted(asked & _NEEDED.keys()):
+        if _NEEDED[name] not in options.record:
+            raise UsageError(
+                f"a condition asks for {name}, and no {_NEEDED[name].value} is recorded: add it to --record"
+            )
+    if (asked - {"step"} or options.until_nan or options.keep_around) and not options.measures:
+        raise UsageError("--when, --until-nan and --keep-around look at statistics: leave out --stats none")
+
+
+_NEEDED = {**dict.fromkeys(("loss", "median", "mean", "previous"), Kind.LOSS), "grad_norm": Kind.GRAD}
+"""What a condition asks for, and the kind that has to be recorded for it."""
+
+
+_CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
+    "record": lambda texts: frozenset(map(Kind, choose(texts, KINDS, "kind", default=DEFAULT_KINDS))),
+    "stats": lambda texts: choose(texts, STATS, "statistic", default=DEFAULT_STATS),
+}
+"""Options that take names out of a list, or `default`, `all` or `none`."""
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: object, option: str = "--max-size") -> int:
+    """Bytes, from `2GB`, `500 MB`, `1.5GiB` or a number, as an option was given.
+
+    Raises:
+        UsageError: it is no size, or none that holds a step.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
+    if match is None or match[2] not in _SIZES:
+        raise UsageError(f"{str(text)!r} is not a size: give one such as 500MB or 2GB")
+    size = int(float(match[1]) * _SIZES[match[2]])
+    if size < 10**5:
+        raise UsageError(f"{option} {text} holds no run: give 100kB at least")
+    return size
+
+
+@dataclass(frozen=True)
+class ValueName:
+    """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
+
+    Attributes:
+        fqn: the module's name, with or without its root.
+        kind: input or output.
+        path: where in the nested value; "" for the value.
+    """
+
+    fqn: str
+    kind: Kind
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ValueName:
+        """A name as it is written.
+
+        Raises:
+            UsageError: it names no module.
+        """
+        name, bracket, rest = text.strip().partition("[")
+        fqn, _, side = name.partition("/")
+        if not fqn or side not in ("", "input", "output"):
+            raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
+        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
+        path = bracket + rest
+        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
+
+    def fits(self, fqn: str, kind: Kind, path: str) -> bool:
+        """Whether a value that passes by is the one named."""
+        return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two values: how the first depends on the second.
+
+    Attributes:
+        text: as it was written.
+        later: the value whose Jacobian it is.
+        earlier: the value it is with respect to.
+        norm: whether the Jacobian's norm is wanted, else the product with ones.
+    """
+
+    text: str
+    later: ValueName
+    earlier: ValueName
+    norm: bool
+
+
+def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
+    """The pairs of `--vjp` and of `--jacobian-norm`.
+
+    Raises:
+        UsageError: a text does not name two values.
+    """
+    pairs = []
+    for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
+        later, _, earlier = (part.strip() for part in text.partition(":"))
+        if not (later and earlier):
+            raise UsageError(
+                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
+            )
+        pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
+    return tuple(pairs)

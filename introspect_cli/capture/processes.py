@@ -1,0 +1,175 @@
+"""What a python process is, by its command line.
+
+A capture that follows into processes must not enter the many that train nothing: data loaders' workers, compilers,
+package managers, agents that only start others. Their command lines tell them apart, before anything is imported.
+
+Everything that is imported here at the top, a process imports before its first line, so it is little.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+VARIABLE = "INTROSPECT_FOLLOW"
+"""The environment variable that tells python processes to be followed, and how."""
+
+
+class Role(Enum):
+    """What a python process does."""
+
+    SCRIPT = "script"
+    LAUNCHER = "launcher"
+    WORKER = "worker"
+    HELPER = "helper"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A python process.
+
+    Attributes:
+        role: what it does.
+        script: its script; None for a module or for code.
+        module: its module.
+        args: what follows on the command line.
+        code: what follows `-c`; None for anything else.
+    """
+
+    role: Role
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    code: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.module or (os.path.basename(self.script) if self.script else "python -c")  # noqa: PTH119 - text
+
+
+_LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "fabric", "lightning", "uv", "uvx"}
+)
+_LAUNCHER_MODULES = re.compile(
+    r"(torch\.distributed\.(run|launch)|accelerate\.commands\.\w+|deepspeed\.launcher\.\w+|lightning\.fabric\.cli"
+    r"|lightning_fabric\.cli)(\.__main__)?$"
+)
+_HELPERS = re.compile(r"(pip3?|ninja|cmake|tensorboard|jupyter(-\w+)?|wheel|virtualenv|pre-commit|ruff|mypy)$")
+_HELPER_MODULES = re.compile(
+    r"(pip|ensurepip|venv|setuptools|build|torch\._inductor|torch\.utils|triton|multiprocessing|joblib|tensorboard"
+    r"|introspect_cli|wandb|ray)(\.|$)"
+)
+_HELPER_PATHS = re.compile(r"[/\\](site|dist)-packages[/\\](torch[/\\](_inductor|utils)|triton|joblib|wandb|ray)[/\\]")
+_OWN_CODE = re.compile(r"\bmultiprocessing\.(spawn|forkserver)\b")
+_HELPER_CODE = re.compile(r"\b(resource_tracker|semaphore_tracker|setuptools|torch\._inductor)\b")
+_VALUED = "WX"
+
+
+def described(words: Sequence[str]) -> Process:
+    """What a process is.
+
+    Args:
+        words: its command line, as in `sys.orig_argv`: the interpreter, its options, what it runs.
+    """
+    at = 1
+    while at < len(words) and words[at].startswith("-") and len(words[at]) > 1:
+        word, at = words[at], at + 1
+        if word.startswith("--"):
+            at += word == "--check-hash-based-pycs"
+            continue
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "cm" or letter in _VALUED:
+                value = word[place:] or (words[at] if at < len(words) else "")
+                at += not word[place:]
+                if letter == "c":
+                    return Process(_role_of_code(value), args=tuple(words[at:]), code=value)
+                if letter == "m":
+                    return Process(_role_of_module(value), module=value, args=tuple(words[at:]))
+                break
+    if at >= len(words) or words[at] == "-":
+        return Process(Role.HELPER)  # an interactive interpreter
+    return Process(_role_of_script(words[at]), script=words[at], args=tuple(words[at + 1 :]))
+
+
+def _role_of_code(code: str) -> Role:
+    if _HELPER_CODE.search(code):
+        return Role.HELPER
+    return Role.WORKER if _OWN_CODE.search(code) else Role.SCRIPT
+
+
+def _role_of_module(module: str) -> Role:
+    if _LAUNCHER_MODULES.match(module):
+        return Role.LAUNCHER
+    return Role.HELPER if _HELPER_MODULES.match(module) else Role.SCRIPT
+
+
+def _role_of_script(script: str) -> Role:
+    name = os.path.basename(script)  # noqa: PTH119 - text
+    if name in _LAUNCHERS:
+        return Role.LAUNCHER
+    return Role.HELPER if _HELPERS.match(name) or _HELPER_PATHS.search(script) else Role.SCRIPT
+
+
+def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
+    """The command line to start as a process of its own, whose python processes are followed; None for a script.
+
+    Args:
+        words: what was given to `capture`: a script or command with its arguments, or a module with its.
+        module: whether the first word is a module, after -m.
+        interpreter: the python to run a module with.
+    """
+    first = words[0]
+    if module:
+        return [interpreter, "-m", *words] if _role_of_module(first) is Role.LAUNCHER else None
+    path = Path(first)
+    if path.is_file() or (path / "__main__.py").exists():
+        if not path.is_file() or path.suffix in {".py", ".pyc", ".pyz", ".zip"}:
+            return None
+        shell = _shell(path)
+        launcher = _role_of_script(first) is Role.LAUNCHER
+        if not shell and not launcher:
+            return None
+        return [os.path.abspath(first), *words[1:]] if os.access(path, os.X_OK) else [*shell, *words]  # noqa: PTH100
+    executable = shutil.which(first)
+    return [executable, *words[1:]] if executable else None
+
+
+def _shell(path: Path) -> list[str]:
+    """The interpreter that a script names in its first line, or has by its name; empty for python's own."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return []
+    if line.startswith(b"#!"):
+        words = line[2:].decode("utf-8", "replace").split()
+        return [] if any("python" in word for word in words) else words
+    if line.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")):
+        return [str(path)]
+    return ["sh"] if path.suffix in {".sh", ".bash"} else []
+
+
+def instead(words: Sequence[str], *, module: bool, output: str) -> str:
+    """The command line that captures without following, as far as it is known."""
+    capture = ["-m", "introspect_cli", "capture", "-o", output]
+    at = next((place for place, word in enumerate(words[1:], 1) if word.endswith(".py")), None)
+    name = os.path.basename(words[0])  # noqa: PTH119 - text
+    if at is None:
+        return "put `introspect capture -o RUN` in the place of `python` where the script is started"
+    line = [*(("python", "-m") if module else ()), *words[:at], *capture, *words[at:]]
+    if name in {"python", "python3"}:
+        line = ["introspect", "capture", "-o", output, *words[at:]]
+    if name == "deepspeed":
+        line = [*words[:at], "--module", *capture[1:], *words[at:]]
+    return f"use `{shlex.join(line)}` instead"

@@ -1,0 +1,128 @@
+"""Steps that have ended and are not yet written.
+
+What a device computes is not waited for: a step that ends is set aside with what is still to come of its summaries, and
+is written when the next one has ended. One whose writing an interrupt stopped is not lost: it is tried once more, and
+written once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.capture.recording.retention import Records
+from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
+from introspect_cli.errors import StoreError
+from introspect_cli.schedule.rule import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from introspect_cli.capture.recording.retention import Retention
+    from introspect_cli.capture.recording.step_rows import Sites
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.summarizer import Summarizer
+
+
+class Backlog:
+    """Steps that wait to be written, in order; the caller's lock is held.
+
+    Attributes:
+        open: whether the store takes more.
+        written: steps that have been written.
+    """
+
+    def __init__(
+        self,
+        rank: RankWriter,
+        store: StoreWriter,
+        summarizer: Summarizer,
+        retention: Retention,
+        sites: Sites,
+        lost: Callable[[StoreError], None],
+    ) -> None:
+        self.open = True
+        self.written = 0
+        self._rank = rank
+        self._store = store
+        self._retention = retention
+        self._sites = sites
+        self._lost = lost
+        self._summarizer = summarizer
+        self._layouts = 0  # how many the store has been given
+        self._spare: StepBlock | None = None  # of a step that was written
+        self._blocks: deque[StepBlock] = deque()
+        self._begun: StepBlock | None = None  # whose writing has begun and not ended
+
+    def add(self, ended: EndedStep) -> None:
+        """Set a step aside, with its summaries."""
+        block, self._spare = self._spare, None
+        if block is None or block.message.rows != len(ended.sites):
+            block = StepBlock(self._rank.message(len(ended.sites)))
+        block.take(ended, self._summarizer)
+        self._blocks.append(block)
+
+    def clear(self) -> None:
+        """Forget the steps that wait, and how many were written."""
+        self._blocks.clear()
+        self.written = 0
+
+    def write(self, keep: int) -> None:
+        """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
+
+        Args:
+            keep: how many of the last may stay, if a device still computes some of them.
+        """
+        while self._blocks:
+            first = self._blocks[0]
+            if first.rows.waits and (len(self._blocks) <= keep or (keep and not first.rows.ready())):
+                return
+            if first is self._begun:
+                self._blocks.popleft()
+            self._begun = first
+            self._write_one(first)
+            if self._blocks and self._blocks[0] is first:
+                self._blocks.popleft()
+            self._begun = None
+            self._spare = first
+
+    def _write_one(self, block: StepBlock) -> None:
+        block.rows.finish()
+        if not self.open:
+            return
+        ended, retention, thinning = block.ended, self._retention, self._retention.thinning
+        records = self._records(block) if retention.looks else None
+        expiry = retention.expiry(ended.step, records, ended.labels)
+        if expiry == NEVER:
+            return
+        try:
+            before = self._rank.bytes_written if thinning is not None else 0
+            saved = block.save_whole(self._store)
+            last = self._rank.last_step
+            if last is None or last < ended.step:
+                self._append(block)
+            self.written += 1
+            if retention.box is not None:
+                not_finite = records is not None and (records.has_nan() or records.is_infinite())
+                retention.box.add(ended.step, block.held(), self._rank.digest, not_finite=not_finite)
+            if thinning is not None:
+                thinning.written(ended.step, expiry, self._rank.bytes_written - before, saved)
+        except StoreError as error:
+            self._lost(error)
+
+    def _records(self, block: StepBlock) -> Records:
+        """What a rule may look at."""
+        kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
+        layouts, layout = self._summarizer.layouts, block.columns.layout
+        return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
+
+    def _append(self, block: StepBlock) -> None:
+        message = block.complete()
+        # Those that records have are only ever added to, so the store gives them the same numbers.
+        while self._layouts <= message.largest("layout"):
+            self._rank.layout(self._summarizer.layouts[self._layouts])
+            self._layouts += 1
+        self._rank.append(block.ended.step, message, block.ended.labels)

@@ -1,0 +1,261 @@
+"""Whole tensors of the last steps, held in memory and written only when something happens.
+
+A run of days cannot store every tensor, and nobody repeats it to see the elements of one. So each step's tensors are
+copied as they are recorded, the last steps' copies are held, and a divergence from a reference or a NaN writes them
+beside the records that name them. A comparison may answer some steps late: a step whose digest is not the reference's
+has its tensors, and those of the steps before it, set aside until the answer comes.
+
+What it takes is bounded before training begins. The bound is shared out among the steps that may be there at once, so
+what does not fit is the same in every step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from introspect_cli.capture.recording.step_block import SavedTensor, save_tensor
+from introspect_cli.errors import belongs_to_script, scarcity
+from introspect_cli.machine import free_memory
+from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.special import PLAIN, is_wrapped
+from introspect_cli.tensors.views import in_memory
+from introspect_cli.texts import count, human_size
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.recording.step_rows import Sites
+    from introspect_cli.records import Site
+    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.summarizer import Summarizer
+
+_SHARE = 4
+
+_MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
+
+
+def made(
+    options: CaptureOptions,
+    launch: Launch | None,
+    store: StoreWriter,
+    digests: Mapping[int, bytes] | None,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+) -> BlackBox:
+    """The one that a capture asks for, with its share of a quarter of what is free; the first rank says so."""
+    assert options.keep_around is not None
+    room, why = options.keep_size, "--keep-size"
+    if room is None:
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room, why = free_memory() // _SHARE // ranks, "a quarter of what is free; --keep-size sets it"
+    if launch is None or not launch.rank:
+        held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
+        say(f"{held}, in {human_size(room)} of memory at most ({why})")
+    return BlackBox(options.keep_around, room, store, digests, say, note)
+
+
+class Held(NamedTuple):
+    """Whole tensors of a step, by checksum."""
+
+    step: int
+    tensors: Mapping[int, torch.Tensor]
+
+
+class BlackBox:
+    """Holds the whole tensors of the last steps; the recorder's lock is held around every call.
+
+    Attributes:
+        open: whether anything can still make it write what it holds.
+        written: what it wrote, for the manifest.
+        stored: checksums of that, by step.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        room: int,
+        store: StoreWriter,
+        digests: Mapping[int, bytes] | None,
+        say: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Start empty, with room for some bytes and the digests of the reference's steps, None without a reference."""
+        self.open = True
+        self.written: list[dict[str, object]] = []
+        self.stored: dict[int, frozenset[int]] = {}
+        self._steps: deque[Held] = deque(maxlen=steps)
+        self._aside: list[Held] = []
+        # Held, set aside, under way, and ended while a device computes.
+        self._most = 2 * steps + 2 if digests else steps + 2
+        self._share = room // self._most
+        self._store = store
+        self._digests = digests or {}
+        self._waits = {"nan"} if digests is None else {"nan", "divergence"}
+        self._say, self._note = say, note
+        self._taken = 0
+        self._left: dict[Site, None] = {}
+        self._said = False
+
+    def takes(self, site: Site, value: torch.Tensor) -> bool:
+        """Whether a value is copied: it is one that can be stored, and there is room for it in the step under way."""
+        if not self.open or type(value) not in PLAIN or is_wrapped(value):
+            return False
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            return False
+        size = _size(value)
+        if in_memory(value.shape, value.stride()) is None and self._taken + size <= self._share:
+            self._taken += size
+            return True
+        self._left[site] = None
+        return False
+
+    def failed(self, error: Exception) -> None:
+        """Hold nothing from here on: a value could not be copied, or written."""
+        if belongs_to_script(error):
+            raise error
+        self._close()
+        self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
+
+    def turn(self) -> None:
+        """The step under way is over."""
+        self._taken = 0
+
+    def clear(self) -> None:
+        """All steps so far are taken back."""
+        self._steps.clear()
+        self._aside = []
+        self._taken = 0
+
+    def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
+        """Hold copies of a written step's tensors, by checksum; `not_finite`: it has a NaN or infinity that counts."""
+        if not self.open:
+            return
+        before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
+        tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
+        self._steps.append(Held(step, tensors))  # what did not change since the step before is held once
+        if tensors or self._left:
+            self._tell(tensors)
+        if self._digests.get(step, digest) != digest and not self._aside:
+            self._aside = list(self._steps)
+        if not_finite and "nan" in self._waits:
+            self._write("nan", list(self._steps), f"at step {step}")
+
+    def agreed(self, step: int) -> None:
+        """The comparison has seen all steps up to one, and the runs do not diverge."""
+        if self._aside and self._aside[-1].step <= step:
+            self._aside = []
+
+    def diverged(self, step: int | None) -> None:
+        """The runs diverge at a step, where it is one."""
+        if "divergence" not in self._waits:
+            return
+        rolling = list(self._steps)
+        near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
+        chosen = near[0] if near else rolling
+        self._aside, self._digests = [], {}
+        if not near and step is not None and chosen:
+            self._say(
+                f"whole tensors of step {step} are no longer held: it was compared "
+                f"{count(chosen[-1].step - step, 'step')} later"
+            )
+        self._write("divergence", chosen, "" if step is None else f"at step {step}")
+
+    def _write(self, why: str, steps: list[Held], where: str) -> None:
+        self._waits.discard(why)
+        tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
+        try:
+            for checksum, tensor in tensors.items():
+                save_tensor(self._store, checksum, tensor)
+        except Exception as error:  # a disk that is full costs the tensors, and not the run
+            self.failed(error)
+            return
+        self.stored |= {held.step: frozenset(held.tensors) for held in steps}
+        numbers, size = [held.step for held in steps], sum(map(_size, tensors.values()))
+        if tensors:
+            self.written.append({"why": why, "steps": numbers, "tensors": len(tensors), "bytes": size})
+            self._say(
+                f"{_MADE[why]} {where}: {count(len(tensors), 'whole tensor')} of "
+                f"step{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} written ({human_size(size)})"
+            )
+        if not self._waits:
+            self._close()
+
+    def _close(self) -> None:
+        self.open = False
+        self.clear()
+
+    def _tell(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Say once what holding costs, and what there is no room for."""
+        if not self._said:
+            self._said = True
+            size = sum(map(_size, tensors.values()))
+            self._say(
+                f"whole tensors of a step take {human_size(size)}: at most {human_size(self._most * size)} are held"
+            )
+        if self._left:
+            first = next(iter(self._left))
+            self._note(
+                f"{count(len(self._left), 'value')} of a step (the first: {first.kind.value} of {first.fqn}) are not "
+                f"held whole: --keep-size leaves {human_size(self._share)} for a step"
+            )
+            self._left = {}
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class SavedTensors:
+    """Copies tensors as they are recorded; the recorder's lock is held.
+
+    Attributes:
+        of_step: those of the current step so far.
+        are_wanted: whether any may be.
+    """
+
+    def __init__(
+        self, globs: tuple[str, ...], summarizer: Summarizer, box: BlackBox | None, sites: Sites, lock: threading.RLock
+    ) -> None:
+        self.are_wanted = bool(globs) or box is not None
+        self._summarizer, self._box, self._sites, self._lock = summarizer, box, sites, lock
+        self.of_step: list[SavedTensor] = []
+
+    def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy what is stored whole, or held in case that something happens."""
+        box, always = self._box, site in self._sites.whole
+        if not always and box is None:
+            return
+        value = value.local if isinstance(value, Placed) else value
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value)))
+        elif box is not None and box.takes(self._sites.of[site], value):
+            try:
+                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.failed(error)
+
+    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Hear what a comparison says: up to which step the runs agree, or where they diverge."""
+        box = self._box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.agreed(agreed)
+            else:
+                box.diverged(*diverged)
+
+    def turn(self) -> None:
+        """The step is over: hold nothing; what was handed on stays as it is."""
+        self.of_step = []
+        if self._box is not None:
+            self._box.turn()

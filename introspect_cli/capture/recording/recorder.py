@@ -1,0 +1,293 @@
+"""The hub between probes and the store: what the current step has recorded so far.
+
+Probes fire from the main thread, from autograd's threads, from the script's own threads. Each hands over a site
+and a value; the recorder has the value summarised at once (the script may overwrite it a line later), notes the
+order, and at the end of the step gives everything to the store in one batch. A lock keeps a step's rows and the
+summariser's slots together when threads meet.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture.environment.redact import plain
+from introspect_cli.capture.recording.backlog import Backlog
+from introspect_cli.capture.recording.black_box import SavedTensors
+from introspect_cli.capture.recording.samples import SampleKeeper
+from introspect_cli.capture.recording.step_block import EndedStep
+from introspect_cli.capture.recording.step_rows import Sites, StepRows
+from introspect_cli.errors import StoreError
+from introspect_cli.tensors.kernels import new_lock
+from introspect_cli.tensors.places import Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from introspect_cli.capture.recording.retention import Retention
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Given, Site
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.summarizer import Summarizer
+
+
+def _no_short_way(_site: int, _tensor: torch.Tensor) -> int:
+    return -1
+
+
+def _none_at_once(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
+    return False
+
+
+class Recorder:
+    """Collects the records of one step at a time and appends them to one rank's streams."""
+
+    __slots__ = ("__dict__", "step", "wanted")  # asked for in each call of a module, by compiled code that knows slots
+
+    def __init__(
+        self,
+        summarizer: Summarizer,
+        rank: RankWriter,
+        store: StoreWriter,
+        retention: Retention,
+        save_tensors: tuple[str, ...] = (),
+        store_lost: Callable[[StoreError], None] = lambda _error: None,
+        *,
+        per_sample: bool = False,
+    ) -> None:
+        """Start at step 0.
+
+        Args:
+            summarizer: turns values into slots.
+            rank: where finished steps go.
+            store: where whole tensors go.
+            retention: which steps are wanted, and kept.
+            save_tensors: globs over FQNs of values that are stored whole.
+            store_lost: told once when the store can no longer be written.
+            per_sample: summarise the samples of batches and activations one by one, too.
+        """
+        self.summarizer = summarizer
+        self.step = 0
+        self.alive = True
+        self.wanted = retention.wants(0)
+        self.resumed = True
+        self.labels: Callable[[], Labels] = dict
+        """What the script's framework calls the step that ends."""
+        self._rank = rank
+        self._lock = new_lock()
+        self._retention = retention
+        self.undecided = retention.undecided
+        self._store_lost = store_lost
+        self._samples = SampleKeeper(summarizer, each=per_sample)
+        self._sites = Sites(rank, self._lock, save_tensors, self._samples.met)
+        self.saved = SavedTensors(save_tensors, summarizer, retention.box, self._sites, self._lock)
+        self._save = self.saved.save
+        self.site = self._sites.number
+        """Gives a site its number, the same for the whole run."""
+        self.step_rows = StepRows(self._sites, self._lock)
+        self._backlog = Backlog(rank, store, summarizer, retention, self._sites, self._lose)
+        self.intake = None if per_sample or self.saved.are_wanted else summarizer.intake
+        """Records small plain tensors in one call; None where nothing does."""
+        self._short: Callable[[int, torch.Tensor], int] = _no_short_way
+        self._all_short: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_at_once
+        self._go_the_short_way(on=True)
+
+    def _go_the_short_way(self, *, on: bool) -> None:
+        """Have small plain tensors recorded in one call, which looks at no site's name, or not.
+
+        Who calls it in the first step has tensors of which the samples count.
+        """
+        if self.intake is None:
+            return
+        if on and self.step_rows.only is None:
+            sums = self._samples.step.sums if self._samples.first else None
+            rows = self.step_rows
+            held = (rows.sites, rows.slots, rows.times, self._lock)
+            self.intake.into(*held, sums, self.summarizer.sample_headers)
+            self._short, self._all_short = self.intake.record, self.intake.record_all
+        else:
+            self.intake.into()
+            self._short, self._all_short = _no_short_way, _none_at_once
+
+    def record_only(self, sites: frozenset[Site] | None) -> None:
+        """Record nothing but some sites; all where None."""
+        self.step_rows.only = sites
+        if sites is not None:
+            self._go_the_short_way(on=False)
+
+    @property
+    def steps_written(self) -> int:
+        """Steps that have been written so far."""
+        return self._backlog.written
+
+    @property
+    def rows(self) -> int:
+        """Rows recorded in the current step so far."""
+        return len(self.step_rows.sites)
+
+    def tensor(self, site: int, value: torch.Tensor | Placed, given: Given | None = None) -> int:
+        """Record a tensor, and what its operator was given; returns its slot, good until the end of the step."""
+        if given is None and not isinstance(value, Placed):
+            samples = self._samples  # what the short way does with the samples of each tensor has to be right for it
+            is_short = site in samples.activations if samples.first else site not in samples.batches
+            slot = self._short(site, value) if is_short else -1
+            if slot >= 0:
+                return slot
+        with self._lock:
+            if given is not None:
+                row = self.rows
+                # in the first step the short way adds up samples, which are of no operator
+                slot = -1 if self._samples.first or isinstance(value, Placed) else self._short(site, value)
+                self.step_rows.given[row] = given
+                if slot >= 0:
+                    return slot
+            slot = self.summarizer.add(value)
+            self.step_rows.note(site, slot)
+            self._save(site, slot, value)
+            self._samples.note(site, self._sites.of[site].kind, slot, value)
+            return slot
+
+    def tensors(self, sites: Sequence[int], values: Sequence[torch.Tensor]) -> None:
+        """Record many tensors, each at its site: the kernels' threads share them out."""
+        with self._lock:
+            looks = self._samples.looks_at(sites)
+            short = not looks and self._all_short(sites, values)
+            if short is True:
+                return
+            slots = self.summarizer.add_all(values, short or None)
+            if self.saved.are_wanted:
+                for site, slot, value in zip(sites, slots, values, strict=True):
+                    self._save(site, slot, value)
+            if looks:
+                for site, slot, value in zip(sites, slots, values, strict=True):
+                    self._samples.note(site, self._sites.of[site].kind, slot, value)
+            rows = self.step_rows
+            if rows.only is None and rows.times.once(list(sites)):
+                rows.sites.extend(sites)
+                rows.slots.extend(slots)
+            else:
+                for site, slot in zip(sites, slots, strict=True):
+                    self.step_rows.note(site, slot)
+
+    def nested(self, sites: Sequence[int], values: Sequence[object]) -> None:
+        """Record the leaves of a nested value in their order: tensors and plain values, the site of each."""
+        with self._lock:
+            for is_tensor, group in groupby(zip(sites, values, strict=True), _is_tensor):
+                places, held = zip(*group, strict=True)
+                if is_tensor and len(held) > 1:  # summarised together
+                    self.tensors(places, held)
+                else:
+                    for site, value in zip(places, held, strict=True):
+                        record: Any = self.tensor if is_tensor else self.value
+                        record(site, value)
+
+    def tensor_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
+        """Record a tensor that is several sites' value; another thread may end the step before or after, not within."""
+        with self._lock:
+            slot = self.tensor(sites[0], value)
+            for site in sites[1:]:
+                self.step_rows.note(site, slot)
+
+    def value(self, site: int, value: object) -> None:
+        """Record a plain value: a number, a string, a flag."""
+        with self._lock:
+            self.step_rows.note(site, self.summarizer.value(plain(value, secret=site in self._sites.secret)))
+
+    def missing(self, site: int, reason: str) -> None:
+        """Record that a site is there and could not be seen."""
+        with self._lock:
+            self.step_rows.note(site, self.summarizer.missing(reason))
+
+    def restart(self, *, keep: bool) -> None:
+        """Take back all steps so far, as if recording began now.
+
+        Args:
+            keep: whether the current step stays, as the first.
+        """
+        with self._lock:
+            wanted = self._retention.wants(0) and (self.wanted or not keep)
+            if not (keep and wanted):
+                self.step_rows.take_back(0)
+                self.step_rows.times.clear()
+                self.saved.of_step.clear()
+                self._samples.forget_step()
+            self._backlog.clear()
+            self._samples.first = True
+            self._go_the_short_way(on=False)
+            self.step = 0
+            self._retention.restart()
+            self.wanted = self.alive and wanted
+            self.resumed = True
+            try:
+                self._rank.restart()
+            except StoreError as error:
+                self._lose(error)
+
+    def tick(self) -> None:
+        """End the current step: write it if it was wanted, and begin the next.
+
+        What a device still computes is not waited for: that step is written when the next one has ended.
+        """
+        with self._lock:
+            was_wanted = self.wanted
+            try:
+                self._end()
+                self._backlog.write(keep=1)
+            finally:
+                if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
+                    self._empty()  # an interrupt came before anything was set aside, or while this was done
+                self.step += 1
+                self.wanted = self.alive and self._retention.wants(self.step)
+                self.resumed = self.wanted and not was_wanted
+
+    def decide(self) -> None:
+        """The step begins: where that tells more of it (its epoch), decide again whether it is wanted."""
+        if self.wanted:
+            self.wanted = self._retention.wants(self.step, begins=True)
+            self.resumed &= self.wanted
+
+    def flush(self, *, current: bool) -> None:
+        """Write all steps that have ended, and what the `current` one has recorded, if anything, as that step.
+
+        At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
+        """
+        with self._lock:
+            if current:
+                self._end()
+            self._backlog.write(keep=0)
+
+    def _end(self) -> None:
+        """Set aside what the current step has recorded, if anything."""
+        if not self.step_rows.sites:
+            return
+        try:
+            rows, samples = self.step_rows, self._samples.step
+            given, saved = rows.given, self.saved.of_step
+            ended = EndedStep(self.step, rows.sites.copy(), rows.slots.copy(), saved, samples, given, self.labels())
+            self._backlog.add(ended)
+        finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
+            self._empty()
+
+    def _empty(self) -> None:
+        """Begin a step with nothing recorded."""
+        self.step_rows.clear()
+        self.saved.turn()
+        self._samples.forget_step()
+        if self._samples.first:
+            self._samples.first_is_over()
+            self._go_the_short_way(on=True)
+
+    def _lose(self, error: StoreError) -> None:
+        self.stop()
+        self._store_lost(error)
+
+    def stop(self) -> None:
+        """Take no more records (in a forked child, or when the session ends)."""
+        self.alive = self.wanted = self._backlog.open = False
+
+
+def _is_tensor(leaf: tuple[int, object]) -> bool:
+    return issubclass(type(leaf[1]), torch.Tensor)

@@ -1,0 +1,202 @@
+"""The records of one step as one block of columns: the store's message, from the hooks to the file.
+
+Nearly all steps of a training have the records of the step before, at the same sites, of the same layouts. Each step
+costs the script what is done again for it. So the block of a step that was written serves for the next with as many
+records, and only what differs is put into it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from introspect_cli.records import SKETCH_SIZE
+from introspect_cli.store.batch import given_columns, sample_lists, short_texts
+from introspect_cli.store.columns import Lists, sparse_texts
+from introspect_cli.store.format import SAMPLES, SKETCH
+from introspect_cli.tensors.columns import Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.capture.recording.samples import StepSamples
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Given
+    from introspect_cli.store.arrow import Message
+    from introspect_cli.store.batch import Array
+    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.tensors.columns import EndedRows
+    from introspect_cli.tensors.summarizer import Summarizer
+
+
+_NOT_SUMMARISED = ("site", "sequence", "layout")
+
+
+class SavedTensor(NamedTuple):
+    """A copy, in host memory, of a value to be stored whole once its checksum is known.
+
+    Attributes:
+        slot: the summarizer's.
+        value: the copy.
+        always: whether it is stored whatever happens; else the black box holds it.
+    """
+
+    slot: int
+    value: torch.Tensor
+    always: bool = True
+
+
+class EndedStep(NamedTuple):
+    """What a step has recorded, beside its summaries.
+
+    Attributes:
+        step: its number.
+        sites: of each record.
+        slots: the summarizer's slot of each record.
+        saved: values to be stored whole.
+        samples: what is kept of the samples of batches and activations.
+        given: what operators were given, by record.
+        labels: what the script's framework calls it.
+    """
+
+    step: int
+    sites: list[int]
+    slots: list[int]
+    saved: list[SavedTensor]
+    samples: StepSamples
+    given: dict[int, Given]
+    labels: Labels
+
+
+class StepBlock:
+    """A step's records, until they are written; then those of a later step that has as many.
+
+    Attributes:
+        message: the store's message of them.
+        columns: what the summarizer fills, the message's arrays.
+        ended: the step that it has.
+        rows: its summaries, of which devices may still compute some.
+    """
+
+    ended: EndedStep
+    rows: EndedRows
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
+        message.put("sequence", np.arange(message.rows, dtype=np.uint32))
+        self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
+        self._has_samples, self._has_given = SAMPLES.name in message, "given" in message
+        # What stands in the message.
+        self._sites: list[int] = []
+        self._layout: Array | None = None
+        self._texts: dict[int, str] | None = None
+        self._given: Mapping[int, Given] | None = None
+        self._summed: _Summed | None = None
+
+    def take(self, ended: EndedStep, summarizer: Summarizer) -> None:
+        """Have a step's summaries put into the columns."""
+        self.ended, self._beside = ended, None
+        wanted = [(self.columns, ended.slots)]
+        beside = [saved.slot for saved in ended.saved]
+        beside += [slot for samples in ended.samples.each for slot in (samples.slot, *samples.parts)]
+        if beside:
+            arrays: dict[str, Array] = {"checksum": np.empty(len(beside), np.uint64)}
+            if SKETCH.name in self.columns.arrays:
+                arrays["sketch"] = np.empty((len(beside), SKETCH_SIZE), np.float32)
+            self._beside = Columns(arrays)
+            wanted.append((self._beside, beside))
+        self.rows = summarizer.end_step(*wanted)
+
+    def save_whole(self, store: StoreWriter) -> frozenset[int]:
+        """Store tensors and samples that are kept beside the records; the numbers that they are stored under.
+
+        Raises:
+            StoreError: one cannot be written.
+        """
+        if self._beside is None:
+            return frozenset()
+        at = {slot: place for place, slot in enumerate(self._beside.slots)}
+        checksums, sketches = self._beside.arrays["checksum"], self._beside.arrays.get("sketch")
+        keys = set()
+        for slot, value, always in self.ended.saved:
+            if always:
+                key = int(checksums[at[slot]])
+                save_tensor(store, key, value)
+                keys.add(key)
+        for samples in self.ended.samples.each:
+            parts = [at[slot] for slot in samples.parts]
+            picked = None if sketches is None else sketches[parts]
+            keys.add(samples.save(store, int(checksums[at[samples.slot]]), checksums[parts], picked))
+        return frozenset(keys)
+
+    def held(self) -> dict[int, torch.Tensor]:
+        """The values that are stored only if something happens, by checksum."""
+        if self._beside is None:
+            return {}
+        checksums = dict(zip(self._beside.slots, self._beside.arrays["checksum"].tolist(), strict=True))
+        return {checksums[slot]: value for slot, value, always in self.ended.saved if not always and checksums[slot]}
+
+    def complete(self) -> Message:
+        """Put the rest of the step into the message."""
+        message, columns, ended = self.message, self.columns, self.ended
+        if ended.sites != self._sites:
+            self._sites = []
+            message.put("site", np.array(ended.sites, np.uint32))
+            self._sites = ended.sites
+        if columns.layout is not self._layout:
+            self._layout = None
+            message.put("layout", columns.layout)
+            self._layout = columns.layout
+        if columns.texts != self._texts:
+            self._texts = None
+            message.put("text", short_texts(sparse_texts(message.rows, columns.texts), message.rows))
+            self._texts = columns.texts
+        if self._has_given and ended.given != self._given:
+            self._given = None
+            given = given_columns(ended.given, message.rows)
+            message.put("given", given.inputs)
+            message.put("forward", given.forward)
+            message.put("node", short_texts(given.node, message.rows))
+            self._given = ended.given
+        if self._has_samples:
+            self._put_sums(ended.samples.sums)
+        return message
+
+    def _put_sums(self, sums: dict[int, int]) -> None:
+        slots, before = self.columns.slots, self._summed
+        if before is None or before.slots is not slots or before.of != sums.keys():
+            self._summed = None
+            each = [(record, slot) for record, slot in enumerate(slots) if slot in sums] if sums else []
+            column = sample_lists({record: sums[slot] for record, slot in each}, self.message.rows)
+            self.message.put("samples", column)
+            self._summed = _Summed(slots, sums.keys(), each, column)
+        elif before.each:
+            values = np.array([sums[slot] for _, slot in before.each], np.uint64)
+            self.message.put("samples", Lists(before.column.offsets, values.view(np.int64)))
+
+
+class _Summed(NamedTuple):
+    """Where sums of samples stand.
+
+    Attributes:
+        slots: of all records.
+        of: those that have a sum.
+        each: the records of these, with their slots.
+        column: their column, of one step.
+    """
+
+    slots: list[int]
+    of: AbstractSet[int]
+    each: list[tuple[int, int]]
+    column: Lists[int]
+
+
+def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
+    """Store a host tensor of any dtype whole, named by its checksum."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
+    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

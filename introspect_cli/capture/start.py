@@ -1,0 +1,259 @@
+"""What a process starts from: the states of its random generators, and the seed and flags it was asked to begin with.
+
+A script may set `OMP_NUM_THREADS` or `CUBLAS_WORKSPACE_CONFIG` and then import torch; had a capture imported torch
+first, the setting would come too late and the run would not be the one it asked for. So a capture starts without torch
+and numpy. It notes the state of each library's generator, and applies `--seed` and `--deterministic` to it, when the
+script's own import of that library has just finished, so that the script may still override them.
+
+The states of the generators that live in the interpreter are had as bytes; nothing is drawn and torch is not needed.
+Generators that the script makes itself are noted as they are made, by what, from which seed, at which line: it may take
+`default_rng` from numpy, or make one, before it imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from introspect_cli.capture.environment.sources import is_users, relative
+from introspect_cli.capture.guard import Patches
+
+if TYPE_CHECKING:
+    import importlib.machinery
+    from collections.abc import Callable, Sequence
+    from types import FrameType, ModuleType
+
+_getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
+PYTHON: object = getattr(_getstate, "__self__", None)
+"""Python's global generator."""
+
+
+def python_state() -> bytes:
+    """State of python's global generator."""
+    version, words, gauss = _getstate()
+    return array("Q", words).tobytes() + repr((version, gauss)).encode()
+
+
+def numpy_state() -> bytes | None:
+    """State of numpy's global generator, None while the script has not loaded it."""
+    if "numpy" not in sys.modules:
+        return None
+    import numpy.random as numpy_random
+
+    state = numpy_random.get_state(legacy=False)  # noqa: NPY002 - the global generator is what scripts seed
+    inner = state["state"]
+    rest = (state["bit_generator"], inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
+    return bytes(inner["key"].tobytes()) + repr(rest).encode()
+
+
+def numpy_owner() -> object:
+    """Numpy's global generator, None while the script has not loaded it or where it has put in something else."""
+    return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
+
+
+def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
+    """Apply `--seed` and `--deterministic` to torch, which the script has just imported."""
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)  # DataLoader workers and generators draw their seeds from torch's generator
+    if deterministic:
+        # Warn instead of raising: an operator without a deterministic form should not end the run.
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+_MOST_MADE = 200
+
+
+class Made(NamedTuple):
+    """A generator was seeded: by what, with what, at which line."""
+
+    by: str
+    seed: object
+    line: str
+
+
+class _MadeGenerators:
+    """Watches `random.Random` and numpy's `default_rng`, which a script may keep under a name of its own."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._numpy: object = None
+        self._early: list[Made] = []
+        self._on = False
+        self.listener: Callable[[Made], None] | None = None
+        """Is told of each; what comes before there is one is kept for it."""
+
+    def install(self) -> None:
+        """Begin to watch; also once numpy has been imported."""
+        if not self._on:
+            self._on = True
+            self._patches.replace(random.Random, "seed", self._making(random.Random.seed, 1))
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None and self._numpy is not numpy_random:
+            self._numpy = numpy_random
+            self._patches.replace(numpy_random, "default_rng", self._making(numpy_random.default_rng, 0))
+
+    def remove(self) -> None:
+        """Put back what was replaced, and tell nobody any more: what a script keeps passes everything through."""
+        self._on, self._numpy, self.listener = False, None, None
+        self._early.clear()
+        self._patches.remove()
+
+    def hear(self, listener: Callable[[Made], None]) -> None:
+        """Have a listener told of each generator, those first that were made until now."""
+        early, self._early = self._early, []
+        for made in early:
+            listener(made)
+        self.listener = listener
+
+    def _making(self, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """What seeds a generator, with the place of the seed among its arguments."""
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            if self._on:
+                with contextlib.suppress(Exception):
+                    self._note(sys._getframe(1), place, next(iter((*args[place:], *kwargs.values())), None))  # noqa: SLF001 - as python documents it
+            return made
+
+        return make
+
+    def _note(self, frame: FrameType | None, place: int, seed: object) -> None:
+        if place and frame is not None and frame.f_code is random.Random.__init__.__code__:
+            frame = frame.f_back
+        if frame is None or not is_users(frame.f_code.co_filename):
+            return
+        by = "random.Random" if place else "numpy.random.default_rng"
+        made = Made(by, seed, f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}")
+        if self.listener is not None:
+            self.listener(made)
+        elif len(self._early) < _MOST_MADE:
+            self._early.append(made)
+
+
+MADE: Final = _MadeGenerators()
+"""Of this process: its generators are one another's, whoever captures."""
+
+
+class Start:
+    """Notes what a process starts from, seeds python and numpy, and says when torch has been imported.
+
+    Attributes:
+        states: of the generators of python and numpy before the script could seed them, by library.
+    """
+
+    def __init__(
+        self,
+        torch_imported: Callable[[], None],
+        *,
+        seed: int | None = None,
+        deterministic: bool = False,
+        guarded: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """Note nothing before `install`.
+
+        Args:
+            torch_imported: called inside the script's `import torch`.
+            seed: for python and numpy; None to leave them alone.
+            deterministic: whether to ask cuBLAS for a workspace that makes its results repeatable.
+            guarded: around what is done inside the script's `import numpy`.
+        """
+        self.states: dict[str, bytes | None] = {}
+        self._seed = seed
+        self._deterministic = deterministic
+        self._guarded = guarded or contextlib.suppress(Exception)
+        self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": torch_imported})
+
+    def install(self) -> None:
+        """Begin, before the script's first line."""
+        self.states["python"] = python_state()
+        MADE.install()
+        if self._seed is not None:
+            random.seed(self._seed)
+        if self._deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Watch no more imports."""
+        self._imports.remove()
+        MADE.remove()
+
+    def _numpy_imported(self) -> None:
+        with self._guarded:
+            self.states["numpy"] = numpy_state()
+            if "torch" not in sys.modules:  # else torch imports it, and is not whole yet; a probe goes in after that
+                MADE.install()
+            if self._seed is not None:
+                sys.modules["numpy"].random.seed(self._seed % 2**32)  # it takes 32 bits
+
+
+class _Loader:
+    """Runs the real loader, then the callback; the module is left with its real loader."""
+
+    def __init__(self, loader: Any, done: Callable[[], None]) -> None:
+        self._loader = loader
+        self._done = done
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._done()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class ImportWatch:
+    """A finder that calls back once after each of the named modules has been imported."""
+
+    def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
+        self._callbacks = dict(callbacks)
+
+    def install(self) -> None:
+        """Begin to watch; what is imported already calls back at once."""
+        sys.meta_path.insert(0, self)
+        for name in list(self._callbacks):
+            if name in sys.modules:
+                self._callbacks.pop(name)()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the module as python would, and have its loader call back."""
+        if name not in self._callbacks or (path is not None and "." not in name):
+            return None
+        callback = self._callbacks.pop(name)
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, callback)  # type: ignore[assignment]
+                return spec
+        self._callbacks[name] = callback
+        return None

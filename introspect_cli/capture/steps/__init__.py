@@ -1,0 +1,1 @@
+"""When a step begins and ends, and what it is for."""

@@ -1,0 +1,317 @@
+"""The step clock, which all probes drive together.
+
+A step ends when an outermost optimizer step returns (or a gradient scaler skips one). A script that never builds an
+optimizer has no such moment; there a step ends where a loader is asked for the next batch, or where the next outermost
+forward begins, unless that is a module without parameters after one that has some: a loss module belongs to the step
+of the model.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.steps.evaluation import Evaluation, Trained
+from introspect_cli.capture.steps.labels import StepLabels
+from introspect_cli.records import Phase
+from introspect_cli.tensors.flatten import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.ranks.flat import FlatParts
+    from introspect_cli.capture.recording.recorder import Recorder
+
+_MARK = "introspect: made before anything was trained"
+
+
+class _Mark:
+    """Lives as long as the autograd node that has it among its metadata."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _call_all(listeners: list[Callable[[], None]]) -> None:
+    """Call each, whatever another raises; then raise the first of that."""
+    raised: list[BaseException] = []
+    for listener in listeners:
+        try:
+            listener()
+        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of another function would cost more
+            raised.append(error)
+            listener()  # which it stopped
+        except BaseException as error:
+            raised.append(error)
+    if raised:
+        raise raised.pop(0)
+
+
+class Running(threading.local):
+    """Optimizers (by `id`) inside whose step this thread is, outermost first."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[int] = []
+
+
+class Moments:
+    """What others hear of.
+
+    Attributes:
+        on_forward: told of an outermost module that is about to be called in training, recorded or not.
+        on_root: told of outermost modules that are about to run and will be recorded.
+        on_begin: told when anything of a step that is recorded is about to happen.
+        on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
+        on_tick: told when a step has ended.
+        on_restart: told when steps are counted anew, and which one is the first, None where none is.
+        on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
+    """
+
+    def __init__(self) -> None:
+        self.on_forward: list[Callable[[nn.Module], None]] = []
+        self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_begin: list[Callable[[], None]] = []
+        self.on_after_optimizer: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[int | None], None]] = []
+        self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+
+
+class StepClock(Moments):
+    """What happens in the present step: when it begins and ends, and what it is for.
+
+    Attributes:
+        evaluation: tells evaluation from training.
+        trained: the optimizers, and what they train.
+        labels: what the script's framework calls the step.
+        running: optimizers that step now.
+        ticks: steps that have ended.
+        has_optimizer: whether the script has built one, so that their steps end steps.
+        stepped: whether one has stepped.
+        unseen_steps: whether parameters were written to, though no optimizer was seen to step.
+        left_out: whether what came before training was taken for an evaluation and out of the records.
+        passed_over: whether an evaluation ran that was not to be recorded.
+    """
+
+    def __init__(self, recorder: Recorder, names: Names, parts: FlatParts, guard: Guard, *, wants_eval: bool) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._names = names
+        self._parts = parts
+        self.evaluation = Evaluation(recorder, wanted=wants_eval)
+        self.trained = Trained()
+        self.labels = StepLabels(guard)
+        recorder.labels = self.labels.take
+        self.running = Running()
+        self.ticks = 0
+        self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = self.passed_over = False
+        self._manual = self._model_ran = False
+        self._begun = -1
+        self._rows_at_begin = self._forwards = self._backwards = 0
+        self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
+        self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+
+    def root_called(self, module: nn.Module) -> None:
+        """An outermost module is about to run and will be recorded."""
+        self._names.any_module = True  # it may have its name from before
+        for listener in self.on_root:
+            listener(module)
+
+    def begin(self) -> None:
+        """Something of the step is about to happen; the first such moment records how the step starts."""
+        if self._begun != self._recorder.step:
+            self._begun, before = self._recorder.step, self._recorder.rows
+            if self._recorder.undecided:
+                self._recorder.decide()
+            if self._recorder.wanted:
+                for listener in self.on_begin:
+                    listener()
+            self._rows_at_begin = self._recorder.rows - before
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the step has happened."""
+        return self._begun == self._recorder.step
+
+    def outermost_forward(self, module: nn.Module) -> Phase:
+        """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
+        evaluation = self.evaluation
+        phase = evaluation.phase(module, is_trained=self.trained.is_trained(module), first_step=not self.ticks)
+        if phase is Phase.EVAL:
+            self.passed_over |= not self.evaluation.wanted
+            taken, began = evaluation.take_back()
+            if began:
+                self._begun = -1
+            if taken:
+                for listener in self.on_evaluation:
+                    listener(taken)
+            return phase
+        if evaluation.give_back():
+            self._begun = self._recorder.step
+        if not self.has_optimizer:
+            self._step_without_optimizer(module)
+        else:
+            self.look_for_unseen_step()
+        for tell in self.on_forward:
+            tell(module)
+        self.begin()
+        if self._recorder.wanted:
+            self.labels.see()
+        return phase
+
+    def _step_without_optimizer(self, module: nn.Module) -> None:
+        """An outermost module of training is called where no optimizer is: it may begin a step."""
+        is_model = next(parameters_in(module), None) is not None
+        ended = self._backwards if self.evaluation.has_training else self._forwards
+        if ended and (is_model or not self._model_ran):
+            self.auto_tick()
+        self._forwards += 1
+        self._model_ran |= is_model
+        if is_model and torch.is_grad_enabled():
+            self._ran_with_gradients.append(weakref.ref(module))
+
+    @property
+    def awaits_training(self) -> bool:
+        """Whether nothing has shown yet that anything is trained, so that a forward pass may be for nothing."""
+        return not (self.has_optimizer or self.evaluation.has_training)
+
+    def forward_left(self, result: object) -> None:
+        """Hear what an outermost forward gave while nothing is trained: its graph gets a mark that goes with it."""
+        if not torch.is_grad_enabled():
+            return
+        self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
+        tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
+        for node in [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None] if tensors else [None]:
+            mark = _Mark()
+            if node is not None:
+                kept: Any = node.metadata  # torch says that it is a function
+                kept[_MARK] = mark
+            self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
+
+    def batch_asked(self) -> None:
+        """A loader is asked for a batch: without an optimizer, it is that of the next step where this one is over."""
+        if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
+            self.auto_tick()
+
+    def look_for_unseen_step(self) -> None:
+        """End the step if parameters were written to, though no optimizer was seen to step.
+
+        A compiled optimizer step runs no hooks; without this, the whole run would be one step.
+        """
+        if not self.stepped and self.trained.written():
+            self.unseen_steps = True
+            self.auto_tick()
+
+    def backward_begins(self) -> None:
+        """Hear that the script starts a backward pass: something is trained, by an optimizer or by hand."""
+        if not self.evaluation.has_training:
+            self._leave_out_evaluation(keep=True)
+        self.evaluation.trained()
+        if not self.has_optimizer:
+            for reference in self._ran_with_gradients:
+                module = reference()
+                if module is not None:
+                    self.trained.by_hand(module)
+            self._ran_with_gradients.clear()
+            if self._backwards and not self._forwards:
+                self.auto_tick()  # no module runs: a step is from one backward pass to the next
+            self._backwards += 1
+        self.look_for_unseen_step()
+        self.begin()
+        if self._recorder.wanted:
+            self.labels.see()
+
+    def expect_optimizers(self) -> None:
+        """Hear of an optimizer: from now on their steps end steps."""
+        if not self.has_optimizer:
+            self.has_optimizer = True
+            if not self.evaluation.has_training:
+                self._leave_out_evaluation(keep=False)
+            self.evaluation.has_training = True
+
+    def _leave_out_evaluation(self, *, keep: bool) -> None:
+        """Take out what a model computed before anything showed that one would be trained, without gradients or idly.
+
+        Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
+        it computed with gradients is for nothing once the graph is gone: no backward pass can begin there.
+
+        Args:
+            keep: whether the current step belongs to training.
+        """
+        earlier = self._recorder.step > 0 or (not keep and self._forwards > 0)
+        kept = self._recorder.step if keep else None
+        graphs = [step for step, mark in self._graphs if mark is None or mark() is not None]
+        self._graphs.clear()
+        if not earlier or self._manual or any(step != kept for step in graphs):
+            return
+        self._recorder.restart(keep=keep)
+        self._begun = 0 if keep and self._begun == kept else -1
+        self.ticks = 0
+        self._names.renumber(kept)
+        for listener in self.on_restart:
+            listener(kept)
+        if not keep:
+            self._forwards, self._model_ran = 0, False
+            self.evaluation.left_out()
+            for tick in self.on_tick:
+                tick()
+        self.left_out = True
+
+    def built(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that has been made."""
+        self.expect_optimizers()
+        self.trained.add(optimizer)
+
+    def trains(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
+        if not self.trained.has(optimizer):
+            self.built(optimizer)
+        self.trained.ask_again()
+
+    def lost_optimizers(self) -> None:
+        """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""
+        self.has_optimizer = self.evaluation.has_training = True
+
+    def finish(self) -> None:
+        """Write what came after the last step, unless it is but how a step begins: a loader asked once too often."""
+        is_more = self._begun != self._recorder.step or self._recorder.rows > self._rows_at_begin
+        self._recorder.flush(current=is_more)
+
+    def auto_tick(self) -> None:
+        """End the step, unless the script ends its steps itself."""
+        if not self._manual:
+            self.tick()
+
+    def manual_tick(self) -> None:
+        """End the step because the script says so; from now on nothing else ends steps."""
+        just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
+        self._manual = True
+        if not just_ticked:
+            self.tick()
+
+    def tick(self) -> None:
+        """End the step."""
+        try:
+            self.ticks += 1
+            self._forwards = self._backwards = 0
+            self._model_ran = False
+            self._ran_with_gradients.clear()
+            self.evaluation.ticked()
+            self._parts.clear()
+        finally:  # also where an interrupt comes for the second time: the next step begins
+            step = self._recorder.step
+            try:
+                self._recorder.tick()
+            except KeyboardInterrupt:
+                if self._recorder.step == step:  # it came before the step could end
+                    self._recorder.tick()
+                raise
+            finally:
+                _call_all(self.on_tick)

@@ -1,0 +1,242 @@
+"""What a script trains, and whether what runs belongs to that or to an evaluation.
+
+Trained are the modules whose parameters an optimizer holds, or that the script trains by hand. One loss module, one
+loader class and one step clock serve training and evaluation, so an evaluation in the middle would shift the numbers of
+training's calls, and the same training with and without it would look different. No single sign tells them apart: a
+teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and a loader yields
+its batch before anything shows what it is for. So the signs are put together: whether gradients are on, whether an
+optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last batch,
+and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from introspect_cli.capture.naming.contents import parameters_in
+from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.ranks import zero
+from introspect_cli.records import Phase
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from introspect_cli.capture.recording.recorder import Recorder
+
+
+class Trained:
+    """The optimizers that have been met, and the modules that are trained."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._parameters: set[int] | None = None
+        self._roots: ById[bool] = ById()
+        self._by_hand: ById[bool] = ById()
+        self._versions: ById[tuple[int, int]] = ById()
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that has been made."""
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """An optimizer may hold other parameters than it did."""
+        self._parameters = None
+        self._roots.clear()
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has been met."""
+        return any(reference() is optimizer for reference in self._optimizers)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are alive."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def by_hand(self, module: nn.Module) -> None:
+        """A backward pass has begun for a module that ran where no optimizer is."""
+        self._by_hand.set(module, True)
+
+    def is_trained(self, module: nn.Module) -> bool:
+        """Whether an optimizer holds any of a module's parameters and may change it, or the script trains it by hand.
+
+        An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
+        """
+        is_trained = self._roots.get(module) or self._by_hand.get(module)
+        if is_trained is None:
+            held = [
+                parameter
+                for parameter in parameters_in(module)
+                if id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
+            ]
+            is_trained = any(parameter.requires_grad for parameter in held)
+            if is_trained or not held:  # what is frozen may be set free later
+                self._roots.set(module, is_trained)
+        return is_trained
+
+    def _held(self) -> set[int]:
+        """`id` of all parameters that live optimizers hold, and so keep alive."""
+        if self._parameters is None:
+            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+            self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
+        return self._parameters
+
+    def written(self) -> bool:
+        """Whether the first parameter of any optimizer was written to since this was last asked."""
+        written = False
+        for optimizer in self.optimizers():
+            if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
+                continue
+            parameter = optimizer.param_groups[0]["params"][0]
+            before, now = self._versions.get(optimizer), (id(parameter), parameter._version)  # noqa: SLF001 - counts in-place writes
+            self._versions.set(optimizer, now)
+            written |= before is not None and before[0] == now[0] and before != now
+        return written
+
+
+_AVERAGE = "torch.optim.swa_utils.AveragedModel"
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode; one that was frozen has no such flag, and is for evaluation."""
+    return bool(getattr(module, "training", False))
+
+
+@dataclass
+class Draw:
+    """A batch drawn with gradients on, before it is known what for.
+
+    Attributes:
+        loader: number of its loader.
+        start: row of the step at which what it caused begins.
+        began: whether the step began with it.
+        rows: sites and slots that were taken back; None while they stand in the step.
+    """
+
+    loader: int
+    start: int
+    began: bool
+    rows: list[tuple[int, int]] | None = None
+
+
+class Evaluation:
+    """Tells the phase of outermost calls, and keeps batches of an evaluation out of training."""
+
+    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+        """Start in training, without loaders; `wanted` says whether evaluation is recorded."""
+        self._recorder = recorder
+        self.wanted = wanted
+        self._training: set[int] = set()
+        self._fed: set[int] = set()
+        self._feeder = -1
+        self._under_way = self._loss_is_due = False
+        self._draws: list[Draw] = []
+        self._trained_classes: set[str] = set()
+        self._early: ById[str] = ById()
+        self.has_training = False
+        """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
+
+    def drew(self, loader: int, *, start: int, began: bool) -> None:
+        """Hear of a batch of a loader, that before it the step had `start` rows, and whether the step began with it."""
+        self._feeder = loader
+        if not torch.is_grad_enabled():
+            self._under_way = self.has_training
+            return
+        self._fed.add(loader)
+        if loader in self._training:
+            self._under_way = False
+        self._draws = [draw for draw in self._draws if draw.rows is None]
+        self._draws.append(Draw(loader, start, began))
+
+    def trained(self) -> None:
+        """Hear of a backward pass or an optimizer step: what fed it feeds training."""
+        self.has_training = True
+        self._training |= self._fed
+        self._fed.clear()
+        self._under_way = self._loss_is_due = False
+
+    def left_out(self) -> None:
+        """Hear that all so far was an evaluation: nothing that was drawn for it comes back."""
+        self._fed.clear()
+        self._draws.clear()
+        self._under_way = self._loss_is_due = False
+
+    def ticked(self) -> None:
+        """Hear that the step has ended: what was drawn in it stays."""
+        self._draws.clear()
+        self._loss_is_due = False
+
+    def phase(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> Phase:
+        """The phase of an outermost call outside of any backward pass.
+
+        Args:
+            module: what is called.
+            is_trained: whether an optimizer holds any of its parameters.
+            first_step: whether no step has ended yet.
+        """
+        is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
+        if not self.has_training and not is_trained:
+            return Phase.FORWARD
+        elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
+        if torch.is_grad_enabled():
+            evaluates = elsewhere and (not _trains(module) if is_trained else self._under_way)
+        elif is_trained:  # a target of the loss, where the script has begun to compute one
+            evaluates = not (self._loss_is_due and _trains(module))
+        else:
+            evaluates = self._under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
+            evaluates |= is_copy
+        self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
+        self._under_way = evaluates
+        return Phase.EVAL if evaluates else Phase.FORWARD
+
+    def _is_late_copy(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> bool:
+        """Whether a module is a copy of one in training that took no part in the first step, as an average is.
+
+        A teacher of the same class runs in the first step already. A wrapper that averages says what it is.
+        """
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if is_trained:
+            self._trained_classes.add(kind)
+            return False
+        if kind == _AVERAGE:
+            return True
+        if first_step and kind in self._trained_classes:
+            self._early.set(module, kind)
+        return kind in self._trained_classes and not _trains(module) and self._early.get(module) is None
+
+    def feeds_training(self, loader: int) -> bool:
+        """Whether a loader is known to feed training."""
+        return loader in self._training
+
+    def take_back(self) -> tuple[list[tuple[int, int]], bool]:
+        """An evaluating call: take the batches that fed it out of the step.
+
+        Returns:
+            sites and slots of what was taken back; and whether the step had begun with it.
+        """
+        began = False
+        taken: list[tuple[int, int]] = []
+        self._fed.discard(self._feeder)
+        for draw in reversed(self._draws):
+            if draw.loader != self._feeder:
+                break
+            if draw.rows is None:
+                draw.rows = self._recorder.step_rows.take_back(draw.start)
+                taken = draw.rows + taken
+                began |= draw.began
+        return taken, began
+
+    def give_back(self) -> bool:
+        """A training call: put back a batch that stood aside for an evaluation; whether the step began with it."""
+        began = False
+        if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
+            for draw in self._draws:
+                self._recorder.step_rows.give_back(draw.rows or [])
+                self._fed.add(draw.loader)
+                began |= draw.began
+        self._draws.clear()
+        return began

@@ -1,0 +1,130 @@
+"""What `capture --against` starts beside the script: compares as the run is written, and answers in lines of JSON.
+
+It ends with whoever reads its answers: where the training is killed, nobody is left who asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+_NICE = 10
+
+
+def main() -> NoReturn:
+    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff), `command`."""
+    from introspect_cli.errors import IntrospectError, abridged, scarcity
+
+    asked = json.loads(sys.argv[1])
+    os.nice(_NICE)
+    begun: list[subprocess.Popen[bytes]] = []
+    threading.Thread(target=_end_with_reader, args=(begun,), daemon=True).start()
+    run, command = Path(asked["run"]), asked["command"]
+
+    def first(result: DiffResult) -> None:
+        step = result.first.step_b if result.first is not None else None
+        _answer(first=step, place=_place(result), said=result.sentence)
+        if command:
+            settings = {**os.environ, "INTROSPECT_RUN": str(run), "INTROSPECT_STEP": "" if step is None else str(step)}
+            ways: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": 2, "start_new_session": True}
+            begun.append(subprocess.Popen(command, shell=True, env=settings, **ways))  # noqa: S602 - the user's own
+
+    try:
+        result = compared_live(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
+        _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
+    except IntrospectError as error:
+        _answer(failed=abridged(str(error)))
+    except Exception as error:  # whatever it is, training goes on, and one line says what is lost
+        _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
+    for process in begun:
+        process.wait()
+    sys.exit(0)
+
+
+def compared_live(
+    reference: str,
+    run: Path,
+    asked: Sequence[str],
+    first: Callable[[DiffResult], None],
+    agreed: Callable[[int], None],
+) -> DiffResult:
+    """Compare a run with a reference until it is over, `asked` as `diff` would be.
+
+    Raises:
+        StoreError: one of them cannot be read.
+        UsageError: the two cannot be compared.
+    """
+    from contextlib import ExitStack
+
+    from introspect_cli.commands.shared import compared_as
+    from introspect_cli.exchange.checkpoints import open_any
+    from introspect_cli.rerun.live import compare_live
+
+    options, noise = compared_as(asked)
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_any(path)) for path in noise]
+        opened, ask = question(reference, run, others, options)
+        return compare_live(opened, run, ask, first, agreed)
+
+
+def question(
+    reference: str, run: Path, noise: Sequence[Run], options: DiffOptions
+) -> tuple[Callable[[], Run], Callable[[Run, Run], DiffResult]]:
+    """What opens a reference, and what compares it with the run; a golden run is compared by its tolerance.
+
+    Raises:
+        StoreError: a golden run cannot be read.
+        UsageError: the reference is a checkpoint, or a golden run that is to be compared otherwise than it says.
+    """
+    from dataclasses import replace
+
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.errors import UsageError
+    from introspect_cli.exchange.checkpoints import is_checkpoint, open_any
+    from introspect_cli.rerun import golden
+
+    if is_checkpoint(reference):
+        raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
+    kept = Path(reference)
+    if (kept / golden.ABOUT).is_file():
+        if noise or replace(options, want_map=False) != DiffOptions():
+            raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
+        about = golden.read(kept)
+        return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
+    return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)
+
+
+def _place(result: DiffResult) -> list[Any] | None:
+    """What tells whether two answers name the same divergence."""
+    first = result.first
+    return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
+
+
+def _answer(**facts: Any) -> None:
+    os.write(1, json.dumps(facts).encode() + b"\n")
+
+
+def _end_with_reader(begun: list[subprocess.Popen[bytes]]) -> None:
+    """End this process, and the commands it has started, once nobody reads its answers any more."""
+    waits = select.poll()
+    waits.register(1, 0)  # an end that was closed is told whatever is asked for
+    waits.poll()
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    os._exit(0)

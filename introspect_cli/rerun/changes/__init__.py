@@ -1,0 +1,1 @@
+"""Which of the changes between two runs makes them diverge."""

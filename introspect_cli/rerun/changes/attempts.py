@@ -1,0 +1,269 @@
+"""Run a's command with some of b's changes, and judge whether it diverges from a.
+
+Each attempt has a directory of its own, with a's files in which the chosen changes are made (see `surroundings`), and
+goes as far as the step at which b diverges from a. Its run is kept under a name that says what was run, so no attempt
+is made twice, in a later call neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from introspect_cli.compare.changes.statements import Change, apply
+from introspect_cli.compare.changes.values import with_values
+from introspect_cli.compare.reasons.documents import arguments
+from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, applied, command_line
+from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined
+from introspect_cli.rerun.places.surroundings import OtherFile, Surroundings, rebuilt
+from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
+from introspect_cli.store.reader import open_run
+from introspect_cli.store.sources import Sources
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.rerun.changes.elements import Sides
+    from introspect_cli.rerun.places.place import Place
+    from introspect_cli.rerun.recipe import Recipe
+
+
+class OutOfRunsError(Exception):
+    """As many runs were made as were allowed."""
+
+
+class Attempt(NamedTuple):
+    """What came of an attempt: the verdict on it, the comparison with a, and its run; None where there is none."""
+
+    verdict: Verdict
+    result: DiffResult | None = None
+    done: Rerun | None = None
+
+
+@dataclass
+class Attempts:
+    """Attempts, and what came of them.
+
+    Attributes:
+        sides: both runs.
+        elements: what differs between them.
+        around: what lies around a.
+        reference: run a, and the last step to run.
+        options: further capture options.
+        output: where runs are kept.
+        most: how many runs may be made.
+        tell: shown a line for each.
+        keep: leave each attempt's directory in place.
+        ends: how the scripts of a and b ended.
+        by_end: whether how they ended is all that differs, so that an attempt that ends as b diverges.
+        answers: what came of each, by the places of the elements that were as in b.
+        runs: how many runs were made.
+    """
+
+    sides: Sides
+    elements: Sequence[Element]
+    around: Surroundings
+    reference: Reference
+    options: tuple[str, ...]
+    output: Path
+    most: int
+    tell: Callable[[str], None]
+    keep: bool = False
+    ends: tuple[End, End] = (End(), End())
+    by_end: bool = False
+    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
+    runs: int = 0
+
+    def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
+        """Whether a with these of b's changes is the same as a, diverges from it, or cannot be told.
+
+        Raises:
+            OutOfRunsError: no more runs are allowed.
+            UsageError: what was to run is not what ran.
+        """
+        if chosen not in self.answers:
+            self.answers[chosen] = self._answer(chosen)
+            verdict, result, done = self.answers[chosen]
+            if done is None:
+                return verdict
+            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
+            side = 1 if verdict is Verdict.DIVERGED else 0
+            if verdict is not Verdict.UNDECIDED and self.ends_as(side, chosen):
+                said = f"ends as {'ab'[side]}: {self.ends[side].words}"
+            elif verdict is Verdict.DIVERGED and result is not None and result.first is not None:
+                said += f" at step {result.first.step}"
+            elif verdict is Verdict.UNDECIDED:
+                said += f" ({self.why(chosen)})"
+            self.tell(f"{name}: {said}")
+        return self.answers[chosen].verdict
+
+    @property
+    def undecided(self) -> int:
+        """How many runs answered nothing."""
+        return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
+
+    def why(self, chosen: frozenset[int]) -> str:
+        """Why an attempt that was made tells nothing."""
+        _, result, done = self.answers[chosen]
+        if done is None:
+            return "a file cannot be read by python, or uses a name that nothing defines"
+        if done.exit_code:
+            return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
+        return result.sentence if result is not None else done.last_lines
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether a was asked to record something else than the attempts were, which records what is so by default."""
+        asked = []
+        made = (one.done.run for one in self.answers.values() if one.done is not None)
+        for path in (self.reference.run, next(made, self.reference.run)):
+            with open_run(path) as run:
+                asked.append({**(run.manifest.get("narrowing") or {}), "until_step": None})
+        return asked[0] != asked[1]
+
+    def _answer(self, chosen: frozenset[int]) -> Attempt:
+        elements = [self.elements[place] for place in sorted(chosen)]
+        try:
+            sources = sources_with(elements, self.sides)
+        except ValueError:
+            return Attempt(Verdict.UNDECIDED)
+        if self.runs >= self.most:
+            raise OutOfRunsError
+        self.runs += 1
+        done = self._run(elements, sources)
+        return Attempt(*self._judged(done), done)
+
+    def _judged(self, done: Rerun) -> tuple[Verdict, DiffResult | None]:
+        """What a run tells: nothing where it fails in another way than a and b do."""
+        end = _end_of(done)
+        as_a, as_b = (end.is_as(other) for other in self.ends)
+        if end.failed and not (as_a or as_b):
+            return Verdict.UNDECIDED, None
+        verdict, result = self.reference.judge(done, done.exit_code)
+        if not self.by_end:
+            return verdict, result
+        if as_a and (verdict is Verdict.SAME or not done.usable):
+            return Verdict.SAME, result
+        return Verdict.DIVERGED if as_b else Verdict.UNDECIDED, result
+
+    def ends_as(self, side: int, chosen: frozenset[int]) -> bool:
+        """Whether an attempt that was made ended by the exception that ended a (0) or b (1), and not both of them."""
+        end, attempt = self.ends[side], self.answers.get(chosen)
+        done = attempt.done if attempt is not None else None
+        differs = end.error is not None and not end.is_as(self.ends[1 - side])
+        return differs and done is not None and _end_of(done).is_as(end)
+
+    def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
+        recipe, set_as_in_b, python = self._started(elements)
+        files = {item.name: item.a for item in self.elements if isinstance(item, OtherFile)}
+        files |= {item.name: item.b for item in elements if isinstance(item, OtherFile)}
+        described = json.dumps(
+            [
+                [[name, source_digest(data)] for name, data in sorted(sources.items())],
+                [[name, str(path)] for name, path in sorted(files.items())],
+                [*self.options, *recipe.words, python, self.reference.until],
+                sorted((name, value) for name, value in set_as_in_b.items()),
+            ],
+            default=str,
+        )
+        described += f" {len(self.around.files)}"
+        name = hashlib.blake2b(described.encode(), digest_size=6).hexdigest()
+        directory = self.output / "variants" / name
+        texts = {self.sides.places[name]: data for name, data in sources.items()}
+        others = {self.around.tops[0] / name: path for name, path in files.items()}
+        paths = set_as_in_b.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+        place = rebuilt(self.around, directory, texts, others, search_path(self.sides.recipe), paths)
+        environment = {**set_as_in_b, "PYTHONDONTWRITEBYTECODE": "1"}
+        if place.paths:
+            environment["PYTHONPATH"] = place.paths
+        words = (*recipe.options, *self.options, *self.reference.ends, *_line(recipe, self.around, place))
+        try:
+            done = capture(Variant(self.output / name, words, place.directory, environment, python))
+        finally:
+            if not self.keep:
+                shutil.rmtree(directory, ignore_errors=True)
+        self._check(done, sources)
+        return done
+
+    def _started(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None], str]:
+        """How a is started with b's settings among these, the variables that it takes, and the interpreter."""
+        recipe = self.sides.recipe
+        settings = [item for item in elements if isinstance(item, Difference)]
+        as_in_b = applied(settings, arguments(recipe.arguments))
+        options = list(recipe.options)
+        for item in settings:
+            if item.name == "seed" and "--seed" in options:
+                at = options.index("--seed")
+                del options[at : at + 2]
+            elif item.name == "deterministic" and "--deterministic" in options:
+                options.remove("--deterministic")
+        changed = any(item.axis == "argument" for item in settings)
+        words = tuple(command_line(as_in_b.arguments)) if changed else recipe.arguments
+        python = next((item.b for item in elements if isinstance(item, OtherPython)), recipe.python)
+        variables = {**recipe.environment, **as_in_b.environment}
+        return replace(recipe, options=(*options, *as_in_b.options), arguments=words), variables, python
+
+    def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
+        """Make sure that the files with changes were those that ran.
+
+        Raises:
+            UsageError: another version of one was imported, from elsewhere.
+        """
+        if not done.usable:
+            return
+        changed = {item.file for item in self.elements if isinstance(item, Change)}
+        with open_run(done.run) as run:
+            ran = {**opened_files(run), **Sources(run).digests}
+        for name in sorted(changed & sources.keys()):
+            if name in ran and ran[name] != source_digest(sources[name]):
+                raise UsageError(
+                    f"{name} was not read from the directory of the variant, but from where it is installed or an "
+                    "absolute path leads: its changes cannot be tried"
+                )
+
+
+def _end_of(done: Rerun) -> End:
+    """How an attempt ended."""
+    try:
+        with open_run(done.run) as run:
+            return replace(end_of(run), exit_code=done.exit_code)
+    except StoreError:  # it did not come to make one
+        return End(done.exit_code)
+
+
+def _line(recipe: Recipe, around: Surroundings, place: Place) -> tuple[str, ...]:
+    """The script and its arguments, as they are named in the attempt's directory."""
+    started = tuple(map(place.moved_word, recipe.started))
+    if recipe.started and recipe.started[0] != "-m" and len(around.tops) > 1:
+        script = Path(os.path.realpath(recipe.directory / recipe.started[0]))
+        started = (str(place.moved(script)),)
+    return (*started, *map(place.moved_word, recipe.arguments))
+
+
+def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
+    """Make a's source files, with these of b's changes.
+
+    Raises:
+        ValueError: a file cannot be made, or uses a name that nothing in it defines: it would not run.
+    """
+    texts = {**sides.inert, **sides.a}
+    changes = [item for item in elements if isinstance(item, Change)]
+    for name in {change.file for change in changes}:
+        chosen = [change for change in changes if change.file == name]
+        if name in sides.opened:
+            texts[name] = with_values(chosen, sides.a[name], sides.b[name])
+            continue
+        text = apply(texts.get(name), chosen, sides.b[name])
+        if text is not None:
+            if undefined(text) - undefined(sides.b[name]) - undefined(texts.get(name)):
+                raise ValueError(name)
+            texts[name] = text
+    return {name: encoded(text) for name, text in texts.items()}

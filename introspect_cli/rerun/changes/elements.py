@@ -1,0 +1,216 @@
+"""What differs between two runs and can be changed by itself: statements, files, settings, the interpreter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.compare.changes.alignment import with_names_of_a
+from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
+from introspect_cli.compare.changes.values import changed_values
+from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.reasons.words import some
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, differences
+from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
+from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.reader import Run
+
+
+_MOST = 5
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two runs as what they were made of.
+
+    Attributes:
+        recipe: how a can be run again.
+        root: a's project.
+        places: where each source file lies in a's directories, by its name.
+        a: text of each of a's source files, by name.
+        b: text of each of b's, by the name that the file has in a; variables that were renamed have the names of a.
+        as_written: those of b's in which variables were renamed, as they were.
+        elements: what differs.
+        unknown: what differs and cannot be tried, as clauses.
+        root_b: b's project.
+        places_b: where b's source files lie.
+        directory_b: where b ran.
+        commits: the commits that the runs come from, "" where that was not recorded.
+        opened: names of those among the texts that are no source, but opened by the script.
+    """
+
+    recipe: Recipe
+    root: Path
+    places: Mapping[str, Path]
+    a: Mapping[str, str]
+    b: Mapping[str, str]
+    as_written: Mapping[str, str]
+    elements: tuple[Element, ...]
+    unknown: tuple[str, ...]
+    root_b: Path
+    places_b: Collection[Path]
+    directory_b: Path
+    commits: tuple[str, str]
+    opened: frozenset[str] = frozenset()
+
+    @property
+    def inert(self) -> dict[str, str]:
+        """Source files that only b has: they do nothing until a statement imports them."""
+        return {name: text for name, text in self.b.items() if name not in self.a}
+
+    def shown(self, element: Element) -> Element:
+        """An element as a reader knows it: with b's text as it was written."""
+        if not isinstance(element, Change) or element.file not in self.as_written:
+            return element
+        return as_written(element, self.as_written[element.file])
+
+
+def sides_of(a: Run, b: Run) -> Sides:
+    """What two runs were made of, and what of it differs.
+
+    Raises:
+        UsageError: a cannot be run again from what it recorded.
+        StoreError: a run is damaged.
+    """
+    recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
+    one, two = texts_of(a, recipe), texts_of(b, recipe_b)
+    if not recipe.sources:
+        raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
+    names = _names_in_a(recipe, recipe_b, one.root, two.root)
+    digests_b = {names.get(name, name): digest for name, digest in recipe_b.sources.items()}
+    differing = {name for name, digest in digests_b.items() if recipe.sources.get(name) != digest}
+    written = {names.get(name, name): text for name, text in two.texts.items()}
+    texts_a = {**{name: written[name] for name in one.missing if name in written.keys() - differing}, **one.texts}
+    gone = [name for name in one.missing if name not in texts_a and one.places[name].is_file()]
+    if gone:
+        raise UsageError(
+            f"the text of {some(gone, _MOST)} is not kept in {a.path}, and the file was changed since: capture it again"
+        )
+    texts_a |= _not_imported(written.keys() - recipe.sources.keys(), recipe, one.root)
+    texts_b, changes = _changed_sources(texts_a, written, differing)
+    first, second = dict(a.settings), dict(b.settings)
+    settings, secret = differences(first, second)
+    elements: list[Element] = [*changes]
+    elements += [item for item in settings if item.axis != "environment" or not ENV_NOISE.match(item.name)]
+    unknown = [f"{name}: its text in b is not kept" for name in two.missing if names.get(name, name) in differing]
+    unknown += [f"{name}: its text in a is not kept" for name in one.missing if name in differing - texts_a.keys()]
+    unknown += [f"{name}: its value was redacted" for name in secret]
+    redacted = differing & {*one.redacted, *(names.get(name, name) for name in two.redacted)}
+    unknown += [f"{name}: secrets were taken out of its text" for name in sorted(redacted)]
+    opened, untried = opened_texts((a, b), (recipe.directory, recipe_b.directory), (one.root, two.root))
+    elements += [change for text in opened for change in changed_values(text.name, text.a, text.b)]
+    unknown += untried
+    packages = _packages(first, second)
+    if packages and recipe_b.python != recipe.python and Path(recipe_b.python or "/").is_file():
+        elements.append(OtherPython(recipe.python, recipe_b.python, len(packages)))
+    elif packages:
+        unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _MOST)}")
+    return Sides(
+        recipe=recipe,
+        root=one.root,
+        places={name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
+        | {text.name: text.places[0] for text in opened},
+        a=texts_a | {text.name: text.a for text in opened},
+        b=texts_b | {text.name: text.b for text in opened},
+        as_written={name: text for name, text in written.items() if text != texts_b[name]},
+        elements=tuple(elements),
+        unknown=tuple(unknown),
+        root_b=two.root,
+        places_b=(*two.places.values(), *(text.places[1] for text in opened)),
+        directory_b=recipe_b.directory,
+        commits=(recipe.commit, recipe_b.commit),
+        opened=frozenset(text.name for text in opened),
+    )
+
+
+def _not_imported(names: AbstractSet[str], recipe: Recipe, root: Path) -> dict[str, str]:
+    """Text of the files that b imports and that only lie in a's directory."""
+    places = {name: place_of_source(name, recipe, root) for name in names}
+    texts = {name: decoded(path.read_bytes()) for name, path in places.items() if path.is_file()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _changed_sources(
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
+) -> tuple[dict[str, str], list[Change]]:
+    """B's texts with a's names for renamed variables, and what differs then."""
+    made = dict(texts_b)
+    changes: list[Change] = []
+    for name in sorted(differing & texts_b.keys() & texts_a.keys()):
+        others = [text for other, text in texts_b.items() if other != name]
+        made[name] = with_names_of_a(texts_a[name], texts_b[name], others)
+        changes += changed_statements(name, texts_a[name], made[name])
+    return made, changes
+
+
+def _recipe_for_texts(run: Run) -> Recipe:
+    """How a run can be run again; where it cannot, as much as its source files are found by."""
+    try:
+        return recipe_of(run)
+    except UnrepeatableError:
+        command, sources = run.settings.get("command") or {}, run.settings.get("sources") or {}
+        directory = Path(str(command.get("directory") or "."))
+        script = str(command.get("script") or "")
+        return Recipe((), (), (), directory, script=script, sources=dict(sources))
+
+
+def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
+    """The name in a of b's script, where the two have other names."""
+    if not a.script or not b.script:
+        return {}
+    name_a, name_b = (
+        os.path.relpath(os.path.realpath(recipe.directory / recipe.script), root)
+        for recipe, root in ((a, root_a), (b, root_b))
+    )
+    return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
+
+
+def _packages(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    one, two = (settings.get("packages") or {} for settings in (a, b))
+    return [f"{name} {one[name]} -> {two[name]}" for name in one if name in two and one[name] != two[name]]
+
+
+_LAST = 1 << 30
+
+
+def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
+    """The elements in the order in which the comparison weighs settings and statements; how many it calls likely."""
+    settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
+    code = recorded.code.ranked if recorded.code is not None else ()
+    statements = {_lines(one.change): (place, one.likely) for place, one in enumerate(code)}
+
+    def order(element: Element) -> tuple[int, int]:
+        if isinstance(element, Change) and element.unit != "value":
+            place, likely = statements.get(_lines(element), (_LAST, False))
+            before = place if recorded.first is None else settings.get(element.file, _LAST)
+            return (before if likely else _LAST, place)
+        return (settings.get(_name(element), _LAST + isinstance(element, Difference)), 0)
+
+    ordered = tuple(sorted(elements, key=order))
+    explaining = {change.name for change in recorded.settings if change.explains}
+    explaining |= set() if recorded.first is not None else {one.change.file for one in code if one.likely}
+    likely = [order(element)[0] < _LAST and _name(element) in explaining for element in ordered]
+    return ordered, [*likely, False].index(False)
+
+
+def _name(element: Element) -> str:
+    """What the comparison calls it among the settings."""
+    if isinstance(element, Change):
+        return element.place if element.unit == "value" else element.file
+    return "" if isinstance(element, OtherPython) else element.name
+
+
+def _lines(change: Change) -> tuple[object, ...]:
+    """What tells changes from one another, whatever the names of variables in them."""
+    a, b = (None if side is None else (side.first, side.last) for side in (change.a, change.b))
+    return change.file, change.unit, a, b

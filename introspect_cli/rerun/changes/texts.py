@@ -1,0 +1,282 @@
+"""The text of the files that a run was made of, or opened: kept in the run, on disk, or in git.
+
+A text counts where its digest is the one that the run recorded, wherever it comes from. A text from which a secret was
+taken out is not what ran, so it is the last that is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import io
+import os
+import symtable
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import decode_source, find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.places.worktree import Repository
+from introspect_cli.store.sources import Sources
+from introspect_cli.sums import source_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.rerun.recipe import Recipe
+    from introspect_cli.store.reader import Run
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The source files of a run.
+
+    Attributes:
+        root: the project they are named in.
+        places: where each file lies, or lay, by its name.
+        texts: the text of each file by its name.
+        missing: names of files whose text cannot be had.
+        redacted: names of files whose text is there without its secrets.
+    """
+
+    root: Path
+    places: Mapping[str, Path] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    redacted: tuple[str, ...] = ()
+
+
+def texts_of(run: Run, recipe: Recipe) -> Texts:
+    """The text of each source file that a run recorded.
+
+    Raises:
+        StoreError: one that the run keeps is damaged.
+    """
+    root = project_root(recipe)
+    kept = Sources(run)
+    places = {name: place_of_source(name, recipe, root) for name in kept.digests}
+    texts, missing, redacted = {}, [], []
+    for name, digest in kept.digests.items():
+        source = kept.get(name)
+        data = source.data if source is not None and source.exact else _on_disk(places[name], digest)
+        data = _in_git(recipe, name, digest) if data is None else data
+        text = None if data is None else decoded(data)
+        if text is None and source is not None:
+            text = source.text
+            redacted.append(name)
+        if text is None:
+            missing.append(name)
+        else:
+            texts[name] = text
+    return Texts(root, places, texts, tuple(missing), tuple(redacted))
+
+
+def project_root(recipe: Recipe) -> Path:
+    """The directory to which a run's source files are named relative."""
+    script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
+    start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
+    for directory in (start, *start.parents):
+        named = script is None or os.path.relpath(script, directory) in recipe.sources
+        if (directory / ".git").exists() and named:
+            return directory
+    return start
+
+
+def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
+    """Where a source file lies: in the project, or where python found its module; in the project where it is gone.
+
+    A file from elsewhere is named by its module, a package `pkg` as `pkg.py`.
+    """
+    path = root / name
+    if path.is_file():
+        return path
+    forms = (name, name.removesuffix(".py") + "/__init__.py")
+    for directory in (*search_path(recipe), *_installed(name)):
+        for form in forms:
+            if (directory / form).is_file():
+                return directory / form
+    return root / (
+        forms[1] if any(other.startswith(forms[1][: -len("__init__.py")]) for other in recipe.sources) else name
+    )
+
+
+def search_path(recipe: Recipe) -> list[Path]:
+    """Directories in which python looks for modules before it looks for installed packages."""
+    variables = {**os.environ, **recipe.environment}
+    paths = (variables.get("PYTHONPATH") or "").split(os.pathsep)
+    first = str(Path(recipe.script).parent) if recipe.script else "."
+    return [Path(os.path.realpath(recipe.directory / path)) for path in (first, *filter(None, paths))]
+
+
+def _installed(name: str) -> list[Path]:
+    """The directory where this python finds the package of a source file, as after `pip install -e`."""
+    package = name.split("/", maxsplit=1)[0].removesuffix(".py")
+    try:
+        spec = find_spec(package) if package.isidentifier() else None
+    except (ImportError, ValueError):
+        return []
+    if spec is None or not spec.origin or spec.origin in {"built-in", "frozen"}:
+        return []
+    origin = Path(os.path.realpath(spec.origin))
+    return [origin.parent.parent if spec.submodule_search_locations else origin.parent]
+
+
+def decoded(data: bytes) -> str | None:
+    """A source file as python reads it; None where it cannot."""
+    try:
+        return decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def encoded(text: str) -> bytes:
+    """A text as a source file, in the encoding that it declares."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return text.encode(encoding)
+    except (SyntaxError, UnicodeEncodeError):
+        return data
+
+
+def _on_disk(path: Path, digest: str) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data if source_digest(data) == digest else None
+
+
+def _in_git(recipe: Recipe, name: str, digest: str) -> bytes | None:
+    if not recipe.commit:
+        return None
+    try:
+        data = Repository(recipe.directory).blob(f"{recipe.commit}:{name}")
+    except UsageError:
+        return None
+    return data if data is not None and source_digest(data) == digest else None
+
+
+_LARGEST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class OpenedText:
+    """A configuration file that both scripts opened and that held something else for b.
+
+    Attributes:
+        name: as the runs name it.
+        places: where it lies for a, and for b.
+        a: what it held for a.
+        b: what it held for b.
+    """
+
+    name: str
+    places: tuple[Path, Path]
+    a: str
+    b: str
+
+
+def opened_files(run: Run) -> dict[str, str]:
+    """Digest by name of the files that a script opened, where one was taken."""
+    opened = run.settings.get("files")
+    files = opened.items() if isinstance(opened, Mapping) else ()
+    digests = {str(name): about.get("digest") for name, about in files if isinstance(about, Mapping)}
+    return {name: digest for name, digest in digests.items() if isinstance(digest, str)}
+
+
+def opened_texts(
+    runs: tuple[Run, Run], directories: tuple[Path, Path], roots: tuple[Path, Path]
+) -> tuple[tuple[OpenedText, ...], tuple[str, ...]]:
+    """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
+
+    What is a source of both is none.
+    """
+    one, two = map(opened_files, runs)
+    sources = [run.settings.get("sources") or {} for run in runs]
+    texts, unknown = [], []
+    for name in sorted(one.keys() & two.keys()):
+        if one[name] == two[name] or all(name in recorded for recorded in sources):
+            continue
+        if Path(name).is_absolute() or name.startswith("~"):
+            unknown.append(f"{name}: it differs and lies outside of the project")
+            continue
+        at = [
+            next((place for place in (root / name, directory / name) if place.is_file()), directory / name)
+            for root, directory in zip(roots, directories, strict=True)
+        ]
+        held = [_held(run, digest, place) for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)]
+        if held[0] is not None and held[1] is not None:
+            texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
+        elif at[0] == at[1]:
+            unknown.append(f"{name}: it differs, and what it held is not kept")
+    return tuple(texts), tuple(unknown)
+
+
+def _held(run: Run, digest: str, place: Path) -> str | None:
+    """The text of a file that a run opened; None where it is not all there, or no text."""
+    data = run.source(digest) if digest in run.kept_sources else None
+    if data is None or source_digest(data) != digest:
+        try:
+            data = place.read_bytes() if place.stat().st_size < _LARGEST_TEXT else b""
+        except OSError:
+            return None
+    try:
+        return data.decode() if source_digest(data) == digest else None
+    except UnicodeDecodeError:
+        return None
+
+
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+_OF_MODULES = frozenset({"__file__", "__name__", "__doc__", "__spec__", "__package__", "__class__", "__builtins__"})
+
+
+@functools.lru_cache(maxsize=256)
+def undefined(text: str | None) -> frozenset[str]:
+    """Names that a file reads where nothing in it binds them, and `self.x` of classes that bind no x.
+
+    None where that cannot be known. Another file may bind an attribute, in a base class: what a version of somebody's
+    file reads so is no fault.
+    """
+    try:
+        top, tree = symtable.symtable(text or "", "", "exec"), ast.parse(text or "")
+    except _UNREADABLE:
+        return frozenset()
+    read, bound = set(), {*dir(builtins), *_OF_MODULES}
+    for table in _scopes(top):
+        for symbol in table.get_symbols():
+            outside = table is top or symbol.is_declared_global()
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                bound |= {symbol.get_name()} if outside else set()
+            if symbol.is_referenced() and (outside or symbol.is_global()):
+                read.add(symbol.get_name())
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+        read = set()
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return frozenset(read - bound).union(*map(_attributes, classes))
+
+
+def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for inner in table.get_children():
+        yield from _scopes(inner)
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """`self.x` for each attribute that a class reads of itself, and that nothing in it binds or names."""
+    read: set[str] = set()
+    bound: set[str] = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
+            (read if isinstance(inner.ctx, ast.Load) else bound).add(inner.attr)
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(inner.name)
+        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            bound.add(inner.id)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            bound.add(inner.value)
+    return {f"self.{name}" for name in read - bound}

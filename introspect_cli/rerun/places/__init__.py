@@ -1,0 +1,1 @@
+"""Where a script runs again: copies of its project, and work trees of a commit."""
