@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from neutrality import watched
+from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.capture.draws import Draws
+from introspect_cli.capture.draws import Draws, state_of
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
@@ -252,3 +253,26 @@ def test_states_that_stand_as_they_did_are_recorded_as_if_they_were_asked_for(tm
     python, numpy = ([step[name] for step in reused] for name in ("python", "numpy"))
     assert [python.index(each) for each in python] == [0, 1, 2, 2, 2, 2, 6, 0, 0, 0]
     assert [numpy.index(each) for each in numpy] == [0, 0, 0, 3, 4, 4, 4, 4, 8, 8]
+
+
+def test_a_state_is_read_inside_a_transform_of_torch_func_too():
+    generator, seen = torch.Generator().manual_seed(3), []
+    torch.func.grad(lambda x: (seen.append(state_of(generator)), x.sum())[1])(torch.ones(2))
+    assert seen == [state_of(generator)] != [0]
+
+
+def test_a_draw_in_a_compiled_region_is_not_called_missing(tmp_path):
+    """It is recorded of the region; of which module in it, nothing tells."""
+
+    def work(*, compiled, scale=1.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        run = torch.compile(net, backend="eager") if compiled else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        (run(torch.ones(5, 4)) * scale).square().sum().backward()
+        optimizer.step()
+
+    one = captured(tmp_path / "a", lambda: work(compiled=False))
+    result = compared(one, captured(tmp_path / "b", lambda: work(compiled=True, scale=1.1)))
+    assert result.verdict is Verdict.DIVERGED
+    assert not any("drew random numbers in a" in line for line in result.evidence), result.evidence

@@ -16,8 +16,9 @@ PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\
 def said(project, introspect, tmp_path):  # noqa: F811 - the fixture
     """The answer on the plain project and one with these files, as data and as text."""
 
-    def compare(model=MODEL, train=TRAIN, options=(), more=None):
-        a, b = project("a", *options), project("b", *options, model=model, train=train, more=more)
+    def compare(model=MODEL, train=TRAIN, options=(), more=None, base=MODEL, base_train=TRAIN):
+        a = project("a", *options, model=base, train=base_train)
+        b = project("b", *options, model=model, train=train, more=more)
         document = json.loads(introspect("diff", a, b, "--format", "json").stdout)
         return document, introspect("diff", a, b).stdout
 
@@ -39,6 +40,30 @@ def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_l
     assert all(not likely for place, _, likely in changes(document) if place == "train.py:13")
     assert "- return self.b(torch.relu(self.a(x)))\n    + return 1.01 * self.b(torch.relu(self.a(x)))" in text
     assert document["code"]["changes"][0]["a"]["text"] == "return self.b(torch.relu(self.a(x)))"
+
+
+def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_does(said):
+    document, _ = said(MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)"))
+    assert document["first"]["size"] == "rounding"
+    assert "Likely cause: model.py changed at line 12 (Net.forward)" in document["sentence"]
+
+
+def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):
+    model = (
+        MODEL
+        + "\n    def train(self, mode=True):\n        self.a.weight.data.mul_({})\n        return super().train(mode)\n"
+    )
+    train = TRAIN.replace("    optimizer.step()", "    optimizer.step()\n    if step == 0:\n        net.train()")
+    document, _ = said(model.format(0.9), train, ("--every", "2"), base=model.format(0.8), base_train=train)
+    assert document["first"]["step"] == 2
+    assert "(Net.train): self.a.weight.data.mul_(0.8) -> self.a.weight.data.mul_(0.9)" in document["sentence"]
+
+
+def test_the_only_change_between_two_steps_is_the_likely_cause(said):
+    document, _ = said(
+        train=TRAIN.replace("    loss.backward()", "    [torch.rand(1) for _ in range(step)]\n    loss.backward()")
+    )
+    assert "Likely cause: train.py changed at line" in document["sentence"]
 
 
 def test_the_line_that_builds_an_optimizer_comes_first_where_parameters_differ_after_its_step(said):
@@ -164,6 +189,14 @@ def test_an_exception_after_the_first_divergence_is_a_note(said):
     (note,) = [note for note in document["notes"] if "exception" in note]
     assert note == (
         "Run b ended by an exception, after the first divergence: RuntimeError: late token=<redacted>, at train.py:13."
+    )
+
+
+def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(told):
+    base = MODEL.replace("self.a(x)))", "self.a(x)[:, :5]))")
+    document, _ = told(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
+    assert document["sentence"].startswith(
+        "Run a ended by an exception in step 0 where run b goes on: RuntimeError: mat1"
     )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import setting_changes
+from introspect_cli.compare.result import Origin, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.reader import open_run
 
@@ -59,15 +60,17 @@ class Adapter(nn.Module):
         return self.base(x) + x @ self.lora_a.T @ self.lora_b.T * self.scaling
 
 
-def adapt(*, scaling=2.0, momentum=0.1):
+def adapt(*, scaling=2.0, momentum=0.1, frozen=False, evaluates=True):
     """An adapter that adds nothing yet, before a norm in train mode."""
     torch.manual_seed(0)
     net = nn.Sequential(Adapter(scaling), nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad or frozen], lr=0.1)
     for x in torch.randn(2, 6, 4):
         optimizer.zero_grad()
-        net(x).square().mean().backward()
+        net.train()(x).square().mean().backward()
         optimizer.step()
+        with torch.no_grad():
+            net.train(not evaluates)(x)
 
 
 def decode(*, forced=True):
@@ -91,6 +94,109 @@ def decode(*, forced=True):
         optimizer.step()
 
 
+def images(*, shuffle=False, mean=0.1, seed=0):
+    """A data set whose transform is a module, as torchvision's are, so that it runs while the loader makes a batch."""
+    torch.manual_seed(0)
+
+    class Normalize(nn.Module):
+        def __init__(self, mean):
+            super().__init__()
+            self.mean = mean
+
+        def forward(self, x):
+            return x - self.mean
+
+    class Images(torch.utils.data.Dataset):
+        rows, norm = torch.randn(8, 4), Normalize(mean)
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, place):
+            return self.norm(self.rows[place]), self.rows[place].sum()
+
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(2):
+        if epoch:
+            net.eval()
+            if seed:
+                torch.manual_seed(seed)
+            for x, _ in torch.utils.data.DataLoader(Images(), batch_size=4):
+                net(x)
+            net.train()
+        for x, y in torch.utils.data.DataLoader(Images(), batch_size=4, shuffle=shuffle):
+            optimizer.zero_grad()
+            (net(x)[:, 0] - y).square().mean().backward()
+            optimizer.step()
+
+
+def recur(*, forgets=False):
+    """A recurrent model that is given its state of the step before."""
+    torch.manual_seed(0)
+    net = nn.GRU(3, 4)
+    optimizer, state = torch.optim.SGD(net.parameters(), lr=0.1), torch.zeros(1, 2, 4)
+    for x in torch.randn(3, 5, 2, 3):
+        optimizer.zero_grad()
+        out, state = net(x, torch.zeros(1, 2, 4) if forgets else state.detach())
+        out.square().mean().backward()
+        optimizer.step()
+
+
+class Scored(nn.Module):
+    """Its dropout may be a function that knows no mode, and what a layer gives leaves the model and is used in it."""
+
+    def __init__(self, functional, half):
+        super().__init__()
+        self.mean, self.head, self.drop, self.last = nn.Linear(4, 4), nn.Linear(4, 2), nn.Dropout(), nn.Dropout()
+        self.scores = nn.Embedding(2, 4)
+        self.functional, self.half = functional, half
+
+    def forward(self, x):
+        mean = self.mean(self.drop(x))
+        used = halved(mean) if self.half == "mean" else mean
+        scores = halved(self.scores.weight) if self.half == "scores" else self.scores.weight
+        y = self.head(torch.tanh(used))
+        y = nn.functional.dropout(y) if self.functional else self.last(y)
+        return y + (mean.detach() @ scores.T).tanh(), mean
+
+
+def halved(x):
+    """The same value with half the gradient."""
+    return x.detach() + (x - x.detach()) / 2
+
+
+def score(*, functional=False, half=""):
+    torch.manual_seed(0)
+    net = Scored(functional, half)
+    optimizer, before = torch.optim.SGD(net.parameters(), lr=0.1), Policy()
+    for step, x in enumerate(torch.randn(3, 6, 4)):
+        before(x)
+        net.eval()
+        with torch.no_grad():
+            [net(x) for _ in range(step)]
+        net.train()
+        optimizer.zero_grad()
+        y, mean = net(x)
+        (y.square().mean() + mean.square().mean()).backward()
+        optimizer.step()
+
+
+def descend(*, by_hand=False, rate=0.1):
+    """Gradient descent by an optimizer or by hand; by a rate of 0, not at all."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    optimizer = None if by_hand else torch.optim.SGD(net.parameters(), lr=rate)
+    for x in torch.randn(3, 6, 4):
+        net.zero_grad()
+        net(x).square().mean().backward()
+        if optimizer is not None:
+            optimizer.step()
+        elif rate:
+            for own in net.parameters():
+                own.data.add_(own.grad, alpha=-rate)
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
@@ -103,8 +209,8 @@ def compared(tmp_path_factory):
                 loop(**fault)
         return made[name]
 
-    def compare(loop, **fault):
-        with open_run(run(loop, {})) as a, open_run(run(loop, fault)) as b:
+    def compare(loop, base=(), **fault):
+        with open_run(run(loop, dict(base))) as a, open_run(run(loop, fault)) as b:
             return compare_runs(a, b, DiffOptions())
 
     return compare
@@ -160,3 +266,65 @@ def test_the_same_script_in_another_folder_explains_nothing():
     assert said("/projects/one/train.py", "/projects/two/train.py", sources={}) == []
     assert said("/projects/one/train.py", "/projects/two/train.py") == ["argument 0"]  # what they hold is not on record
     assert said("/projects/one/train.py", "/projects/two/other.py", sources={}) == ["argument 0"]
+
+
+def test_a_module_that_the_loader_runs_is_laid_to_the_data_pipeline_and_the_batch_follows_from_it(compared):
+    found = compared(images, shuffle=True)
+    assert (found.first.site.fqn, found.first.reason) == ("Normalize", "script")
+    assert "Normalize runs while DataLoader makes the batch, so the cause is in the data pipeline" in found.sentence
+    assert not any("not recorded" in line.lower() for line in found.evidence), found.evidence
+    found = compared(images, mean=0.2)
+    assert (found.first.site.fqn, found.first.reason) == ("Normalize", "module")
+    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
+def test_a_batch_from_a_random_state_that_was_set_is_no_second_cause(compared):
+    found = compared(images, {"shuffle": True}, shuffle=True, seed=5)
+    assert found.first.site.kind is Kind.RNG
+    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
+def test_a_state_that_is_not_carried_over_is_told_by_where_it_came_from(compared):
+    found = compared(recur, forgets=True)
+    assert (found.first.step, found.first.site.path) == (1, "[1]")
+    assert "in a it is the output [1] of GRU in the step before, in b it is not; the cause is" in found.sentence
+    assert "pipeline" not in found.sentence
+
+
+def test_a_function_in_the_place_of_a_module_is_told_where_it_first_changes_a_number(compared):
+    found = compared(score, functional=True)
+    assert (found.first.step, found.first.site.kind) == (1, Kind.RNG)
+
+
+def test_what_leaves_the_model_and_is_used_inside_it_is_not_laid_to_the_loss_alone(compared):
+    found = compared(score, half="mean")
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.GRAD_OUTPUT, "Scored.mean")
+    assert "the forward code of Scored or what is around it, or the loss code." in found.sentence
+
+
+def test_a_parameter_whose_module_never_runs_is_used_by_the_code_around_it(compared):
+    found = compared(score, half="scores")
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.GRAD, "Scored.scores.weight")
+    assert "or how Scored itself uses the parameter" in found.sentence
+    assert "unscaling" not in found.sentence
+
+
+def test_an_optimizer_that_has_frozen_parameters_too_changes_no_number(compared):
+    found = compared(adapt, frozen=True)
+    assert found.verdict is Verdict.SAME, found.sentence
+
+
+def test_a_buffer_that_an_evaluation_in_train_mode_updates_is_told_so(compared):
+    found = compared(adapt, evaluates=False)
+    assert (found.first.site.kind, found.first.reason) == (Kind.BUFFER, "outside")
+    assert "(an evaluation in train mode, loading a checkpoint, " in found.sentence
+
+
+def test_an_optimizer_in_the_place_of_an_update_by_hand_is_compared_by_what_it_leaves(compared):
+    assert compared(descend, by_hand=True).verdict is Verdict.SAME
+    found = compared(descend, by_hand=True, rate=0.2)
+    assert (found.first.step, found.first.site.kind) == (1, Kind.PARAM)
+    assert "differs when the step begins" in found.sentence
+    found = compared(descend, by_hand=True, rate=0)
+    assert "the update of step 0 is different" in found.sentence
+    assert found.sentence.endswith("No optimizer steps in b.")

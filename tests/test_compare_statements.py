@@ -86,6 +86,14 @@ def test_a_change_inside_a_definition_that_moved_is_found():
     assert said(changes(NET, moved)) == [("net.py:4", "train", "statement")]
 
 
+def test_a_statement_that_left_a_loop_has_moved():
+    after = NET.replace("    for step in range(3):\n", "    net.zero_grad()\n    for step in range(3):\n")
+    before = NET.replace("        net(torch", "        net.zero_grad()\n        net(torch")
+    (change,) = changes(before, after)
+    assert (change.place, change.scope, change.unit, change.a.first) == ("net.py:20", "train", "moved", 21)
+    assert apply(before, [change], after) == after
+
+
 def test_added_removed_and_moved_statements():
     added, removed, moved = (
         NET.replace("        x = torch.relu(x)\n", "        x = torch.relu(x)\n        x = x * 2\n"),

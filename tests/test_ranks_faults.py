@@ -154,7 +154,7 @@ TOLD = [
     ("hand-stale", "1", 0, "Net.head.weight differs before any training|In b its copies differ: rank 1 from rank 0"),
     ("ddp-stale", "n", 1, "step 1, rank 1: the parameter Net.head.weight was changed outside of an optimizer step"),
     ("hand-rate", "n", 1, "step 0, rank 1: the parameter|the cause is SGD's lr 0.01 -> 0.02"),
-    ("hand-rate", "1", 0, "differs after the optimizer step|In b its copies differ: rank 1 from rank 0"),
+    ("hand-rate", "1", 0, "in b, SGD's lr is 0.01 on rank 0 and 0.02 on rank 1. In b its copies differ: rank 1"),
     ("hand-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("fsdp2-same-samples", "n", 1, "step 0, rank 1: the batch from DataLoader"),
     ("hand-dtype", "n", 1, "step 0, rank 1: the parameter Net.extra.weight|cast, to float32 in a and to bfloat16 in b"),
@@ -166,7 +166,7 @@ TOLD = [
     ("fsdp2-mesh", "1", 0, f"are not the whole: in b the parts of it on record {HALF}; the cause is how it is cut"),
     ("hand-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
     ("ddp-batchnorm", "1", 0, "the output of Net.between (BatchNorm1d) differs"),
-    ("hand-uneven", "1", 0, "step 2: the loss differs|the ranks of b had different numbers of samples (rank 0: 4, r"),
+    ("hand-uneven", "1", 0, "step 2: the loss differs|though the ranks have 4 and 2 samples"),
     ("hand-local-clip", "n", 0, "the gradient of Net.tok.weight|the cause is its reduction over the ranks, clipping"),
     ("fsdp2-local-clip", "n", 0, "the gradient of Net.tok.weight|the cause is clipping"),
 ]  # fmt: skip

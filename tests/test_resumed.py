@@ -244,6 +244,77 @@ def test_what_was_not_recorded_is_not_called_restored(runs, tmp_path, lose):
     assert "buffers, optimizer state, learning rates and schedulers and 2 more were not recorded." in result.sentence
 
 
+def falling(kept=None, rate=0.1, end=6, parts=1):
+    """A loop that computes its learning rate from the number of the step."""
+    torch.manual_seed(0)
+    net, first = nn.Linear(4, 1), 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    if kept is not None:
+        kept = torch.load(kept)
+        net.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        first = kept["done"]
+    for step, batch in enumerate(torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(1))):
+        if first <= step < end:
+            optimizer.param_groups[0]["lr"] = rate / (step + 1)
+            optimizer.zero_grad()
+            for part in batch.chunk(parts):
+                (net(part).square().mean() / parts).backward()
+            optimizer.step()
+    return {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": end}
+
+
+def test_other_microbatches_are_seen_by_lean_records_of_a_resumed_run_too(tmp_path):
+    torch.save(falling(end=3), tmp_path / "kept.pt")
+    lean = {"record": frozenset(LEAN)}
+    whole = recorded(tmp_path / "whole", falling, **lean)
+    result = compared(whole, recorded(tmp_path / "b", lambda: falling(tmp_path / "kept.pt", parts=2), **lean))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert (result.resumed.at, {part.part for part in result.resumed.parts if part.state is Restored.YES}) == (
+        3,
+        {"parameters"},
+    )
+
+
+def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_training(tmp_path):
+    """`get_state_dict` steps a new optimizer with gradients and a learning rate of 0."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    def work(*, room):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(net.parameters())
+        if room:
+            state = get_state_dict(net, optimizer)[1]
+            assert {float(state["state"][name]["step"]) for name in ("weight", "bias")} == {1}
+        for _ in range(2):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+
+    run = recorded(tmp_path / "b", lambda: work(room=True), record=frozenset(LEAN))
+    assert compared(recorded(tmp_path / "a", lambda: work(room=False), record=frozenset(LEAN)), run).counts.steps_b == 2
+
+
+def test_learning_rates_of_other_steps_are_no_cause_and_an_unseen_state_may_be(tmp_path):
+    """Settings hold those of each run's first step, which are steps 0 and 3 here."""
+    torch.save(falling(end=3), tmp_path / "kept.pt")
+    lean = {"record": frozenset(LEAN)}
+    whole = recorded(tmp_path / "whole", falling, **lean)
+    result = compared(whole, recorded(tmp_path / "b", lambda: falling(tmp_path / "kept.pt", rate=0.2), **lean))
+    assert "the optimizer or its hyper-parameters, or lies in what was not recorded (the optimizer state before)" in (
+        result.sentence
+    )
+    assert "lr " not in result.sentence
+    rate = next(change for change in result.settings if change.source == "optimizers")
+    assert (rate.name, rate.a, rate.b, rate.explains) == ("lr in the first step", "0.1", "0.05", False)
+
+
+def test_a_state_without_a_counter_that_is_not_there_is_named(runs, tmp_path):
+    """The learning rate, which is lost with it, is not the only cause."""
+    result = compared(*resume(runs, tmp_path, "optimizer", momentum=True))
+    assert "the optimizer state of b started anew (it begins without momentum_buffer)" in result.sentence
+
+
 @pytest.mark.parametrize(("lose", "both"), [("nothing", True), ("nothing", False), ("optimizer", True)])
 def test_sampled_steps_are_enough(runs, tmp_path, lose, both):
     """The step before is not on record: what either step begins with is, since it was taken up again there."""

@@ -82,6 +82,13 @@ def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
     assert any("every sample is equal" in note for note in notes)
 
 
+def test_gradients_that_agree_prove_a_split_by_lean_records_whatever_differs_after_them(split):
+    result = split("", "--micro 2 --lr 2e-2", options="--record param,grad,loss")
+    assert result.first.site.kind is Kind.PARAM, result.sentence
+    assert "AdamW's lr 0.01 -> 0.02" in result.sentence
+    assert any("The batch of a step is cut differently" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("options", ["--record param,grad,loss", "--every 2", "--modules mix", "--level op", "--eval"])
 def test_splits_are_the_same_by_lean_records_too(split, options):
     result = split("--samples 32", "--samples 32 --micro 2", options=options)

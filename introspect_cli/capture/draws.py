@@ -130,7 +130,8 @@ def _seed_and_state(value: Any) -> tuple[str, str]:
         if value.device.type != "cpu":
             return "-", ""
         with unobserved():
-            return str(value.initial_seed()), _digest(value.get_state().numpy().tobytes())
+            state = value.get_state().tolist()  # inside a transform of `torch.func` it has no memory to look at
+            return str(value.initial_seed()), _digest(bytes(state))
     if type(value) is random.Random:
         return "-", _digest(repr(value.getstate()).encode())
     if type(value).__module__.startswith("numpy."):

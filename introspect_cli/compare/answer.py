@@ -66,12 +66,12 @@ def answer_for(compared: Compared) -> DiffResult:
 def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
     """How the source differs, and the settings that do, the strongest explanation first; sentences may name these."""
     a, b = compared.a, compared.b
-    code = code_changes(a, b, scene, compared.ending)
+    code, offset = code_changes(a, b, scene, compared.ending), any(outcome.offset for outcome in compared.outcomes)
     if scene is None:
-        return code, with_code(setting_changes(a, b), code)
+        return code, with_code(setting_changes(a, b, Blame(offset=offset)), code)
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
-    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates=rates, stepped=_stepped(scene))
+    blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset, stepped=_stepped(scene))
     scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
     return code, scene.settings
 
@@ -270,8 +270,10 @@ def _at_the_end(scene: Scene, end: Raised | None, place: str, why: str) -> tuple
     """
     if end is None:
         return place, why, ""
-    if cut_short(scene) is None:
+    cut = cut_short(scene)
+    if cut is None:
         return place, why, f"Run {end.side} ended by an exception, after the first divergence: {end.words}."
+    end = cut
     agreed = _last_agreed(scene)
     until = f"The last record that agrees is {agreed}."
     if not agreed:

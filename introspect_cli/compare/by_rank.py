@@ -28,6 +28,7 @@ from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.walk import compare_rank
+from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.pieces import fetch
@@ -131,9 +132,19 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
         compared = _as_wholes(pair, wholes.options, wholes)
         first = compared.outcomes[0].first
         multiple = first is not None and first.scale is not None
-        if multiple or not (wholes.splits.alike and wholes.splits.assumed and compared.diverges):
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
+
+
+def _took_the_same(compared: Compared) -> bool:
+    """Whether the gradients of a step agree, put together over its microbatches: then it is one batch."""
+    outcome = compared.outcomes[0]
+    if outcome.first is None or outcome.step is None:
+        return not compared.diverges
+    later = outcome.first.step > int(outcome.paired.steps[0])
+    updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
+    return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
 
 
 def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:

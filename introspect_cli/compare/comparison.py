@@ -130,7 +130,24 @@ class Comparison(Sides):
     def covered(self) -> tuple[Mask, Mask]:
         """By site, whether it is a divergence that a alone has it, and that b alone has it."""
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
-        return covered(self.alignment, *self.manifests, same_start=same_start)
+        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
+        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
+        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
+
+    @cached_property
+    def by_hand(self) -> tuple[bool, bool]:
+        """Whether a, and whether b, has no optimizer and updates parameters by hand: each step begins with them."""
+        sides: list[bool] = []
+        for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
+            steps = reader.entries["step"].tolist()
+            optimizes = (sites.phase == phase_code(Phase.OPTIMIZER)).any()
+            begins = (
+                not (optimizes or self.gathered)
+                and len(steps) > 1
+                and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
+            )
+            sides.append(bool(begins))
+        return sides[0], sides[1]
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:

@@ -72,11 +72,17 @@ def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
 
 
 def cut_short(scene: Scene) -> Raised | None:
-    """The exception that cut off the step of the first divergence; None where none did."""
-    ending = one_raised(raised(scene.run_a, "a"), raised(scene.run_b, "b"))
-    if ending is None:
-        return None
+    """The exception that cut off the step of the first divergence; None where none did.
+
+    Where another one ended the other run later, it is not this one.
+    """
+    one, two = raised(scene.run_a, "a"), raised(scene.run_b, "b")
+    endings = () if one_raised(one, two) is None else (two, one)
+    return next((ending for ending in endings if ending is not None and _cuts(ending, scene)), None)
+
+
+def _cuts(ending: Raised, scene: Scene) -> bool:
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
-    return ending if cut and reader.last_step == step else None
+    return cut and reader.last_step == step

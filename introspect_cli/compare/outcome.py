@@ -42,6 +42,7 @@ class RankOutcome:
         paired: the steps of both; without readers in what another process compared.
         notes: what a reader must know of it.
         structural: whether structure differs.
+        offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
             `blind_both`, which run a could not see, by estimate, and of `causes`, which nothing equal stands beside.
         listed: divergences, in order, up to the limit.
@@ -76,6 +77,7 @@ class RankOutcome:
     paired: Paired
     notes: list[str] = field(default_factory=list)
     structural: bool = False
+    offset: int = 0
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None

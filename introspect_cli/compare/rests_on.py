@@ -69,7 +69,8 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     read = step.comparison.read_on
     if read is not None and read.generators and step.comparison.goes_on_at(step.number):
         return []
-    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START)))]
+    ranks = step.comparison.gathered is not None  # each may have another
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
@@ -98,6 +99,12 @@ batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 """The batches of the step."""
 
 
+def loading(step: Step, place: Place) -> list[Evidence]:
+    """What a batch was made of, where that differs: what modules gave that its loader ran, and what it drew from."""
+    made = [*step.outputs_before(place.order)[0], *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
+
+
 # --- the forward pass
 
 
@@ -106,9 +113,8 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     present = [number for number in sites if step.state[number]]
-    if not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen:
-        return []
-    return [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
+    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen
+    return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
 
 
 def inside(step: Step, place: Place) -> list[Evidence]:
@@ -200,9 +206,8 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 def loss(step: Step, place: Place) -> list[Evidence]:
     """The losses of the step so far; nothing where losses were recorded, but this step has none."""
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
-    if not step.state[sites].any() and Kind.LOSS in step.comparison.kinds:
-        return []
-    return [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
+    none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
+    return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
 backward = _before(Thing.BACKWARD, (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT), _BACKWARD, needed=True)
@@ -254,7 +259,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, answer(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
-    begun = (step.number == 0 and step.table.step_b == 0) or step.comparison.goes_on_at(step.number)
+    goes_on = step.comparison.goes_on_at(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or goes_on
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 
@@ -276,22 +282,19 @@ def updates_by_hand(step: Step) -> bool:
 
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {
-    "rng": (random_at_start,),
-    "batch": (random_at_start,),
-    "initial": (random_at_start,),
+    **dict.fromkeys(("rng", "initial", "split"), (random_at_start,)),
+    "batch": (random_at_start, loading),
     "module": (inputs, tensors, drawn_from),
     "own_code": (inputs, inside, tensors, drawn_from),
     "script": (batches, random_at_start),
     "op": (everything, random_at_start),
-    "value": (what_is_equal, random_at_start),
-    "collective": (what_is_equal, random_at_start),
+    **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
     "product": (trained,),
     "loss": (outputs, batches, random_at_start),
     "backward": (forward, loss, random_at_start, gradients),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
     "buffer": (value_before,),
-    "split": (random_at_start,),
 }
 """By the word of a reason, what the records that it is about rest on.
 

@@ -33,7 +33,7 @@ from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
-from introspect_cli.compare.result import Role
+from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.size import materialise
@@ -292,13 +292,15 @@ class Walk:
             self.outcome.shared = materialise(step, position, judge(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
-                self.outcome.origins.append((materialise(step, position, other), other))
+                divergence = materialise(step, position, other)
+                if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
+                    self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank of two runs."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
-    outcome = RankOutcome(comparison.rank, paired)
+    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered
     places = differing(paired)
     sites = comparison.sites[0]

@@ -261,7 +261,7 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """Both sides of a change, with the line above."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
-    moved = "  (moved)" if change.unit == "moved" else ""
+    moved = f"  (moved from line {change.a.first})" if change.unit == "moved" and change.a is not None else ""
     yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""

@@ -36,7 +36,7 @@ def _codes(*kinds: Kind) -> list[int]:
 _COPIED = _codes(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _STATE = frozenset((*_COPIED, *_codes(Kind.BUFFER)))
 _FIRSTS = _codes(Kind.BUFFER, Kind.HYPERPARAMETER)
-"""Of these the first rank's counts: DDP gives its buffers to the others before each forward pass."""
+"""Of these the first rank's counts: DDP gives its buffers to the others before each forward pass, as they all begin."""
 
 _RANK_LOCAL = _codes(
     *(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.RNG),
@@ -213,7 +213,10 @@ class Together:
                 result.unseen(group, self._lacking)
                 loose[group] = False
         cut = any_of(self._places.part[step.rows.number[plan.rows]] > 0, plan.starts)
-        differ = loose & (cut | ~result.equal()) & ~np.isin(plan.kind, _FIRSTS)
+        differ = loose & (cut | ~result.equal())
+        for group in np.flatnonzero(differ & self._names.buffers_at_first[plan.site]).tolist():
+            result.unseen(group, "another one on each rank")
+        differ &= ~np.isin(plan.kind, _FIRSTS)
         random = plan.kind == KIND_CODES[Kind.RNG]
         for group in np.flatnonzero(differ & random).tolist():
             result.unseen(group, "each rank has its own")

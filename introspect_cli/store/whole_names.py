@@ -221,6 +221,13 @@ class WholeNames:
         return np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
 
     @cached_property
+    def buffers_at_first(self) -> Array:
+        """Of each site, whether it is of a buffer as a run begins with it."""
+        begins = zip(self.sites.kind, self.sites.phase, self.sites.call.tolist(), strict=True)
+        first = Kind.BUFFER.value, Phase.START.value, 0
+        return np.array([site == first for site in begins], np.bool_)
+
+    @cached_property
     def value_of(self) -> Array:
         """Of each site of a gradient that flows back, the site of the value that it is of; -1 of all others."""
         sites = self.sites

@@ -62,6 +62,8 @@ class OptimizerProbe(GuardedProbe):
         self.settings = OptimizerSettings()
         self._stepped = 0
         self._closures = 0
+        self._aside = 0
+        """Identity of the optimizer whose step under way trains nothing; 0 for none."""
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
 
@@ -101,6 +103,9 @@ class OptimizerProbe(GuardedProbe):
         if torch.compiler.is_compiling() or not self._guarded.on:
             return None
         context = self._context
+        if not optimizer.state and _of_checkpointing(sys._getframe(1)):  # noqa: SLF001 - as below
+            self._aside = id(optimizer)
+            return None
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
@@ -155,6 +160,9 @@ class OptimizerProbe(GuardedProbe):
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._guarded.on:
+            return
+        if self._aside == id(optimizer):
+            self._aside = 0
             return
         running = self._context.clock.running.optimizers
         if id(optimizer) in running:
@@ -275,6 +283,13 @@ class OptimizerProbe(GuardedProbe):
 def _inside_step(frame: FrameType) -> bool:
     """Whether the frame, torch's around a step, has another such frame below it."""
     return any(below.f_code is frame.f_code for below in outward(frame.f_back))
+
+
+def _of_checkpointing(frame: FrameType) -> bool:
+    """Whether torch's checkpoints make the step, for a state to load into: with gradients and a learning rate of 0."""
+    return any(
+        below.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint") for below in outward(frame)
+    )
 
 
 def _with_closure(

@@ -26,7 +26,7 @@ from introspect_cli.compare.reasons.beginning import (
     variables_that_differ,
 )
 from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side
+from introspect_cli.compare.reasons.gradient import Handling, excluded, stale_side, user_of
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
 from introspect_cli.compare.reasons.seedings import set_at
@@ -194,7 +194,7 @@ def clues_of(scene: Scene) -> Clues:
     subject = cause.module or cause.subject or site.fqn
     around = owner_of(subject) if cause.reason == "structure" else subject
     replaced = other_class(scene, around) if cause.reason in {"structure", "own_code", "module"} else ()
-    subject = around if replaced else subject
+    subject = user_of(scene) if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
     words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}

@@ -159,7 +159,9 @@ def loss(at: CodePlace) -> Depths:
         for giver, depth in depths.items()
         if giver not in data and (giver.place in trains or not giver.scope.endswith(_OF_MODULES))
     }
-    return merged(depths, program.forwards()) if at.clues.gap and at.clues.reason == "loss" else depths
+    if not at.clues.gap or at.clues.reason != "loss":
+        return depths
+    return merged(depths, program.forwards(), {} if data else farther(batch(at), 2))
 
 
 def script(at: CodePlace) -> Depths:
@@ -225,7 +227,10 @@ def _touching(at: CodePlace) -> Depths:
 def optimizer(at: CodePlace) -> Depths:
     """Where optimizers and schedules are built and stepped; the step of one that is the user's own."""
     program, clues = at.program, at.clues
-    stepped = program.within({place for name in clues.optimizers for place in program.methods(name, "step")})
+    places = {place for name in clues.optimizers for place in program.methods(name, "step")}
+    made_here = {every[:2] for of in program.classes.values() for every in of if "Optimizer" in every[2]}
+    places |= {place for place in program.by_place if (place[0], place[1].rpartition(".")[0]) in made_here}
+    stepped = program.within(places)
     steps = program.calling({"step", "update", "step_update", "get_lr", "add_param_group"})
     steps = {statement for statement in steps if any(_STEPS.search(name) for _, name in statement.uses)}
     groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]
@@ -247,7 +252,8 @@ def gradient(at: CodePlace) -> Depths:
         place for statement in handling for name in statement.calls for place in program.called(name, statement.place)
     ]
     collectives = at.calling(_COLLECTIVES) if at.clues.reason in {"collective", "parts"} else {}
-    return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), collectives)
+    used = farther(at.methods("forward", "__call__"), 2)
+    return merged(farther(program.within(inside), 1), dict.fromkeys(handling, 0), used, collectives)
 
 
 def structure(at: CodePlace) -> Depths:
@@ -281,6 +287,7 @@ def outside(at: CodePlace) -> Depths:
     """What writes to tensors in place."""
     program = at.program
     written = at.calling(filter(_IN_PLACE.fullmatch, program.callers), 1) | at.defining("data", 1)
+    written |= at.calling(MODES, 1) if at.clues.kind is Kind.BUFFER else {}  # a forward in train mode updates it
     return merged(resumed(at), _outside(written, ".forward"), _touching(at))
 
 
@@ -300,8 +307,10 @@ def saved(at: CodePlace) -> Depths:
 
 
 def buffer(at: CodePlace) -> Depths:
-    """What a module computes, and what writes in place."""
-    return merged(farther(outside(at), 1), forward(at))
+    """What a module computes, what writes in place, and calls that are handed the model and may change how it does."""
+    program = at.program
+    handed = {taker for name in at.models for taker in program.takers.get(name, ()) if isinstance(taker.node, ast.Expr)}
+    return merged(farther(outside(at), 1), forward(at), dict.fromkeys(handed, 2))
 
 
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")

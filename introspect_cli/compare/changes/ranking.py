@@ -61,7 +61,9 @@ class Version:
         self.builds = merged(program.behind([*recorded, *self.computes, *self._built()], models), leading)
         self.between = program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
         if clues.gap or clues.reason == "propagated":
+            modes = {place for name in program.classes for place in program.methods(name, *MODES)}
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
+            self.between |= program.within(modes).keys()
         self.between |= {inside for file, first, last in spans for inside in program.at(file, first + 1, last)}
 
     def nearness(self, statement: Statement) -> tuple[int, int]:

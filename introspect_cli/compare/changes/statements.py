@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -48,7 +49,7 @@ class Change:
         scope: qualified name of the function or class it stands in, or of the definition that it is; "" for the file.
         a: what stands in a's version; None where the statement was added.
         b: what stands in b's version; None where it was removed.
-        unit: a `statement`, one that `moved` within its body, a `value` of a configuration file (its keys are the
+        unit: a `statement`, one that `moved` within its function, a `value` of a configuration file (its keys are the
             scope), or the whole `file`, where a version cannot be parsed or is not there.
     """
 
@@ -194,6 +195,12 @@ class _Edited:
     change: Change
     edits: tuple[Edit, ...]
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """In which function, and what stands there: in b's version, or in a's where it was removed."""
+        side = self.change.b or self.change.a
+        return self.change.scope, "" if side is None else side.text
+
 
 class _TwoVersions:
     """Two versions of a file laid side by side."""
@@ -204,7 +211,20 @@ class _TwoVersions:
         self.key = functools.cache(ast.dump)
         self.edited: list[_Edited] = []
         self._bodies(a.tree, b.tree, _Scope())
+        self._join_moved()
         self.edited.sort(key=lambda edited: max((edit.start, edit.low) for edit in edited.edits))
+
+    def _join_moved(self) -> None:
+        """Make one change of a statement that left one block of a function and came into another."""
+        gone, come = ([one for one in self.edited if getattr(one.change, other) is None] for other in "ba")
+        times = Counter(one.place for one in gone), Counter(one.place for one in come)
+        left = {one.place: one for one in gone if times[0][one.place] == times[1][one.place] == 1}
+        for one in come:
+            if one.place in left:
+                before = left[one.place]
+                self.edited = [other for other in self.edited if other not in {one, before}]
+                change = replace(one.change, a=before.change.a, unit="moved")
+                self.edited.append(_Edited(change, (*before.edits, *one.edits)))
 
     def applied(self, places: Sequence[int]) -> str:
         """Make a's text with the changes that stand at these places in the list."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import PHASES, Columns, of_kinds, phase_code
+from introspect_cli.compare.join.sites import PHASES, Columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
@@ -102,6 +102,13 @@ class At:
         """Checksums of the tensors that were observed, of one phase or of all."""
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
+
+    def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
+        """Checksums of an optimizer's state for a parameter in a phase, by path."""
+        state = kind_code(Kind.OPTIMIZER_STATE)
+        return {
+            path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
+        }
 
     def batches(self) -> dict[str, list[BatchValues]]:
         """The batches that training read, by loader, in order."""

@@ -18,7 +18,7 @@ from introspect_cli.store.whole import Reader, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from introspect_cli.store.rank_reader import RankReader
 
@@ -156,10 +156,6 @@ def most_calls(reader: Reader, kinds: Collection[str]) -> int:
     return most + 1
 
 
-def losses_of(reader: RankReader, step: int) -> Sequence[float]:
-    """The losses of a step, where their values are on record."""
-    sites, batch = reader.sites, reader.read(step)
-    if "mean" not in batch.floats:
-        return []
-    rows = [row for row, site in enumerate(batch.site.tolist()) if sites.kind[site] == Kind.LOSS.value]
-    return [float(batch.floats["mean"][row]) for row in rows]
+def losses_of(reader: RankReader, step: int) -> int:
+    """How many losses a step has."""
+    return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())

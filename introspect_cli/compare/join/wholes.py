@@ -43,9 +43,6 @@ _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
 _CALLED = _MODULE | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
-_CLOSE = 0.2
-"""How near losses are where all that is known of a split is them: means of means are no further off, as a rule."""
-
 _Names = frozenset[tuple[str, str]]
 
 
@@ -267,8 +264,8 @@ def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
 def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
     """Whether two runs cut the same batch into other microbatches.
 
-    In one layout they do where the parts add up to as much. Where no inputs are on record, the losses have to add up,
-    or have the same mean.
+    In one layout they do where the parts add up to as much. Where no inputs are on record, the number of losses alone
+    says so, until it is seen what comes of them.
     """
     one, two = splits.a, splits.b
     if one.number == two.number:
@@ -279,15 +276,9 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
         cut = len(one.sizes) != len(two.sizes)  # from the first step on
         return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
     losses = [losses_of(reader, step) for reader in readers]
-    if not all(losses) or len(losses[0]) == len(losses[1]):
-        return False  # runs that cut a batch differently do so from their first step on
-    sums = [sum(values) for values in losses]
-    means = [total / len(values) for total, values in zip(sums, losses, strict=True)]
-    return any(_near(x, y) for x, y in ((sums[0], sums[1]), (means[0], means[1])))
-
-
-def _near(one: float, two: float) -> bool:
-    return abs(one - two) <= _CLOSE * max(abs(one), abs(two))
+    return (
+        min(losses) > 0 and losses[0] != losses[1]
+    )  # runs that cut a batch differently do so from their first step on
 
 
 # --- what is told of it

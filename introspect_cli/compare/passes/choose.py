@@ -80,7 +80,7 @@ def choose(
     harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
     if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
         return alone, place, cause, effect
-    if began is not None:
+    if began is not None and not _draws_first(step, positions[0], earlier):
         first = Step(step.comparison, began, Carried())
         return first, drawn(first) or 0, None, None
     if step.sites[positions[0]].kind is not Kind.RNG:
@@ -90,6 +90,13 @@ def choose(
     if blamed is None:
         blamed = next((position for position in positions if is_drawn_from(step, position)), None)
     return (step, blamed, None, blamed) if blamed is not None and blamed in positions else None
+
+
+def _draws_first(step: Step, position: int, earlier: Structure) -> bool:
+    """Whether a step's first divergence is another state that is drawn from within it, while all before it agree."""
+    site = step.sites[position]
+    since = min(earlier.random.values(), default=step.number)
+    return site.kind is Kind.RNG and site.phase is not Phase.START and since >= step.number
 
 
 def is_drawn_from(step: Step, position: int) -> bool:

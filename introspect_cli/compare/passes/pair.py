@@ -34,7 +34,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
             batch_b = as_if_begun(batch_b, alignment.b, read)
         else:
             batch_a = as_if_begun(batch_a, alignment.a, read)
-    listing = [lists(manifest) for manifest in comparison.manifests]
+    listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
     sites = batch_a.site.astype(np.int64), alignment.b_ids[batch_b.site]
     if listing[0] != listing[1] and comparison.gathered is None:
         if listing[0]:

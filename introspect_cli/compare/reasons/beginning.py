@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.seedings import GENERATORS, seeding_words, seedings_change
+from introspect_cli.store.manifests import rank_list
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.reader import Run
+
+MOST_RANKS = 16
+"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
@@ -99,14 +103,25 @@ def first_draw(runs: tuple[Run, Run], rank: int, generator: str) -> str:
             return f"{two} draws from another state: {b[same - 1]} took another number of draws{agree}"
     later = _place(one, rest[1]), _place(two, rest[0])
     if later[0] != later[1]:
-        side, event, events = ("b", two, b) if later[0] < later[1] else ("a", one, a)
+        side, event, place, others = (
+            ("b", two, *later[1:], rest[0]) if later[0] < later[1] else ("a", one, later[0], rest[1])
+        )
+        events = a if side == "a" else b
         if event is not None and event.is_unseen and event.line and same and events[same - 1].line:
             between = f"one between {events[same - 1].line} and {event.line}"
             return f"the first draw that differs is {between}, in {side} only{agree}"
-        return (
-            f"the first {'seeding' if event and event.seed else 'draw'} that differs is {event}, in {side} only{agree}"
-        )
+        kind = "seeding" if event is not None and event.seed else "draw"
+        return f"the first {kind} that differs is {event}{_elsewhere(side, others, place)}{agree}"
     return f"the first draw that differs is {one} in a and {two} in b{agree}" if one and two else ""
+
+
+def _elsewhere(side: str, others: Sequence[Event], place: int) -> str:
+    """That one run alone has an event, or where among its own the other has the same one."""
+    if place >= len(others):
+        return f", in {side} only"
+    line = f" ({others[place].line})" if others[place].line else ""
+    draws = count(sum(not event.seed for event in others[:place]), "draw")
+    return f" in {side}; {'b' if side == 'a' else 'a'} has it after {draws}{line}"
 
 
 def differs_unseen(runs: tuple[Run, Run], rank: int, generator: str) -> bool:
@@ -282,3 +297,13 @@ def _events(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
             event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
             events.append(event)
     return events
+
+
+def filled_on_ranks(run: Run, side: str, name: str) -> str:
+    """That ranks of a run drew a parameter from other random states, as a clause; "" where the records do not tell."""
+    fillings = {rank: _fillings(_events(run, rank, "") or [], name)[-1:] for rank in run.recorded[:MOST_RANKS]}
+    last = {rank: events[0] for rank, events in fillings.items() if events}
+    base = min(last, default=0)
+    others = [rank for rank, event in last.items() if event.state != last[base].state]
+    text = f"draws it from another random state on {rank_list(others)} of {side} than on rank {base}"
+    return f"{last[base]} {text}" if others else ""

@@ -36,6 +36,12 @@ class _Copy(NamedTuple):
     sketch: NDArray[np.float64] | None
 
 
+def with_copies(first: Divergence) -> str:
+    """The run whose ranks have different copies of what diverges; "" where that is neither, or both."""
+    joined = [summary is not None and summary.joined is Joined.COPIES for summary in (first.a, first.b)]
+    return "" if joined[0] == joined[1] else "ab"[joined[1]]
+
+
 def copies_words(scene: Scene) -> str:
     """That copies of what diverges are not equal in one run, while they are in the other; "" where that is not seen."""
     first = scene.first

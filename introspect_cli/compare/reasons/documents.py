@@ -69,17 +69,13 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
             yield Difference(source, name, one, two)
 
 
-_MOST_RANKS = 16
-"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
-
-
 def on_some_ranks(a: Run, b: Run) -> list[str]:
     """Sentences on optimizers and flags that differ on some ranks and not on the lowest, whose settings are the run's.
 
     Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
     nothing diverges, and nothing else would tell of it.
     """
-    ranks = [rank for rank in a.recorded if rank in b.recorded][:_MOST_RANKS]
+    ranks = [rank for rank in a.recorded if rank in b.recorded][: beginning.MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}
     for rank in ranks if len(ranks) > 1 else ():
         one, two = (run.settings_of(rank) for run in (a, b))

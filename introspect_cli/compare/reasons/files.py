@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 FILES = "files"
 """The document that says what a run read, and the source of what differs in it."""
 
-_CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack"})
+_CHECKPOINTS = frozenset(
+    {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack", ".distcp"}
+)
 _MOST = 20
 _LONGEST = 60
 _MOST_NODES = 20_000

@@ -19,7 +19,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known, Thing, those
 from introspect_cli.compare.join.distance import ROUNDING
 from introspect_cli.compare.join.sites import PHASES
-from introspect_cli.compare.match.names import owner_of
+from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_words
 from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
@@ -124,7 +124,7 @@ class Backward(Reason):
         if first.site.kind is Kind.GRAD_INPUT:
             return f"{text}through {module}."
         if _taken_by_no_module(scene):
-            around = "" if _leaves_the_model(scene) else first.site.fqn.rpartition(".")[0]
+            around = "" if _is_all_of_the_model(scene) else first.site.fqn.rpartition(".")[0]
             code = f"the forward code of {around} or what is around it, or the loss code" if around else "the loss code"
             return f"{text}of what uses that output, which no module takes: {code}."
         if not scene.cause.rests_on(Thing.GRADIENTS):
@@ -153,11 +153,11 @@ def _taken_by_no_module(scene: Scene) -> bool:
     return all(scene.table.checksum(int(union), "a") != checksum for union in given)
 
 
-def _leaves_the_model(scene: Scene) -> bool:
-    """Whether the output is one of the whole model's, by its checksum: only the loss code can use it."""
-    outputs = scene.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}))
-    roots = (int(union) for union in outputs if "." not in scene.step.alignment.fqn[int(union)])
-    return any(scene.table.checksum(union, "a") == _output(scene) for union in roots)
+def _is_all_of_the_model(scene: Scene) -> bool:
+    """Whether the output is all that the whole model gives, by its checksum: else its forward code may use it, too."""
+    root = scene.site.fqn.partition(".")[0]
+    given = scene.step.of(Kind.OUTPUT, frozenset({Phase.FORWARD, Phase.EVAL}), root).tolist()
+    return bool(given) and all(scene.table.checksum(union, "a") == _output(scene) for union in given)
 
 
 _NO_MULTIPLE = 1e-2
@@ -233,8 +233,9 @@ class Gradient(Reason):
                     f"{text}, as if clipped by the norm of all gradients after another one changed; that of "
                     f"{alone[0]}{more} is no such multiple. The likely cause is what is done to {them}: {place}."
                 )
-            last = in_module or ", or their order"
-            return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
+            if not excluded(scene) >= TOGETHER:
+                last = in_module or ", or their order"
+                return f"{text}; {scene.the_cause_is} clipping, unscaling, averaging over accumulated batches{last}."
         if scene.rounding and Handling.CLIPPING in excluded(scene) and owner_of(first.site.fqn):
             return f"{text}; {_rounded(scene)}"
         place = self.where(scene=scene, last=not in_module)
@@ -291,7 +292,7 @@ def _use_in_module(scene: Scene) -> str:
 
     No hook sees that gradient before the optimizer does. What is done to gradients is done to all of them, as a rule.
     """
-    owner = owner_of(scene.site.fqn)
+    owner = user_of(scene)
     changed = attribute_words(scene, owner)
     differ, recorded = differing_gradients(scene)
     return (
@@ -299,6 +300,16 @@ def _use_in_module(scene: Scene) -> str:
         if not owner or (differ == recorded and not changed)
         else f", or how {owner} itself uses the parameter{changed}"
     )
+
+
+def user_of(scene: Scene) -> str:
+    """The module that computes with the parameter: the one that holds it or, where that never runs, one around it."""
+    owner, step = owner_of(scene.site.fqn), scene.step
+    if step.comparison.modules_chosen:  # which of them ran is not on record
+        return owner
+    running = frozenset({Phase.FORWARD, Phase.EVAL})
+    ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, running, name)].any())
+    return next(ran, owner)
 
 
 def stale_side(step: Step, position: int) -> str:

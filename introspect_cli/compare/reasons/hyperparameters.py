@@ -70,13 +70,14 @@ def hyperparameter_changes(table: Table) -> list[Difference]:
     return list(named.values())
 
 
-def rates_recorded(table: Table) -> bool:
-    """Whether both runs have a learning rate on record in a step."""
+def recorded_names(table: Table) -> set[str]:
+    """The hyper-parameters that both runs have on record in a step: the learning rate, and what is new or changed."""
     alignment = table.alignment
-    return any(
-        KINDS[alignment.kind[union]] in SETTING_KINDS and alignment.path[union].endswith("['lr']")
+    return {
+        alignment.path[union].partition("]")[2].strip("[]'")
         for union in table.rows_of("a").keys() & table.rows_of("b").keys()
-    )
+        if KINDS[alignment.kind[union]] in SETTING_KINDS
+    }
 
 
 class Optimizers:

@@ -83,9 +83,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
 
 def draws_before(scene: Scene) -> list[Draw]:
     """Random draws that one run only made in this step, before the divergence; not to get to where it goes on."""
-    if scene.step.comparison.goes_on_at(scene.table.step):
-        return []
-    draws = one_sided_draws(scene.step, scene.table)
+    draws = [] if scene.step.comparison.goes_on_at(scene.table.step) else one_sided_draws(scene.step, scene.table)
     return [draw for draw in draws if draw.sequence < (scene.table.sequence(scene.union, draw.side) or 0)]
 
 
@@ -145,8 +143,10 @@ def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
         return False
     start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
     end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
-    between = (int(other.unions[at]) for at in other.unmatched(run) if start < other.sequence[at] < end)
-    return start < end and all(generator_of(run.alignment.site(union)) != generator for union in between)
+    drawn = ((run.alignment.site(int(other.unions[at])), other.sequence[at]) for at in other.unmatched(run))
+    inside = f"{run.alignment.site(int(run.unions[row])).fqn}."  # a compiled region draws as the module that it is in
+    there = (site for site, at in drawn if start < at < end or inside.startswith(f"{site.fqn}."))
+    return start < end and generator not in map(generator_of, there)
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)

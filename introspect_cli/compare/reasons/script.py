@@ -10,12 +10,13 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, Thing, answer, those
 from introspect_cli.compare.join.distance import shapes_differ
+from introspect_cli.compare.match.names import FORWARD
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.gradient import stale_side
 from introspect_cli.compare.reasons.module import parent_call
 from introspect_cli.compare.reasons.random_state import unseeded
 from introspect_cli.compare.reasons.ranks import uneven_ranks
-from introspect_cli.compare.reasons.words import often, same_values
+from introspect_cli.compare.reasons.words import often, same_values, what
 from introspect_cli.compare.rests_on import (
     LEFT_OUT,
     Place,
@@ -129,19 +130,32 @@ class Script(Reason):
         if parent_call(step, site.fqn, order) is not None or step.anything_before(order):
             return None
         evidence = self.rests_on(step, position)
+        if step.loader_around(site.fqn, order):
+            return self.cause(*(fact for fact in evidence if fact.thing is not Thing.BATCHES))
         if calls_left_out(step, site.fqn):
             return self.cause(*evidence, LEFT_OUT)
-        return self.cause(
-            *evidence,
-            *(output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN}),
-        )
+        if not step.outputs_before(order)[1]:
+            return self.cause(*evidence)  # what ran while a loader made the batch is in it
+        known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
+        return self.cause(*evidence, *known)
 
     def sentence(self, scene: Scene) -> str:
         """Whether a batch was seen to be equal, and whether modules ran before."""
         text = scene.differs(values=True, named=False)
+        if loader := scene.step.loader_around(scene.site.fqn, scene.first.sequence):
+            return (
+                f"{text}; {scene.site.fqn} runs while {loader} makes the batch, so {scene.the_cause_is} in the data "
+                "pipeline (order, seed, workers, augmentation, files)."
+            )
+        carried = _carried(scene)
+        if carried:
+            return f"{text}: {carried}; {scene.the_cause_is} in the script's own code that carries it over."
         (seen,) = scene.cause.rests_on(Thing.BATCHES)
         unseen = seen.known is Known.UNSEEN
         if scene.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+            if scene.calls:
+                name, one, two = scene.calls
+                text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
             given = f"module outputs, {'data that came from no loader' if unseen else 'the batch'}"
             return (
                 f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "
@@ -160,6 +174,23 @@ class Script(Reason):
             f"{text}, before any other record of the step; {scene.the_cause_is} the data pipeline or the script's own "
             f"preparation of the batch ({loaded})."
         )
+
+
+def _carried(scene: Scene) -> str:
+    """Which output of the step before an input is in each run, where these are not the same; "" for none."""
+    step, given = scene.step, {}
+    before = step.before
+    for side, summary in (("a", scene.first.a), ("b", scene.first.b)):
+        if before is None or summary is None or summary.stats.get("min") == summary.stats.get("max"):
+            continue  # a constant tells nothing of where it comes from
+        checksum = scene.table.checksum(scene.union, side)
+        same = [union for union in step.of(Kind.OUTPUT, FORWARD).tolist() if before.checksum(union, side) == checksum]
+        for site in sorted(map(step.alignment.site, same), key=lambda site: site.fqn.count("."))[:1]:
+            given[side] = what(site)  # as the outermost module gave it
+    if len(set(given.values())) == 1 < len(given) or not given:
+        return ""
+    clauses = [f"in {side} it is {given.get(side, 'not')}" for side in sorted("ab", key=lambda side: side not in given)]
+    return f"{clauses[0]} in the step before, {clauses[1]}"
 
 
 _UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})

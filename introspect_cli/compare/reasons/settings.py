@@ -23,7 +23,7 @@ from introspect_cli.compare.watched import lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
+    from introspect_cli.compare.changes.clues import CodeChanges
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.reader import Run
 
@@ -110,6 +110,8 @@ def _option_of_optimizer(change: Difference) -> bool:
 
 
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
+_MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
+"""Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
 
 def chooses_kernel(name: str) -> bool:
@@ -141,6 +143,7 @@ class Blame:
         modules: the module whose code is meant and those around it, the innermost first.
         fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
         rates: whether hyper-parameters differ at the diverging step, or none were recorded.
+        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
         stepped: whether an optimizer may have stepped before.
     """
 
@@ -150,6 +153,7 @@ class Blame:
     modules: Sequence[ModuleInfo] = ()
     fed: str | None = None
     rates: bool = False
+    offset: bool = False
     stepped: bool = True
 
     def weight(self, change: Difference) -> float:
@@ -160,11 +164,21 @@ class Blame:
             if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
                 return _USUAL
             weight = self._of_setting(change.source, change.name)
+            if self._of_first_steps(change):
+                return min(weight, _USUAL)
             return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
         if change.about:  # a value of configuration weighs as an argument does
             name = change.about.rpartition(".")[2]
             return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
         return self._of_file(change)
+
+    def called(self, change: Difference) -> str:
+        """How a change is shown."""
+        return f"{change.name}{' in the first step' * self._of_first_steps(change)}"
+
+    def _of_first_steps(self, change: Difference) -> bool:
+        """Whether its values are those of steps that are not compared with one another."""
+        return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
     def _of_setting(self, source: str, name: str) -> float:
         reason = self.reason
@@ -233,7 +247,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
             explains = diverged and weight >= 0.5
-            changes.append(SettingChange(change.source, change.name, *values, explains, round(weight, 3)))
+            changes.append(SettingChange(change.source, blame.called(change), *values, explains, round(weight, 3)))
     if diverged:
         changes = _by_file(changes, blame.modules)
         if blame.rounding:
@@ -297,28 +311,27 @@ def with_code(
     Args:
         settings: the strongest explanation first.
         code: how the source files differ.
-        rounding: whether the distance is of the size of rounding: flags and libraries keep their place before code.
+        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
     """
     if code is None:
         return settings
-    best: dict[str, Ranked] = {}
-    for one in code.ranked:
-        best.setdefault(one.change.file, one)
-    place = {file: number for number, file in enumerate(best)}  # of two files that weigh the same, the nearer one
+    rounding &= any(map(rounds_differently, settings))
+    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
+    only &= not any(change.explains for change in settings if change.source not in _MADE_BY_CODE)
+    best = {one.change.file: one for one in reversed(code.ranked)}
+    files = dict.fromkeys(one.change.file for one in code.ranked)
+    place = {file: number for number, file in enumerate(files)}  # of two files that weigh the same, the nearer one
     weighed = []
     for change in settings:
-        nearest = best.get(change.name)
-        if change.source != "sources":
-            weighed.append((0, change))
-            continue
-        if change.name in (*code.in_comments, *code.in_names):
+        nearest = best.get(change.name) if change.source == "sources" else None
+        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
             alone = "comments" if change.name in code.in_comments else "the names of variables"
             change = replace(change, b=f"changed, in {alone} alone", explains=False, weight=_IN_COMMENTS)  # noqa: PLW2901
         elif nearest is not None and change.explains and not nearest.likely:
             change = replace(change, explains=False, weight=min(change.weight, _UNLIKELY))  # noqa: PLW2901
         elif nearest is not None and change.explains:
             where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
-            weight = change.weight if rounding else _NEAR[nearest.nearness]
+            weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
             change = replace(change, b=where, weight=weight)  # noqa: PLW2901
         weighed.append((place.get(change.name, 0), change))
     return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))

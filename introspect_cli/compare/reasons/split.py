@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def split_finding(step: Step, position: int) -> SplitFault | None:
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
-    if not splits.differ:
+    if not (splits.differ or (site.kind is Kind.LOSS and many_of(step.comparison.a) != many_of(step.comparison.b))):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
@@ -106,15 +107,20 @@ class Cut(NamedTuple):
 
     Attributes:
         side: which run.
-        micro: microbatches of the step, of one rank.
+        of_ranks: microbatches of the step, of each rank.
         as_a_rule: those of most steps.
         ranks: how many ranks are read.
     """
 
     side: str
-    micro: list[Microbatch]
+    of_ranks: list[list[Microbatch]]
     as_a_rule: Microbatches
     ranks: int
+
+    @property
+    def micro(self) -> list[Microbatch]:
+        """Those of one rank."""
+        return self.of_ranks[0]
 
     @property
     def usual(self) -> int:
@@ -132,7 +138,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number, rule)[0], rule, many_of(reader))
+        Cut(side, microbatches(reader, splits.root, number, rule), rule, many_of(reader))
         for side, reader, number, rule in (
             ("a", comparison.a, table.step, splits.a),
             ("b", comparison.b, table.step_b, splits.b),
@@ -221,21 +227,20 @@ def _of_losses(step: Step, position: int) -> SplitFault | None:
     site, comparison = step.sites[position], step.comparison
     values_a = values_of(comparison.a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step)
     values_b = values_of(comparison.b, site, step.table.step_b)
-    if any(len(values) != 1 or not values[0] for values in (values_a, values_b)):
-        return None
     a, b = _cuts(step)
-    for cut, parts, whole in ((b, values_b[0], values_a[0]), (a, values_a[0], values_b[0])):
+    one, two = ([*chain.from_iterable(of_ranks)] for of_ranks in (values_a, values_b))
+    for cut, parts, whole in ((b, two, one), (a, one, two)):
         number = len(parts)
         if number < 2 or len(whole) != 1:
             continue
         if number < cut.usual and _near(sum(parts) * cut.usual / number, whole[0], _EXACT):
             return partial(_incomplete, side=cut.side)
         for by in ("samples", "tokens"):
-            counts = [getattr(values, by) for values in cut.micro]
+            counts = [getattr(micro, by) for micro in chain.from_iterable(cut.of_ranks)]
             if len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
-            if any(_near(weighted * times, whole[0], _EXACT) for times in (1, number, max(number, cut.usual))):
+            if any(_near(weighted * times, whole[0], _EXACT) for times in {1, number, cut.number, cut.usual}):
                 return partial(_uneven, side=cut.side, counts=counts, by=by)
     return None
 
@@ -260,16 +265,12 @@ def _summed(scene: Scene, side: str, factor: float, times: float) -> str:
     a, b = _cuts(scene.step)
     later = "" if _near(times, factor) else f"and {factor:.4g} x when the optimizer sees them (clipping), "
     text = f"gradients of b are {times:.4g} x those of a, {later}{what(scene.site)} first: "
-    if not side:
-        return (
-            f"{text}in both runs the losses of the microbatches of a step ({a.number} in a, {b.number} in b) "
-            "are added up, not averaged. Divide each by their number."
-        )
     number = (a if side == "a" else b).number
-    return (
-        f"{text}in {side} the losses of the {number} microbatches of a step are added up, not averaged. Divide each by "
-        f"{number}."
-    )
+    whose, by = f"in {side} the losses of the {number} microbatches of a step", str(number)
+    if not side:
+        numbers = f"({a.number} in a, {b.number} in b)"
+        whose, by = f"in both runs the losses of the microbatches of a step {numbers}", "their number"
+    return f"{text}{whose} are added up, not averaged. Divide each by {by}."
 
 
 def _incomplete(scene: Scene, side: str) -> str:
@@ -289,10 +290,12 @@ def _uneven(scene: Scene, side: str, counts: list[int], by: str) -> str:
     if by == "samples" and len(set(counts[:-1])) == 1 and counts[-1] < counts[0]:
         last = " (the last one is incomplete)"
     that = " that count" if by == "tokens" else ""
+    cut = _cuts(scene.step)[side == "b"]
+    each, every = ("rank", "ranks") if len(cut.of_ranks) > 1 == cut.number else ("microbatch", "microbatches")
     return (
-        f"{what(scene.site)} differs: in {side} each microbatch's loss is a mean over its own {by}, and these means "
-        f"have equal weight, though the microbatches have {listed([f'{number:,}' for number in counts])} {by}{that}"
-        f"{last}. Weighted by these, the losses of {side} are that of {OTHER[side]}."
+        f"{what(scene.site)} differs: in {side} each {each}'s loss is a mean over its own {by}, and these means "
+        f"have equal weight, though the {every} have {listed([f'{number:,}' for number in counts])} {by}{that}{last}. "
+        f"Weighted by these, the losses of {side} are that of {OTHER[side]}."
     )
 
 

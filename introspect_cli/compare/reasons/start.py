@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from introspect_cli.compare.evidence import Cause, Known, answer, those
 from introspect_cli.compare.reasons.base import Reason, reason_named
-from introspect_cli.compare.reasons.beginning import filled
+from introspect_cli.compare.reasons.beginning import filled, filled_on_ranks
+from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.reasons.words import how_far, listed, thing, what
@@ -102,7 +103,10 @@ def _why(scene: Scene, text: str, *, late: bool) -> str:
     setup = attribute_changes(scene, owner) if scene.site.kind is Kind.BUFFER else []
     if setup:
         return f"{text}; the cause may be that {owner} is set up differently: {listed(setup)}."
-    drawn = filled(scene.runs, scene.first.rank, scene.site.fqn)
+    drawn, side = "", with_copies(scene.first)
+    if side:
+        drawn = filled_on_ranks(scene.run_a if side == "a" else scene.run_b, side, scene.site.fqn)
+    drawn = drawn or filled(scene.runs, scene.first.rank, scene.site.fqn)
     if drawn:
         return f"{text}: {drawn}."
     return (
@@ -195,14 +199,15 @@ class Outside(Reason):
             were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
             return (
                 f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
-                f"begins it is not what {step} left (loading a checkpoint, copying, a moving average, in-place code)."
+                f"begins it is not what {step} left ({_ways(scene)})."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
         text = f"{what(first.site)} differs when the step begins{how_far(first)}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
-            return (
-                f"{text}{do}: the update of {step} is different, or something changed it after{_gradient(scene, step)}."
-            )
+            hand = [side for side, by_hand in zip("ab", scene.step.comparison.by_hand, strict=True) if by_hand]
+            alone = f" No optimizer steps in {hand[0]}." if hand else ""
+            update = f"the update of {step} is different, or something changed it after{_gradient(scene, step)}"
+            return f"{text}{do}: {update}.{alone}"
         if updates_by_hand(scene.step):
             also = f" So {'does' if differ == 2 else 'do'} {more}." if more else ""
             return (
@@ -210,9 +215,15 @@ class Outside(Reason):
                 f"{step}, {_rule(scene)}. No optimizer steps in these runs.{also}"
             )
         return (
-            f"{text}{do}, although {scene.all_before}; it was changed outside of an optimizer step (loading a "
-            f"checkpoint, a moving average, copying, in-place code) after {step} was recorded."
+            f"{text}{do}, although {scene.all_before}; it was changed outside of an optimizer step ({_ways(scene)}) "
+            f"after {step} was recorded."
         )
+
+
+def _ways(scene: Scene) -> str:
+    """How a tensor changes without an optimizer."""
+    ways = "loading a checkpoint, a moving average, copying, in-place code"
+    return f"an evaluation in train mode, {ways}" if scene.site.kind is Kind.BUFFER else ways
 
 
 def _rule(scene: Scene) -> str:

@@ -276,12 +276,13 @@ def _unused(scene: Scene) -> str:
     if elsewhere:
         return f"{seen}: {elsewhere}"
     (passed,) = backward(scene.step, Place(scene.site, np.inf))
-    if passed.known in {Known.EQUAL, Known.WITHIN}:
-        return (
-            f"{seen}{although([passed])}: in {scene.lacks} it was cleared between the backward pass and the optimizer "
-            "step (zero_grad), or the parameter was replaced in the model after the optimizer was built."
-        )
-    return ""
+    if passed.known not in {Known.EQUAL, Known.WITHIN}:
+        return ""
+    why = "it was cleared between the backward pass and the optimizer step (zero_grad), or the parameter was replaced "
+    why += "in the model after the optimizer was built"
+    if not scene.recorded(scene.lacks, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.OPTIMIZER))):
+        why = "no optimizer steps in this step (the script updates the parameters by hand, or not at all)"
+    return f"{seen}{although([passed])}: in {scene.lacks} {why}."
 
 
 def _another_steps(scene: Scene, steps: dict[str, list[str]]) -> str:

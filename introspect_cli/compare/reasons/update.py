@@ -10,18 +10,25 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.reasons.hyperparameters import hyperparameter_changes, in_words, rates_recorded
+from introspect_cli.compare.reasons.beginning import MOST_RANKS
+from introspect_cli.compare.reasons.copies import with_copies
+from introspect_cli.compare.reasons.hyperparameters import (
+    OPTIMIZERS,
+    Optimizers,
+    hyperparameter_changes,
+    in_words,
+    recorded_names,
+)
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
-from introspect_cli.compare.reasons.words import although, how_far, what
+from introspect_cli.compare.reasons.words import although, how_far, key_of, listed, what
 from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.differences import Difference
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 class Optimizer(Reason):
@@ -54,7 +61,10 @@ class Optimizer(Reason):
         place = Place(site, order)
         before = state_before(step, place)
         if site.kind is Kind.PARAM:
-            before = [*value_before(step, place), *those(before, Known.WITHIN)]
+            # what equal steps before left is equal; what a checkpoint left may be lost
+            unseen = those(before, Known.UNSEEN) if step.comparison.offset else []
+            unseen = [replace(fact, needed=True) for fact in unseen]
+            before = [*value_before(step, place), *those(before, Known.WITHIN), *unseen]
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
         evidence = self.rests_on(step, position)
@@ -74,17 +84,19 @@ class Optimizer(Reason):
             return f"{text} the optimizer is {', '.join(a)} in a and {', '.join(b)} in b."
         if scene.cause.rests_on(Thing.GRADIENT_SUM):
             return f"{text} {_owed(scene)}"
+        if with_copies(first):
+            return f"{text} {_on_ranks(scene, with_copies(first), name)}"
         other = scene.setup.other_for(first.site.fqn)
         if other:
             return f"{text} {scene.the_cause_is} another optimizer: {other}."
         side = untouched_side(scene.table, scene.step.before, scene.union)
         if side:
             return f"{text} {_left_alone(scene, side, name)}"
-        side, counts = _fresh_state(scene.table, first.site.fqn)
+        side, counts = _fresh_state(scene)
         if side:
             return f"{text} the optimizer state of {side} started from scratch ({counts})."
         changed = changes(scene)
-        words = in_words(changed)
+        words = _in_words(scene, changed)
         if not changed and scene.cause.grown:
             return f"{text} {_amplified(name)}"
         if call and those(scene.cause.evidence, Known.UNSEEN):
@@ -108,6 +120,21 @@ def _owed(scene: Scene) -> str:
     )
 
 
+def _on_ranks(scene: Scene, side: str, name: str) -> str:
+    """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
+    run = scene.run_a if side == "a" else scene.run_b
+    base, *others = run.recorded[:MOST_RANKS]
+    for rank in others:
+        setup = Optimizers(*(run.settings_of(one).get(OPTIMIZERS) for one in (base, rank)))
+        words = [
+            f"{one.name} is {one.a} on rank {base} and {one.b} on rank {rank}"
+            for one in setup.changes_for(scene.site.fqn)
+        ]
+        if words:
+            return f"in {side}, {name}'s {listed(words)}."
+    return f"in {side}, its ranks make different steps."
+
+
 def _left_alone(scene: Scene, side: str, name: str) -> str:
     """Why one run's optimizer leaves a parameter as it was, as far as the records tell."""
     changed, has = changes(scene), scene.setup.has(side, scene.site.fqn)
@@ -117,7 +144,8 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
     left = f"in {side}, {name} leaves this parameter as it was"
     if has is None:
         return f"{left} (not among its parameters, or lr 0)."
-    among = f", although it is among its parameters{in_words(changed)}" if has else ": it is not among its parameters"
+    words = _in_words(scene, changed)
+    among = f", although it is among its parameters{words}" if has else ": it is not among its parameters"
     return f"{left}{among}."
 
 
@@ -137,7 +165,7 @@ def tuned(scene: Scene) -> list[Difference]:
     if scene.tells != Optimizer.word or those(scene.cause.evidence, Known.UNSEEN):
         return []
     others = scene.optimizers[0] != scene.optimizers[1] and all(scene.optimizers)
-    if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene.table, scene.site.fqn)[0]:
+    if others or scene.cause.rests_on(Thing.GRADIENT_SUM) or _fresh_state(scene)[0]:
         return []  # that comes first
     return [change for change in changes(scene) if change.name == change.about and not chooses_kernel(change.name)]
 
@@ -145,10 +173,13 @@ def tuned(scene: Scene) -> list[Difference]:
 def changes(scene: Scene) -> list[Difference]:
     """Hyper-parameters that differ and apply to the diverging parameter: by settings, and as recorded at the step.
 
-    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there.
+    Settings are those of a run's first step. The learning rate is recorded in each, and counts as it is there. Where
+    another step of a is compared with that of b, settings say nothing of what both recorded, or did not look at.
     """
-    settled = scene.setup.changes_for(scene.site.fqn)
-    if any(change.name == "lr" for change in settled) and rates_recorded(scene.table):
+    settled, recorded = scene.setup.changes_for(scene.site.fqn), recorded_names(scene.table)
+    if scene.step.comparison.offset:
+        settled = [change for change in settled if "lr" in recorded and change.name not in recorded]
+    if any(change.name == "lr" for change in settled) and "lr" in recorded:
         here = [change for change in scene.hyperparameters if change.about == "lr"]
         if all(not change.of and change.name == "lr" for change in here):
             settled = [*here, *(change for change in settled if change.name != "lr")]
@@ -161,8 +192,15 @@ def changes(scene: Scene) -> list[Difference]:
     return [*settled, *others]
 
 
-def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
-    """The side whose optimizer counts fewer steps for a parameter, and both counts in words."""
+def _in_words(scene: Scene, changed: list[Difference]) -> str:
+    """Those that differ, in brackets; that none does only where some are known of this step."""
+    unseen = not changed and scene.step.comparison.offset and not recorded_names(scene.table)
+    return " (not recorded in this step)" if unseen else in_words(changed)
+
+
+def _fresh_state(scene: Scene) -> tuple[str, str]:
+    """The side whose optimizer begins anew with a parameter, and how its state tells that."""
+    table, fqn = scene.table, scene.site.fqn
     alignment = table.alignment
     for union in alignment.by_fqn.get(fqn, []):
         if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
@@ -173,7 +211,13 @@ def _fresh_state(table: Table, fqn: str) -> tuple[str, str]:
                 return "", ""
             if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 return ("a" if counts[0] == 1.0 else "b"), f"it has counted {one} steps in a and {two} in b"
-    return "", ""
+    goes = scene.step.comparison.goes
+    if goes is None or not scene.step.comparison.goes_on_at(scene.first.step):
+        return "", ""
+    before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
+    late, whole = (at.state_of(fqn, Phase.OPTIMIZER) for at in (goes.begins, goes.there))
+    lost = sorted(map(key_of, before.keys() - begun.keys()))
+    return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
 class Buffer(Reason):
@@ -206,9 +250,10 @@ class Buffer(Reason):
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
         side = untouched_side(scene.table, scene.step.before, scene.union)
-        if side:
-            return f"{text} it does not change in {side} (eval mode or frozen there)."
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
+        if side:
+            why = f": its module has {'; '.join(changed[:3])}" if changed else " (eval mode or frozen there)"
+            return f"{text} it does not change in {side}{why}."
         if changed:
             return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."

@@ -103,6 +103,11 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) if shape else "scalar"
 
 
+def key_of(path: str) -> str:
+    """The last key of a path: `exp_avg` of `['exp_avg']`."""
+    return path.rpartition("[")[2].strip("]'")
+
+
 def what(site: Site, module_class: str = "") -> str:
     """A site in words: `the input [0] of GPT.head`; with its module's class, where that is given."""
     path = f" {site.path}" if site.path else ""

@@ -91,23 +91,27 @@ def _began(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
 
 
 def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
-    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the step before left.
+    """Of the rows of `table.only_a` and of `table.only_b`, those that hold what the tensor had before.
 
-    Where a run has not recorded that step, the other one tells.
+    That is what the step before left or, after an update, what the step began with: an optimizer that has a frozen
+    parameter does not change it. Where a run has not recorded the step before, the other one tells.
     """
     alignment = table.alignment
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
     left_a, left_b = (at.tensors() if at.recorded else None for at in before)
 
-    def repeats(batch: StepBatch, rows: Ids, unions: Ids, left: dict[Tensor, int]) -> Mask:
-        repeated = np.zeros(len(rows), dtype=np.bool_)
-        for place in np.flatnonzero(starts(alignment, unions)):
-            repeated[place] = left.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
+    def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
+        unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
+        began = np.flatnonzero(starts(alignment, sites))
+        before = left | {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in began}
+        for known, places in ((left, starts(alignment, unions)), (before, updated(alignment, unions))):
+            for place in np.flatnonzero(places):
+                repeated[place] = known.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
         return repeated
 
     return (
-        repeats(table.a, table.only_a, table.sites_a[table.only_a], (left_b if left_a is None else left_a) or {}),
-        repeats(table.b, table.only_b, table.sites_b[table.only_b], (left_a if left_b is None else left_b) or {}),
+        repeats(table.a, table.only_a, table.sites_a, (left_b if left_a is None else left_a) or {}),
+        repeats(table.b, table.only_b, table.sites_b, (left_a if left_b is None else left_b) or {}),
     )
 
 
@@ -143,6 +147,12 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
     """Which of these sites are tensors, or an optimizer's state, at the start of a step."""
     started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
     return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
+
+
+def updated(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are parameters after an optimizer step."""
+    after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
+    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
 
 
 # --- resumed runs

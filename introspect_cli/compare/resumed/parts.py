@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.findings import Part, Restored, Resumption
 from introspect_cli.compare.join.sites import kind_code
-from introspect_cli.compare.reasons.words import listed
+from introspect_cli.compare.reasons.words import key_of, listed
 from introspect_cli.compare.resumed.began import ReadOn, looked_later
 from introspect_cli.compare.resumed.goes_on import LOOKED_AT, steps_counted
 from introspect_cli.labels import shown
@@ -95,7 +95,7 @@ def optimizer(goes: Goes, bits: str) -> Part:
     if not differ:
         return Part(name, Restored.YES, f"all {count(len(there), 'value')}" if len(there) > 1 else "")
     counted = _counted(goes)
-    paths = listed(list(dict.fromkeys(_key(tensor[2]) for tensor in differ)))
+    paths = listed(list(dict.fromkeys(key_of(tensor[2]) for tensor in differ)))
     if counted is not None:
         return Part(name, Restored.NO, f"step {goes.change(*counted)}", *goes.ab(*counted))
     if not began:
@@ -204,14 +204,16 @@ def scaler(goes: Goes) -> Part:
     for path in shared:
         if late[path] != whole[path]:
             values = f"{late[path]:g}", f"{whole[path]:g}"
-            return Part("scaler", Restored.NO, f"{_key(path)} {goes.change(*values)}", *goes.ab(*values))
-    return Part("scaler", Restored.YES, ", ".join(f"{_key(path)} {late[path]:g}" for path in shared))
+            return Part("scaler", Restored.NO, f"{key_of(path)} {goes.change(*values)}", *goes.ab(*values))
+    return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
 
 
 def counters(goes: Goes) -> Part:
     """What the framework counts."""
     late, whole = (side.reader.labels.get(side.step, {}) for side in goes.first_steps)
-    names = [label for label in ("global_step", "epoch", "batch") if label in late and label in whole]
+    # one step may be so many batches in one run, and fewer in the other
+    counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
+    names = [label for label in counted if label in late and label in whole]
     if not names:
         return Part("counters", Restored.UNSEEN, matters=False)
     differ = [label for label in names if late[label] != whole[label]]
@@ -329,8 +331,3 @@ def _inputs(side: At) -> dict[tuple[str, int, str], int]:
         if "." not in sites.fqn[number] and side.batch.status[row] == Status.OBSERVED:
             inputs[sites.fqn[number], int(sites.call[number]), sites.path[number]] = int(side.batch.checksum[row])
     return inputs
-
-
-def _key(path: str) -> str:
-    """The last key of a path: `exp_avg` of `['exp_avg']`."""
-    return path.rpartition("[")[2].strip("]'")
