@@ -192,9 +192,9 @@ def test_an_exception_after_the_first_divergence_is_a_note(said):
     )
 
 
-def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(told):
+def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(said):
     base = MODEL.replace("self.a(x)))", "self.a(x)[:, :5]))")
-    document, _ = told(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
+    document, _ = said(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
     assert document["sentence"].startswith(
         "Run a ended by an exception in step 0 where run b goes on: RuntimeError: mat1"
     )
