@@ -75,8 +75,8 @@ def test_two_right_splits_of_a_batch_are_the_same_run(split, a, b):
 def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
     notes = split("", "--micro 2").notes
     assert notes[0].startswith(
-        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so wholes are "
-        "compared: parts added up"
+        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so whole "
+        "tensors are compared: parts are added up"
     )
     assert "else by extrema and means" in notes[0]
     assert any("every sample is equal" in note for note in notes)
