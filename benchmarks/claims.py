@@ -19,7 +19,7 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, Record, Site, Sta
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _CAUSES = frozenset({Kind.RNG, *SETTING_KINDS})
 """Kinds that explain a divergence; a difference in one alone is none."""

@@ -67,7 +67,7 @@ for layout in ("alone", "calls", "ddp", "fsdp2"):
                         costs[name]["cpu"] = min(costs[name]["cpu"], taken[0])
                         costs[name]["wall"] = min(costs[name]["wall"], taken[1])
     dist.barrier()
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.store.read.run import open_run
     with open_run(f"run-{layout}-collectives") as run:
         rank = run.rank(dist.get_rank())
         sites = {(r.site.fqn, r.site.call) for r in rank.records(rank.last_step) if r.site.kind.value == "collective"}

@@ -18,8 +18,8 @@ import numpy as np
 from introspect_cli.capture.recording.samples import KINDS as SAMPLED
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

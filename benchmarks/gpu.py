@@ -39,7 +39,7 @@ from measuring import Row, bounded
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.records import Kind, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors import reference
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.buffers import DeviceRows

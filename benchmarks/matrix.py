@@ -25,7 +25,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import IntrospectError
 from introspect_cli.records import Kind
 from introspect_cli.render.json import diff_document
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -26,7 +26,7 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.rerun.changes.search import prove
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, ModuleType
 
-PACKAGES = ("introspect_cli.compare", "introspect_cli.health", "introspect_cli.store.together")
+PACKAGES = ("introspect_cli.compare", "introspect_cli.health", "introspect_cli.store.ranks.combine")
 """What is rewritten, with all that is below it: the makers of sentences and of notes of records."""
 
 IDENTIFIERS = frozenset(

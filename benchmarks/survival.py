@@ -27,8 +27,8 @@ from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.session import run_capture
 from introspect_cli.errors import StoreError
 from introspect_cli.script.target import Target
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
 
 SCRIPT = """
 import torch

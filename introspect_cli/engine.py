@@ -173,7 +173,7 @@ def _attempt(work: Callable[[Any], Any], task: Any) -> Any:
 
 def _forget() -> None:
     """Close what a worker keeps open from task to task."""
-    from introspect_cli.store.spread import forget
+    from introspect_cli.store.ranks.tasks import forget
 
     forget()
 

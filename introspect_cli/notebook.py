@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record
     from introspect_cli.render.blocks import Block
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 class RunView:

@@ -70,3 +70,8 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
 def source_digest(data: bytes) -> str:
     """16 hex digits of what a source file held, as the settings of a run name it."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def content_digest(data: bytes) -> str:
+    """32 hex digits by which the same bytes are known as the same, wherever they lie."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

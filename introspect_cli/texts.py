@@ -6,6 +6,7 @@ repaints the terminal, a right-to-left mark turns a line around.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 import zlib
@@ -71,3 +72,37 @@ def human_size(number: float) -> str:
 def begin_alike(one: Sequence[object], two: Sequence[object]) -> int:
     """How many items two sequences, or characters two texts, begin with alike."""
     return next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+
+
+# --- ranks
+
+_SHOWN = 8
+
+
+def group_label(ranks: list[int]) -> str:
+    """What a group of ranks is called: `ranks 0-3`, `ranks 0,2,4`, `ranks 0-4094/2`."""
+    if not ranks:
+        return "no ranks"
+    steps = {two - one for one, two in itertools.pairwise(ranks)}
+    if len(ranks) > 2 and len(steps) == 1 and min(steps) > 0:
+        stride = min(steps)
+        return f"ranks {ranks[0]}-{ranks[-1]}{f'/{stride}' if stride > 1 else ''}"
+    shown = ",".join(map(str, ranks[:_SHOWN]))
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f",... ({len(ranks)})" if len(ranks) > _SHOWN else "")
+
+
+def group_size(label: str) -> int | None:
+    """How many ranks a group of that name has; None where the name does not tell."""
+    match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
+    if match is None:
+        return None
+    first, last, stride, more, all_ = match.groups()
+    if last is not None:
+        return (int(last) - int(first)) // int(stride or 1) + 1 if int(stride or 1) else None
+    return int(all_) if all_ else 1 + (more or "").count(",")
+
+
+def rank_list(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 1, 2`."""
+    shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"

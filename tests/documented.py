@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import introspect_cli
-from introspect_cli.store.labels import encode
+from introspect_cli.store.format.documents import encode_labels
 
 TRAIN = """
 import argparse
@@ -134,5 +134,8 @@ def write_checkpoints(place):
         for name, value in state.items():
             np.save(place / folder / "param" / f"{name}.npy", value.numpy())
     (place / "runA/rank0/labels.jsonl").write_bytes(
-        b"".join(encode(step, {"framework": "trainer", "epoch": 3, "batch": (9 + step, 9 + step)}) for step in range(4))
+        b"".join(
+            encode_labels(step, {"framework": "trainer", "epoch": 3, "batch": (9 + step, 9 + step)})
+            for step in range(4)
+        )
     )

@@ -36,7 +36,7 @@ def try_one(path, files, data):
     from store_attacks import _overwrite, forged_problem
 
     from introspect_cli.errors import StoreError
-    from introspect_cli.store.verify import verify_run
+    from introspect_cli.store.read.verify import verify_run
 
     if len(data) < 2:
         return None
@@ -60,8 +60,8 @@ def main():
     import atheris
 
     with atheris.instrument_imports(include=["introspect_cli.store"]):
-        import introspect_cli.store.reader
-        import introspect_cli.store.verify  # noqa: F401 - imported to be instrumented
+        import introspect_cli.store.read.run
+        import introspect_cli.store.read.verify  # noqa: F401 - imported to be instrumented
     from store_attacks import build
 
     scratch = tempfile.TemporaryDirectory()  # lives until libFuzzer ends the process

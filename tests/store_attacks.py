@@ -24,12 +24,12 @@ from synthetic import entries_at, row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
-from introspect_cli.store import tensorfile
-from introspect_cli.store.format import ENTRY, FIRST_CHAIN, HEADER
-from introspect_cli.store.index import chained
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format import tensorfile
+from introspect_cli.store.format.index import chained
+from introspect_cli.store.format.schemas import ENTRY, FIRST_CHAIN, HEADER
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 TENSOR = 0xFEED
 STREAMS = ("sites", "layouts", "modules")

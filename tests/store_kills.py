@@ -17,10 +17,10 @@ from pathlib import Path
 
 from synthetic import batch, row
 
-from introspect_cli.store import files
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.files import folders
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 BIG = 400  # records a step for random kills, so that many land inside a write
 
@@ -134,7 +134,7 @@ def _dying(path, report, fatal, part):
         return write
 
     for name, real in plain.items():
-        setattr(files.os, name, dying(real))
+        setattr(folders.os, name, dying(real))
     write_forever(path, report, 4, steps=3)
 
 

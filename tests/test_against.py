@@ -25,8 +25,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.errors import StoreError
 from introspect_cli.rerun.live import Digests, compare_live
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

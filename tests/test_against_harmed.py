@@ -16,8 +16,8 @@ from conftest import PYTHON
 from test_against import HANGS, TRAIN, ended, pids
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -11,8 +11,8 @@ from conftest import PYTHON
 from launches import finish, launch
 
 from introspect_cli.capture.against import Announced, Announcement
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -15,7 +15,7 @@ from introspect_cli.capture.probes import beginning_events
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.beginning import _events, filled_on_ranks
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 SCRIPT = """
 import random

@@ -12,9 +12,9 @@ from torch import nn
 
 from introspect_cli.api import recording
 from introspect_cli.capture.recording.black_box import BlackBox
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 class InPlace(nn.Module):
@@ -163,9 +163,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
     child = os.fork()
     if not child:
         try:
-            from introspect_cli.store import files
+            from introspect_cli.store.files import folders
 
-            left, original = [at], files.write_all
+            left, original = [at], folders.write_all
 
             def write_all(fd, pieces):
                 if len(pieces) > 1 and b"tensor" in bytes(pieces[0][:200]):
@@ -175,7 +175,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
                         os.kill(os.getpid(), 9)
                 return original(fd, pieces)
 
-            files.write_all = write_all
+            folders.write_all = write_all
             captured(tmp_path / "run", nan=4, options={"keep_around": 2})
         finally:
             os._exit(0)

@@ -15,7 +15,7 @@ from introspect_cli.capture.probes.attributes import CHANGES_OFTEN, AttributePro
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Strange:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 STEPS = 3
 

@@ -21,8 +21,8 @@ from introspect_cli.capture.environment.sources import file_of
 from introspect_cli.capture.frames import is_introspects
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.naming.names import NameFilter, Names
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 
 ENDLESS = 2000
 """Rounds of a loop that a timeout has to end long before."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 
 STEPS = 40
 EACH = 5  # instants further from step to step; the end of one has some 170

@@ -10,7 +10,7 @@ from opcapture import captured, compared
 from torch import nn
 
 from introspect_cli.capture.probes.held import Plan
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 def nothing(net, optimizer):

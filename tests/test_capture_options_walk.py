@@ -21,7 +21,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 OPERATORS = {"level": "op", "record": CaptureOptions().record | {Kind.OP_OUTPUT}}
 ALTERED = {

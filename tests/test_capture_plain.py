@@ -12,7 +12,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 STEPS = 5
 

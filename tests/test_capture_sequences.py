@@ -6,7 +6,7 @@ from neutrality import watched
 from torch import nn
 
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.summarizer import Summarizer
 

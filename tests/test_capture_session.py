@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.read.run import RunState, open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

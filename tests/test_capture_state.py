@@ -11,7 +11,7 @@ from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 TENSORS = {Kind.PARAM, Kind.BUFFER}
 

@@ -15,9 +15,9 @@ from introspect_cli.capture.recording.backlog import Backlog
 from introspect_cli.capture.recording.samples import KINDS
 from introspect_cli.capture.recording.step_block import StepBlock
 from introspect_cli.records import Kind
-from introspect_cli.store import writer
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write import run_writer
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.columns import Columns
 
@@ -70,7 +70,7 @@ def captured(path, **options):
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks that a step was written from, in order."""
-    monkeypatch.setattr(writer.os, "urandom", lambda count: bytes(range(count)))  # the runs get one id
+    monkeypatch.setattr(run_writer.os, "urandom", lambda count: bytes(range(count)))  # the runs get one id
     used, complete = [], StepBlock.complete
 
     def counted(self):

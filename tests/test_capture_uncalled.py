@@ -12,7 +12,7 @@ from torch import nn
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 def train(call):

@@ -13,7 +13,7 @@ from opcapture import captured
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 SCRIPT = FIXTURES / "ops" / "train_ops.py"

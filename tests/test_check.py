@@ -20,7 +20,7 @@ from introspect_cli.health.check import RULES, check, choose
 from introspect_cli.health.findings import Hit, Level, Rule, observed
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ILL = FIXTURES / "ill" / "train_ill.py"
@@ -291,5 +291,5 @@ def test_a_norm_leaves_out_what_is_not_finite(tmp_path):
     with open_run(tmp_path / "a") as run:
         table = read_table(run.rank(0))
         (record,) = run.rank(0).records(0)
-    assert table.l2(0)[1] == pytest.approx([5.0])
+    assert table.norms([0])[:, 0] == pytest.approx([5.0])
     assert record.summary.stats["l2"] == pytest.approx(5.0)

@@ -217,7 +217,7 @@ def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp
 
 
 def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_called_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.exchange.checkpoints._LARGEST_AGAIN", 8)
+    monkeypatch.setattr("introspect_cli.exchange.checkpoints._LARGEST_RELOADED", 8)
     weight = torch.randn(16, 8)
     torch.save({"w": weight, "b": torch.randn(4)}, tmp_path / "a.pt")
     torch.save({**torch.load(tmp_path / "a.pt"), "w": weight.T.contiguous()}, tmp_path / "b.pt")

@@ -11,7 +11,7 @@ from introspect_cli.api import diff
 from introspect_cli.commands.report import report
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.runs import chosen
-from introspect_cli.store.labels import write_label
+from introspect_cli.store.write.launch import write_label
 
 STARTED = "2026-06-15T12:00:0{}+00:00"
 

@@ -14,7 +14,7 @@ from introspect_cli.compare.diff import compare_runs  # noqa: E402
 from introspect_cli.compare.element.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.options import DiffOptions  # noqa: E402
 from introspect_cli.render.values_text import closeup_blocks  # noqa: E402
-from introspect_cli.store.reader import open_run  # noqa: E402
+from introspect_cli.store.read.run import open_run  # noqa: E402
 
 LENGTHS = (12, 9, 5, 10)
 

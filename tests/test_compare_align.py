@@ -17,7 +17,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import selects
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 F32 = np.float32
 X = np.arange(6, dtype=F32).reshape(2, 3)

@@ -17,7 +17,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, SiteInfo, Status
 from introspect_cli.render.plain import divergence_document
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.sums import source_digest
 
 F32 = np.float32

@@ -13,7 +13,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.module import fault_sentence
 from introspect_cli.records import Layout, ModuleInfo
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 F32 = np.float32
 MODULES = (ModuleInfo("Net", "Net"), ModuleInfo("Net.fc", "Linear", "", ("weight",)))

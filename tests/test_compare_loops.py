@@ -15,7 +15,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Origin, Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Policy(nn.Module):

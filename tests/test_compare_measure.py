@@ -14,7 +14,7 @@ from introspect_cli.compare.reasons.hyperparameters import Optimizers, optimizer
 from introspect_cli.compare.reasons.settings import Blame, setting_changes
 from introspect_cli.compare.reasons.words import amount
 from introspect_cli.compare.size import proportion
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Stored:

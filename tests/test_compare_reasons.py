@@ -15,7 +15,7 @@ from introspect_cli.compare.reasons.differences import Difference
 from introspect_cli.compare.reasons.settings import Blame
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 MODULES = (
     ModuleInfo("Net", "Net"),

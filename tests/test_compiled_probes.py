@@ -17,7 +17,7 @@ from introspect_cli.capture.probes import gradients, modules
 from introspect_cli.capture.probes.module_calls import ModuleCalls
 from introspect_cli.capture.probes.module_values import ModuleValues
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors.kernels import KERNELS
 
 ENDLESS = 2000

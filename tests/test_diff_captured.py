@@ -19,7 +19,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Block(nn.Module):

@@ -138,7 +138,7 @@ def test_no_torch_and_no_deepdiff_for_flat_settings(runs):
 def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_path):
     from synthetic import batch
 
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.run_writer import StoreWriter
 
     write_run(tmp_path / "a", train(steps=3))
     store = StoreWriter.create(tmp_path / "b")

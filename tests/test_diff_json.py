@@ -11,7 +11,7 @@ from test_compare_reasons import train
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.render.json import diff_document, to_json, to_yaml
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 TOP = ["format", "a", "b", "verdict", "sentence", "first", "divergences", "settings", "counts"]
 DIVERGENCE = [

@@ -19,8 +19,9 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange import formats
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
-from introspect_cli.store import merge, spread
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.ranks import merge
+from introspect_cli.store.ranks.tasks import forget
+from introspect_cli.store.read.run import open_run
 
 CHANGED = {
     "nothing": None,
@@ -36,7 +37,7 @@ def afar(work, tasks):
         for task in tasks:
             yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
     finally:
-        spread.forget()
+        forget()
 
 
 @pytest.fixture(scope="module")

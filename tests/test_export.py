@@ -21,8 +21,8 @@ from introspect_cli.inspect.module_tree import keys, nested
 from introspect_cli.records import Layout
 from introspect_cli.selection import read_selection
 from introspect_cli.statistics import STATISTICS, Statistic
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 RNG = np.random.default_rng(0)
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import cases
 import claims
 
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 FIELD = cases.FIXTURES / "field"
 CASES = cases.load_field_cases()

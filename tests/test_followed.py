@@ -15,7 +15,7 @@ from sweeps import sliced
 from introspect_cli.capture.processes import Role, command_of, described, instead
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 TRAIN = """\
 import os, sys

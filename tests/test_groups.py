@@ -10,7 +10,7 @@ from introspect_cli.compare.groups import group_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 FAULTS = {"module": ("module",), "again": ("module",), "loss": ("loss",), "inserted": ("inserted",)}
 RUNS = {"a": (), "b": (), "c": (), **FAULTS}

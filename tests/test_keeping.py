@@ -23,11 +23,11 @@ from introspect_cli.capture.options.parse import options_of, parse_size, rule_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rule import ALWAYS, Moment, When
 from introspect_cli.schedule.rules import Epochs, Every, EverySeconds, First, Last, Schedule, parse_rule
-from introspect_cli.store.index import Thinned, added, parse_thinned
-from introspect_cli.store.pack import pack
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.index import Thinned, add_thinned, parse_thinned
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.remote.pack import pack
+from introspect_cli.store.write.run_writer import StoreWriter
 
 # --- rules
 
@@ -255,14 +255,14 @@ def test_a_kill_while_steps_are_dropped_loses_no_other(tmp_path, seed):
 
 def test_what_a_strangers_index_says_of_dropped_steps_is_checked():
     from introspect_cli.errors import IntrospectError
-    from introspect_cli.store.arrow import Malformed
+    from introspect_cli.store.format.arrow_schema import Malformed
 
     fine = b'{"generation":2,"thinned":[["last",3,1,9,1]]}'
     assert parse_thinned(fine) == (2, (Thinned("last", 3, 1, 9, 1),))
     for bad in (fine.replace(b"2", b"-1"), fine.replace(b'"last"', b'"../x"'), fine.replace(b"9", b"0"), fine[:-1]):
         with pytest.raises((Malformed, IntrospectError)):
             parse_thinned(bad)
-    assert added((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
+    assert add_thinned((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
 
 
 # --- captures

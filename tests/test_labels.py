@@ -12,7 +12,7 @@ import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.labels import Labelled, both_words, step_words
 from introspect_cli.selection import one_step
-from introspect_cli.store.labels import decode, encode
+from introspect_cli.store.format.documents import decode_labels, encode_labels
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -203,15 +203,15 @@ def test_accelerates_epochs_and_accumulation_are_reported(tmp_path_factory):
 
 
 def test_labels_are_written_before_their_step_and_a_torn_line_is_none(tmp_path):
-    line = encode(3, {"epoch": 1, "batch": (2, 4), "stage": "train"})
-    assert decode(line, "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
-    assert decode(line + line[:-5], "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
+    line = encode_labels(3, {"epoch": 1, "batch": (2, 4), "stage": "train"})
+    assert decode_labels(line, "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
+    assert decode_labels(line + line[:-5], "x") == {3: {"stage": "train", "epoch": 1, "batch": (2, 4)}}
     with pytest.raises(StoreError, match="line 0 was altered"):
-        decode(line.replace(b'"epoch":1', b'"epoch":2'), "x")
+        decode_labels(line.replace(b'"epoch":1', b'"epoch":2'), "x")
     with pytest.raises(StoreError, match="line 0 names no step"):
-        decode(encode("three", {}), "x")
+        decode_labels(encode_labels("three", {}), "x")
     odd = {"epoch": float("inf"), "batch": [1, 2, 3], "stage": "\x1b[31m", "global_step": True, "other": 1}
-    assert decode(encode(1, odd), "x") == {1: {}}
+    assert decode_labels(encode_labels(1, odd), "x") == {1: {}}
 
 
 def test_conditions_on_labels_are_checked():

@@ -69,6 +69,9 @@ LAYERS = {
 }
 """What each part may import beside itself."""
 
+STORE = ("files", "format", "remote", "write", "read", "ranks")
+"""The folders of the store, each of which imports from itself and those before it."""
+
 HOMES = {
     "torch": {"tensors", "capture", "integrations"},
     "triton": {"tensors"},
@@ -123,6 +126,13 @@ def crossings(path):
 def test_every_file_keeps_to_its_layer():
     assert {part_of(path) for path in FILES} <= LAYERS.keys(), "a new part needs a line in the table"
     assert [crossing for path in FILES for crossing in crossings(path)] == []
+
+
+def test_the_folders_of_the_store_import_one_another_in_one_direction():
+    for path in (PACKAGE / "store").rglob("*/*.py"):
+        below = {f"introspect_cli.store.{name}" for name in STORE[: STORE.index(path.parent.name) + 1]}
+        targets = {".".join(name.split(".")[:3]) for name, _ in imported(path)}
+        assert {target for target in targets if target.startswith("introspect_cli.store")} <= below, path
 
 
 def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree, pieces
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class State(NamedTuple):

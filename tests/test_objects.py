@@ -20,11 +20,11 @@ from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
 from introspect_cli.publish import places, share
 from introspect_cli.publish.send import Sender
-from introspect_cli.store import objects, pieces
-from introspect_cli.store.files import NAMES, DamageError
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.files.folders import NAMES, DamageError
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.remote import objects, pieces
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 
 s3fs = pytest.importorskip("s3fs", reason="the client of s3:// is not installed")
 pytest.importorskip("moto", reason="the server of object storage is not installed")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from laid_out import ALL, ROWS, SHARED, STATES, TWICE, WHOLE, as_while_it_ran, write
 
 from introspect_cli.engine import Engine, engine_of
-from introspect_cli.health.odd import odd_ranks
-from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.totals import TOTALS
+from introspect_cli.health.minority import minority_ranks
+from introspect_cli.store.format.totals import TOTALS
+from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.store.read.run import open_run
 
 
 def other(*names, step=1, sites=(STATES[0],)):
@@ -23,7 +23,7 @@ def other(*names, step=1, sites=(STATES[0],)):
 
 def checked(path, total=None):
     with open_run(path) as run:
-        return odd_ranks(run, total or Engine().total)
+        return minority_ranks(run, total or Engine().total)
 
 
 def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect):
@@ -72,7 +72,7 @@ def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed
 
 
 def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, monkeypatch, introspect):
-    monkeypatch.setattr("introspect_cli.health.odd._GROUP", 2)
+    monkeypatch.setattr("introspect_cli.health.minority._GROUP", 2)
     path = write(tmp_path / "run", 8, ALL, changed=other(5))
     with engine_of("processes:2") as pool:
         assert checked(path, pool.total) == checked(path)

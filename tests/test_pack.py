@@ -15,8 +15,8 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.pack import pack, unpacked
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.remote.pack import pack, unpacked
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from introspect_cli.compare.diff import compare_runs  # noqa: E402
 from introspect_cli.compare.options import DiffOptions  # noqa: E402
 from introspect_cli.records import Kind  # noqa: E402
 from introspect_cli.schedule.rules import Schedule  # noqa: E402
-from introspect_cli.store.reader import open_run  # noqa: E402
-from introspect_cli.store.verify import verify_run  # noqa: E402
+from introspect_cli.store.read.run import open_run  # noqa: E402
+from introspect_cli.store.read.verify import verify_run  # noqa: E402
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.store.files import REDACTED
+from introspect_cli.store.files.folders import REDACTED
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

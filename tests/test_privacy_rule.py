@@ -17,7 +17,7 @@ from introspect_cli.capture.environment.redact import (
     nested,
     plain,
 )
-from introspect_cli.store.files import REDACTED
+from introspect_cli.store.files.folders import REDACTED
 
 RNG = random.Random(18)
 LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"

@@ -35,7 +35,7 @@ from introspect_cli.capture.steps.evaluation import Trained
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.tensors.summarizer import Summarizer
 from introspect_cli.tensors.unusual import UnusualTensors
 

@@ -22,9 +22,9 @@ from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
-from introspect_cli.store.rank_writer import RankWriter
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.write.rank_writer import RankWriter
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 def train_compiled(log):

@@ -17,10 +17,10 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import check
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.records import Kind
-from introspect_cli.store.launch import IN_FLIGHT
-from introspect_cli.store.manifests import group_label, group_size
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.launch import IN_FLIGHT
+from introspect_cli.texts import group_label, group_size
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

@@ -20,7 +20,7 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 

@@ -17,9 +17,9 @@ from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import read_selection
-from introspect_cli.store.merge import reduce_run
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import as_one
+from introspect_cli.store.ranks.merge import reduce_run
+from introspect_cli.store.ranks.tasks import as_one
+from introspect_cli.store.read.run import open_run
 
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens

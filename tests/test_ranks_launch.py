@@ -11,9 +11,9 @@ from laid_out import as_while_it_ran
 from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.sources import source_texts
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.format.sources import source_texts
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -12,9 +12,8 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Joined, Kind, Phase, Status
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -107,7 +106,7 @@ def compared(folder, a, b, **options):
 
 
 def whole(run):
-    return WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]))
+    return WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])

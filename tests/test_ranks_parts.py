@@ -13,10 +13,10 @@ from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 
 SHAPE = (4, 3)
 HALVES = ((0, 2), (2, 2))

@@ -13,9 +13,9 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.spread import as_one
-from introspect_cli.store.whole_names import Stages, stages_of
+from introspect_cli.store.ranks.tasks import as_one
+from introspect_cli.store.read.manifests import Stages, stages_of
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -180,10 +180,10 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
         assert result.verdict is Verdict.SAME, result.sentence
         assert "have the same numbers" in result.sentence
         assert any("Sequential of stage 1 is called Sequential[stage 1] here" in note for note in result.notes)
-        assert as_one(b).names.distinct_roots == {"Sequential"}
+        assert as_one(b).distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
 
 
 def test_stages_with_names_of_the_whole_model_are_not_distinguished(runs):
     with open_run(runs / "interleaved") as run:
-        assert as_one(run).names.distinct_roots == frozenset()
+        assert as_one(run).distinct_roots == frozenset()

@@ -10,9 +10,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -51,7 +50,7 @@ def test_a_loss_that_is_divided_twice_is_one(runs):
 def test_gradients_of_what_all_ranks_have_are_added_up(runs):
     """An embedding of positions comes out alike on all ranks; its gradient is the sum over their samples."""
     with open_run(runs / "single") as one, open_run(runs / "ddp") as two:
-        whole = WholeReader(WholeNames(str(two.path), [two.rank(rank) for rank in two.ranks]))
+        whole = WholeReader(str(two.path), [two.rank(rank) for rank in two.ranks])
         found = [
             {r.site.fqn: r.summary for r in reader.records(0) if r.site.kind is Kind.GRAD_OUTPUT}["Model.pos"]
             for reader in (one.rank(0), whole)

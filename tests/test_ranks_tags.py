@@ -17,9 +17,8 @@ from introspect_cli.compare.reasons.words import far
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.render.divergence_text import glance, statistics_words
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -56,7 +55,7 @@ def runs(tmp_path_factory):
 
 
 def whole_of(run):
-    whole = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]))
+    whole = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
     batch = whole.read(0)
     return {whole.sites[int(site)][0]: (whole.record(batch, row, 0), batch.how[row])
             for row, site in enumerate(batch.site)}  # fmt: skip

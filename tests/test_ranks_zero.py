@@ -12,9 +12,8 @@ from launches import launch, recorded
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
@@ -44,7 +43,7 @@ def runs(tmp_path_factory):
 
 def whole(folder, name, step):
     with open_run(folder / name) as run:
-        reader = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]))
+        reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
         return {record.site: record.summary for record in reader.records(step)}
 
 

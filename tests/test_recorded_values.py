@@ -13,7 +13,7 @@ import introspect_cli
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 def train(scale=1.0, steps=2):

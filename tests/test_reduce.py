@@ -11,9 +11,9 @@ from laid_out import CHANGES, write_changed
 from introspect_cli import engine
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store import merge, spread, whole
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.ranks import merge, tasks, whole_reader
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
 
 @pytest.mark.parametrize("change", ["copies", "a sample"])
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(whole, "MOST_ROWS", 9)
+    monkeypatch.setattr(whole_reader, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
     merge.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
     for name in ("records.arrow", "sites.arrow", "layouts.arrow"):
@@ -61,12 +61,12 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
             Path(f"{run} together") / "rank0" / name
         ).read_bytes()
     with open_run(run) as opened:
-        sliced = spread.as_one(opened)
+        sliced = tasks.as_one(opened)
         assert sliced.slices_of(0) > 2
         digests = sliced.entries["digest"].tolist()
     monkeypatch.undo()
     with open_run(run) as opened:
-        assert spread.as_one(opened).entries["digest"].tolist() == digests
+        assert tasks.as_one(opened).entries["digest"].tolist() == digests
 
 
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):

@@ -13,7 +13,7 @@ from sweeps import sliced
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 _FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "refactorings"
 

@@ -35,7 +35,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.render.json import diff_document, to_json
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 RUNS = {
     "plain": fit(Net),

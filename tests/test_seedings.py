@@ -9,7 +9,7 @@ import torch
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 SCRIPT = """
 from numpy.random import default_rng

@@ -16,7 +16,7 @@ from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.inspect.overview import histories, overview, step_records
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.selection import Selection, read_selection
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 MANIFEST = {"argv": ["train.py", "--lr", "1"], "exit_code": 0, "ended": "2026-01-01T00:00:00+00:00"}
 SETTINGS = {"runtime": {"torch": "2.13.0", "python": "3.11"}, "environment": {"A\x1b[2J": "1"}, "empty": {}}

@@ -16,9 +16,9 @@ import introspect_cli
 from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.sources import LIMIT_FILE, Sources, source_texts
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.format.sources import LIMIT_FILE, Sources, source_texts
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 from introspect_cli.sums import source_digest
 
 MODEL = """
@@ -315,7 +315,7 @@ def test_secrets_are_taken_out_of_code(text, clean):
     [("", 8e6), ("password = 'hunter2'\n", 3e6), ("x = 'ghp_abcdefghijklmnopqrstuvwxyz123'\n", 1e6)],
 )
 def test_a_long_file_is_searched_in_no_time(secret, speed):
-    code = (Path(introspect_cli.__file__).parent / "store" / "arrow.py").read_text()
+    code = (Path(introspect_cli.__file__).parent / "store" / "format" / "arrow.py").read_text()
     text = code * 50 + secret
     began = time.process_time()
     clean = redact_files.source(text)

@@ -13,7 +13,7 @@ from introspect_cli.compare.join.wholes import _in_tf32
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Layout, ModuleInfo
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 SCRIPTS = Path(__file__).parent.parent / "fixtures" / "splits"
 QUICK = ("--no-packages", "--no-env", "--no-source", "--quiet")

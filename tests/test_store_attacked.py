@@ -14,10 +14,11 @@ from store_attacks import answer, build, clumsy_problem, forged, forged_problem
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.arrow import Column, Malformed, encode_batch, schema_message
-from introspect_cli.store.arrow_decoder import Decoder
-from introspect_cli.store.columns import integer_lists, text_lists, texts
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.format.arrow import encode_batch
+from introspect_cli.store.format.arrow_decoder import Decoder
+from introspect_cli.store.format.arrow_schema import Column, Malformed, schema_message
+from introspect_cli.store.format.columns import integer_lists, text_lists, texts
+from introspect_cli.store.read.run import open_run
 
 COUNT = int(os.environ.get("INTROSPECT_TEST_MUTATIONS", "600"))
 SCHEMA = (
@@ -112,7 +113,7 @@ def test_a_batch_of_another_schema_is_malformed():
 def test_a_shape_of_many_dimensions_is_refused(tmp_path):
     path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
     from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.run_writer import StoreWriter
 
     with StoreWriter.create(path, force=True) as store:
         writer = store.rank(0)

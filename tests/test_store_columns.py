@@ -24,12 +24,12 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.cards import first_table
 from introspect_cli.statistics import STATISTICS, Statistic
-from introspect_cli.store import format as store_format
-from introspect_cli.store.arrow import Column, Malformed
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.format import HEADER, STATISTIC, Columns, parse_columns, record_columns
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.format import schemas
+from introspect_cli.store.format.arrow_schema import Column, Malformed
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.format.schemas import HEADER, STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 from introspect_cli.tensors import statistics
 
 STORES = Path(__file__).parent / "stores"
@@ -89,7 +89,7 @@ WITH_WIDTH = """
 import sys
 from introspect_cli import statistics
 statistics.DERIVED_STATS["width"] = "max - min"
-from introspect_cli.store import step_reader
+from introspect_cli.store.read import step_reader
 step_reader.FORMULAS["width"] = lambda c: c["max"] - c["min"]
 from introspect_cli.cli import main
 main()
@@ -157,7 +157,7 @@ def test_a_statistic_that_is_missing_is_absent_and_never_0(without_var):
 def written_with(monkeypatch, path, *columns):
     """A run whose records have more columns than this version writes."""
     schema = (*record_columns(), *columns)
-    monkeypatch.setattr(store_format, "record_columns", lambda **_: schema)
+    monkeypatch.setattr(schemas, "record_columns", lambda **_: schema)
     all_columns = StepBatch.columns
 
     def more(self, schema):

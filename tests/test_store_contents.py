@@ -16,8 +16,8 @@ from introspect_cli.cli import introspect
 from introspect_cli.compare.reasons.gradient import _is_mix
 from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.verify import verify_run
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
 from introspect_cli.texts import bounded, shallow
 
 CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"

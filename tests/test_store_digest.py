@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from synthetic import row, write_run
 
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.store.format import FIRST_CHAIN
-from introspect_cli.store.index import chained, step_digest
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.format.index import chained, step_digest
+from introspect_cli.store.format.schemas import FIRST_CHAIN
+from introspect_cli.store.read.run import open_run
 
 WORDS = st.integers(0, 2**64 - 1)
 RECORDS = st.lists(st.tuples(WORDS, WORDS, st.integers(0, 3), st.booleans()), max_size=30)

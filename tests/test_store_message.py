@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from introspect_cli.store.arrow import Column, Message, encode_batch
-from introspect_cli.store.arrow_decoder import Decoder
-from introspect_cli.store.batch import short_texts
-from introspect_cli.store.columns import Lists, Texts, integer_lists, sparse_texts, text_lists, texts
-from introspect_cli.store.format import LIMIT_TEXT, record_columns
+from introspect_cli.store.format.arrow import Message, encode_batch
+from introspect_cli.store.format.arrow_decoder import Decoder
+from introspect_cli.store.format.arrow_schema import Column
+from introspect_cli.store.format.batch import short_texts
+from introspect_cli.store.format.columns import Lists, Texts, integer_lists, sparse_texts, text_lists, texts
+from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
 
 SCHEMA = (
     *record_columns(operators=True, samples=True),
@@ -65,7 +66,7 @@ def test_a_message_is_that_of_its_columns_in_every_step(rows):
 
 def test_what_has_not_changed_is_not_encoded_again(monkeypatch):
     message, encoded = Message(record_columns(samples=True), 2), []
-    monkeypatch.setattr("introspect_cli.store.arrow._encode", lambda column, *_: encoded.append(column.name))
+    monkeypatch.setattr("introspect_cli.store.format.arrow._encode", lambda column, *_: encoded.append(column.name))
     same = {"text": sparse_texts(2, {1: "a"}), "samples": integer_lists([[], [5]])}
     for _ in range(3):
         for name, column in same.items():

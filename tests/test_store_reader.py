@@ -15,11 +15,11 @@ from synthetic import batch, entries_at, row, write_run
 
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import ModuleInfo
-from introspect_cli.store.documents import dump
-from introspect_cli.store.format import ENTRY, HEADER
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.documents import dump
+from introspect_cli.store.format.schemas import ENTRY, HEADER
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 def steps(count):

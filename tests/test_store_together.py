@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from introspect_cli.records import KIND_CODES, SKETCH_SIZE, Joined, Kind, Layout, Part, Phase, Site, SiteInfo
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.plan import covering, share
-from introspect_cli.store.ranked import Places, RankedStep
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.together import Together
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.ranks.combine import Combiner
+from introspect_cli.store.ranks.plan import covering, share
+from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.sums import header, mix
 
 SHAPE = (4, 3)
@@ -60,7 +59,7 @@ def put(kinds, *ranks, complete=False, folded=None):
                 text=list(texts),
             )
         )
-    places = Places(readers)
+    places = LayoutTables(readers)
     known = []
 
     def number_of(layout):
@@ -74,9 +73,9 @@ def put(kinds, *ranks, complete=False, folded=None):
         left_out=lambda step: np.zeros(len(step.rows.site), np.bool_),
         layout_number=number_of,
     )
-    together = Together(places, names, complete=complete)
-    found = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
-    again = together.put(RankedStep(batches, range(len(ranks)), numbers, places.numbers))
+    combiner = Combiner(places, names, complete=complete)
+    found = combiner.combine(StackedStep(batches, range(len(ranks)), numbers, places.numbers))
+    again = combiner.combine(StackedStep(batches, range(len(ranks)), numbers, places.numbers))
     assert np.array_equal(found.checksum, again.checksum)  # by the plan that was kept
     return found, known
 
@@ -227,7 +226,7 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
             )
         store.close()
     with open_run(tmp_path / "run") as run:
-        whole = WholeReader(WholeNames("run", [run.rank(0), run.rank(1)]), complete=True)
+        whole = WholeReader("run", [run.rank(0), run.rank(1)], complete=True)
         first = whole.read(0)
         before = [
             np.array(each) for each in (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())

@@ -18,9 +18,9 @@ from synthetic import batch, row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 STEP = [row("forward", "output", f"A.{n}", np.full(3, float(n))) for n in range(20)]
 
@@ -281,7 +281,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def test_the_lock_goes_with_the_process(tmp_path):
-    code = "import os,sys; from pathlib import Path; from introspect_cli.store.writer import StoreWriter;"
+    code = "import os,sys; from pathlib import Path; from introspect_cli.store.write.run_writer import StoreWriter;"
     code += "StoreWriter.create(Path(sys.argv[1])).rank(0); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
     with open_run(tmp_path / "run") as run:
@@ -309,8 +309,9 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
     path = write_run(tmp_path / "run", [STEP])
     code = f"""if True:
         import sys
-        from introspect_cli.store import verify, writer
-        from introspect_cli.store.reader import open_run
+        import introspect_cli.store.read.verify
+        import introspect_cli.store.write.run_writer
+        from introspect_cli.store.read.run import open_run
         with open_run({str(path)!r}) as run:
             list(run.rank(0).records(0))
         print([name for name in ("torch", "pyarrow", "safetensors") if name in sys.modules])
@@ -322,9 +323,9 @@ def test_the_store_is_written_and_read_without_torch_or_pyarrow(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
-        ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
-        ("names.LIMIT_NAMES", 8000, "more names than a store holds"),
+        ("write.rank_writer.LIMIT_INDEX", 64 + 4 * 120, "more steps than a store holds"),
+        ("write.rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
+        ("write.names.LIMIT_NAMES", 8000, "more names than a store holds"),
     ],
 )
 def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):

@@ -8,7 +8,7 @@ from opcapture import captured, records
 from torch import nn
 
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Inner(nn.Module):

@@ -12,8 +12,8 @@ from introspect_cli.capture.recording.step_rows import new_times
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind
 from introspect_cli.script.ending import Ending
-from introspect_cli.store.batch import sample_lists, samples_of
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.format.batch import sample_lists, samples_of
+from introspect_cli.store.read.run import open_run
 from introspect_cli.sums import MASK
 from introspect_cli.tensors import kernels
 from introspect_cli.tensors.cpu import sum_of_samples

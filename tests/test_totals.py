@@ -15,15 +15,14 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Layout, SiteInfo
-from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.launch import Launch
-from introspect_cli.store.rank_reader import RankReader
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.totals import TOTALS, decode
-from introspect_cli.store.verify import verify_run
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.format.totals import TOTALS, decode
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def blind(monkeypatch):
 def free(path):
     """The layout-free digests of a run."""
     with open_run(path) as run:
-        reader = WholeReader(WholeNames(str(run.path), [run.rank(rank) for rank in run.ranks]), complete=True)
+        reader = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks], complete=True)
         return [
             entry.digest if known else None for entry, known in zip(reader.steps, reader._free_digests(), strict=True)
         ]
@@ -144,7 +143,7 @@ def test_totals_follow_a_restart_and_steps_that_are_dropped(tmp_path):
             append(self, step, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        from introspect_cli.store.rank_writer import RankWriter
+        from introspect_cli.store.write.rank_writer import RankWriter
 
         append = RankWriter.append
         patch.setattr(RankWriter, "append", twice)

@@ -23,7 +23,7 @@ from introspect_cli.capture.session import Session
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import claims
 import configurations
 import matrix
 
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 CASES = {case.name: case for case in cases.load_cases()}
 CONFIGURATIONS = {one.name: one for one in configurations.CONFIGURATIONS}

@@ -15,7 +15,7 @@ from torch import nn
 from introspect_cli.capture.frames import called, script_frames
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.read.run import open_run
 
 
 class Net(nn.Module):

@@ -20,8 +20,8 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.health.check import look
 from introspect_cli.render.check_text import watch_blocks, watch_line
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 def steps(*values):
@@ -105,7 +105,7 @@ def test_how_far_the_run_went_on_meanwhile_is_said(runs, monkeypatch):
     with open_run(runs / "a") as run:
         seen = replace(look(run), state=RunState.RUNNING)
     monkeypatch.setattr("introspect_cli.health.check.look", lambda _run: seen)
-    monkeypatch.setattr("introspect_cli.store.reader.Run.last_step", property(lambda _run: next(reader)))
+    monkeypatch.setattr("introspect_cli.store.read.run.Run.last_step", property(lambda _run: next(reader)))
     next(reader)
     behind, _ = _look(str(runs / "a"), None)
     assert watch_line(replace(behind, rate=None)) == "running, step 5; the run is 12 steps further by now"

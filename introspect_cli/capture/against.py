@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.store.files import DIVERGENCE, GOLDEN_RUN
+from introspect_cli.store.files.folders import DIVERGENCE, GOLDEN_RUN
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.write.launch import Launch
 
 LATE = 10.0
 """Seconds that a comparison may be behind training before that is said."""
@@ -264,8 +264,8 @@ class Reference:
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:
     """What each step of a run digests to; empty where that cannot be read here, which another process says."""
-    from introspect_cli.store.objects import is_remote
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.remote.objects import is_remote
 
     if is_remote(reference):
         return {}

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.capture.steps.labels import TRAINERS, running
-from introspect_cli.store.handles import Handle
-from introspect_cli.store.objects import is_remote
+from introspect_cli.store.files.handles import Handle
+from introspect_cli.store.remote.objects import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

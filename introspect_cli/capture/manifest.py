@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
-    from introspect_cli.store.launch import Launch
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.write.run_writer import StoreWriter
 
 
 def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:

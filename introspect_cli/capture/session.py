@@ -27,7 +27,7 @@ from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, Held, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
-from introspect_cli.store.writer import StoreWriter
+from introspect_cli.store.write.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.capture.recording.black_box import BlackBox
-    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.write.launch import Launch
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:

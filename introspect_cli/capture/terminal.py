@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.machine import DISABLE_VARIABLE
 from introspect_cli.records import Kind
-from introspect_cli.store.files import CHILDREN
+from introspect_cli.store.files.folders import CHILDREN
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.write.launch import Launch
 
 _INTERVAL = 0.5
 _FIRST = 2.0

@@ -63,7 +63,7 @@ def _compared(outputs: Sequence[Path]) -> tuple[int, str]:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.reasons.module import fault_sentence
     from introspect_cli.compare.result import Verdict
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.store.read.run import open_run
 
     steps, undecided, differs = 0, "", ""
     results = []

@@ -62,7 +62,7 @@ def check(
     from introspect_cli.health.check import check as check_run
     from introspect_cli.health.check import choose
     from introspect_cli.health.findings import Level
-    from introspect_cli.health.odd import odd_ranks
+    from introspect_cli.health.minority import minority_ranks
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, rules_document
 
@@ -77,7 +77,7 @@ def check(
     if copies and (rules or ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
     with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
-        result = odd_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
+        result = minority_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))
     if result.reaches(Level(fail_on)):
         return DIVERGED

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _NICE = 10
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:

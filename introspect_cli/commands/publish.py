@@ -59,7 +59,7 @@ def publish(
     from introspect_cli.publish.places import Remote
     from introspect_cli.selection import choose
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-    from introspect_cli.store.reader import RunState, open_run
+    from introspect_cli.store.read.run import RunState, open_run
 
     sources = asked.pop("sources")
     selection = selection_of(asked)
@@ -143,7 +143,7 @@ def _files(run: str, name: str, places: _Places, *, sources: bool) -> None:
     from introspect_cli.commands.page import page_of
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.store.pack import ENDING, local, pack
+    from introspect_cli.store.remote.pack import ENDING, local, pack
 
     with tempfile.TemporaryDirectory() as folder, local(run) as source, open_any(run) as opened:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"

@@ -61,8 +61,8 @@ def label(run: str, text: str) -> int:
     Every verb takes the label for the run. An empty TEXT removes it.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.files import LONGEST_LABEL
-    from introspect_cli.store.labels import write_label
+    from introspect_cli.store.files.folders import LONGEST_LABEL
+    from introspect_cli.store.write.launch import write_label
     from introspect_cli.texts import clean
 
     cleaned = clean(text.strip())
@@ -85,7 +85,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.render.show_text import unseen_sentences
-    from introspect_cli.store.launch import remove_run
+    from introspect_cli.store.write.launch import remove_run
     from introspect_cli.texts import count, human_size
 
     if not keep and older_than is None:
@@ -106,7 +106,7 @@ def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, d
 
 def _places(directories: tuple[Path, ...]) -> list[Path]:
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.files import RUNS
+    from introspect_cli.store.files.folders import RUNS
 
     if not directories and not Path(RUNS).is_dir():
         raise UsageError(f"there is no {RUNS}/ here; name a directory that holds runs, or capture one first.")

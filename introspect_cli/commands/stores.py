@@ -13,7 +13,7 @@ from introspect_cli.exit_codes import DIVERGED, SAME
 from introspect_cli.records import USUAL_PHASES, Kind
 
 if TYPE_CHECKING:
-    from introspect_cli.store.verify import VerifyReport
+    from introspect_cli.store.read.verify import VerifyReport
 
 
 @click.command(
@@ -89,7 +89,7 @@ def import_(
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange import arrays, trees, yaml_reports
     from introspect_cli.exchange.incoming import write_run
-    from introspect_cli.store.files import MANIFEST
+    from introspect_cli.store.files.folders import MANIFEST
     from introspect_cli.texts import count
 
     if (source / MANIFEST).exists():
@@ -144,12 +144,12 @@ def merge(runs: tuple[str, ...], output: str, *, sources: bool, whole: bool, eng
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.merge import merge as put_together
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.store.ranks.merge import merge as put_together
+    from introspect_cli.store.read.run import open_run
     from introspect_cli.texts import count
 
     if whole:
-        from introspect_cli.store.merge import reduce_run
+        from introspect_cli.store.ranks.merge import reduce_run
 
         if len(runs) > 1:
             raise UsageError("--whole takes one run: merge those of several machines first")
@@ -189,9 +189,9 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
 
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
-    from introspect_cli.store import pack as packing
-    from introspect_cli.store.objects import is_remote
-    from introspect_cli.store.reader import RunState, open_run
+    from introspect_cli.store.read.run import RunState, open_run
+    from introspect_cli.store.remote import pack as packing
+    from introspect_cli.store.remote.objects import is_remote
     from introspect_cli.texts import count, human_size
 
     if not is_remote(run) and not Path(run).is_dir():
@@ -229,7 +229,7 @@ def verify(run: str) -> int:
 
     Reads every byte of RUN, computes its digests and checksums again, and says what is damaged.
     """
-    from introspect_cli.store.verify import verify_run
+    from introspect_cli.store.read.verify import verify_run
 
     report = verify_run(run)
     for line in _lines(report):
@@ -239,7 +239,7 @@ def verify(run: str) -> int:
 
 def _lines(report: VerifyReport) -> list[str]:
     """The report as text."""
-    from introspect_cli.store.reader import RunState
+    from introspect_cli.store.read.run import RunState
     from introspect_cli.texts import count
 
     kept = (

@@ -17,7 +17,7 @@ from introspect_cli.exit_codes import SAME
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.health.check import Look
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _PAUSE = 1.0
 _REST = 4
@@ -108,7 +108,7 @@ def _question(stack: ExitStack, against: str | None, path: str, asked: dict[str,
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.rerun.live import may_be_judged, may_grow
-    from introspect_cli.store.reader import RunState
+    from introspect_cli.store.read.run import RunState
 
     options = DiffOptions(**compared_by(asked), want_map=True)
     noise = [stack.enter_context(open_any(run)) for run in asked["noise"]]

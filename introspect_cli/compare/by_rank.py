@@ -31,8 +31,8 @@ from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.pieces import fetch
-from introspect_cli.store.spread import MANY, tasks_of
+from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.remote.pieces import fetch
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Task, Work
-    from introspect_cli.store.whole import Reader
+    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.run import Run
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.parameters import Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _PERMUTED = 4
 """Parts of one tensor that are put together in every order."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.wholes import Splits
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 @dataclass(frozen=True, eq=False)

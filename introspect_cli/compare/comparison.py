@@ -40,7 +40,6 @@ from introspect_cli.compare.watched import (
     observed_kinds,
 )
 from introspect_cli.records import Kind, Phase, perturbed_by
-from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,8 +99,7 @@ class Comparison(Sides):
     @cached_property
     def gathered(self) -> Gathered | None:
         """Compares what was gathered from several ranks; None where ranks are compared one by one."""
-        whole = isinstance(self.a, WholeReader) or isinstance(self.b, WholeReader)
-        return Gathered(self) if whole else None
+        return Gathered(self) if self.a.is_whole or self.b.is_whole else None
 
     @cached_property
     def compared(self) -> Mask:

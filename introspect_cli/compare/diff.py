@@ -23,8 +23,8 @@ from introspect_cli.selection import check_selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.ranks.tasks import Work
+    from introspect_cli.store.read.run import Run
 
 
 def compare_runs(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _LONGEST = 160
 _DIRECTORIES = re.compile(r"(?:/[^/\s'\"]+)+/")

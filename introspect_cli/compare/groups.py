@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.ranks.tasks import Work
+    from introspect_cli.store.read.run import Run
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,14 @@ from introspect_cli.compare.join.distance import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
-from introspect_cli.store.whole import Reader, WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 TensorName = tuple[str, str, str]
 """Kind, FQN and path."""
@@ -83,7 +82,7 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
         return a, b
     run, checkpoint = (b, a) if is_checkpoint(a) else (a, b)
     moment = _moment(run, checkpoint, write)
-    checkpoint.when_closed(moment.close)
+    checkpoint.on_close(moment.close)
     return (moment, b) if run is a else (a, moment)
 
 
@@ -113,7 +112,7 @@ def _reader(run: Run) -> Reader:
     readers = [run.rank(rank) for rank in run.recorded]
     parted = any(layout.part is not None for layout in readers[0].layouts)
     whole = parted and len(readers) > 1
-    return WholeReader(WholeNames(str(run.path), readers), complete=True) if whole else readers[0]
+    return WholeReader(str(run.path), readers, complete=True) if whole else readers[0]
 
 
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:

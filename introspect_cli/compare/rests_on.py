@@ -309,11 +309,8 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
-    recorded = {
-        name
-        for name in inside
-        if any(step.state[union] in {EQUAL, WITHIN, DIFFERENT} for union in step.of(Kind.OUTPUT, FORWARD, name))
-    }
+    seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
+    recorded = {step.alignment.fqn[union] for union in seen}
     return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 

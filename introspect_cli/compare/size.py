@@ -28,7 +28,7 @@ from introspect_cli.compare.join.distance import ROUNDING, distance_of, distance
 from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.result import RESOLUTION, Divergence, Size
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
-from introspect_cli.store.batch import fitted
+from introspect_cli.store.format.batch import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

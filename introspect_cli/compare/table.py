@@ -22,7 +22,7 @@ from introspect_cli.records import Site, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.sites import Alignment, Ids, Mask
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
 Codes = npt.NDArray[np.int8]
 

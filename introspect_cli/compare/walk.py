@@ -41,13 +41,13 @@ from introspect_cli.compare.step import Step, carry_over, within_tolerance_of
 from introspect_cli.compare.structure import Structure
 from introspect_cli.compare.table import ABSENT, FORM, NOT_SEEN, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase, Status, perturbed_by
-from introspect_cli.store.whole import Reader, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.store.index import StepEntry
+    from introspect_cli.store.format.index import StepEntry
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
@@ -94,7 +94,7 @@ class Walk:
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                records = len(table.a) * len(readers_of(one)) + len(table.b) * len(readers_of(two))
+                records = len(table.a) * len(one.readers) + len(table.b) * len(two.readers)
                 outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.cut(place + 1)

@@ -18,11 +18,11 @@ import numpy as np
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import SiteInfo
-from introspect_cli.store.files import MANIFEST
-from introspect_cli.store.objects import is_remote
-from introspect_cli.store.pack import is_pack
-from introspect_cli.store.reader import Run, open_run
-from introspect_cli.store.tensorfile import widened
+from introspect_cli.store.files.folders import MANIFEST
+from introspect_cli.store.format.tensorfile import widened
+from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.remote.objects import is_remote
+from introspect_cli.store.remote.pack import is_pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.arrays import Pieces
 
 
-_LARGEST_AGAIN = 1 << 24
-_MOST_AGAIN = 1 << 28
+_LARGEST_RELOADED = 1 << 24
+_MOST_RELOADED = 1 << 28
 CHECKPOINT = "checkpoint"
 """The manifest's word for a run that was made of a checkpoint."""
 
@@ -88,18 +88,18 @@ def _opened(path: Path) -> Run:
     summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
     run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
     held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
-    run.elsewhere = _again(held)
+    run.load_tensor = _reloaded(held)
     return run
 
 
-def _again(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
+def _reloaded(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
     """Reads a tensor once more by its checksum, for who wants its elements as numbers; not large ones, nor many."""
-    left = _MOST_AGAIN
+    left = _MOST_RELOADED
 
     def read(checksum: int) -> NDArray[Any] | None:
         nonlocal left
         tensor = held.get(checksum)
-        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_AGAIN):
+        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_RELOADED):
             return None
         left -= math.prod(tensor.shape)
         pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
@@ -140,5 +140,5 @@ def written(
         shutil.rmtree(place, ignore_errors=True)
         raise
     run.path = path
-    run.when_closed(weakref.finalize(run, shutil.rmtree, place, ignore_errors=True))  # or when python ends
+    run.on_close(weakref.finalize(run, shutil.rmtree, place, ignore_errors=True))  # or when python ends
     return run

@@ -11,19 +11,19 @@ import shutil
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
-from introspect_cli.store.spread import Task
+from introspect_cli.store.ranks.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.records import Record
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Work
+    from introspect_cli.store.ranks.tasks import Work
+    from introspect_cli.store.read.run import Run
 
 EVERYTHING = Selection()
 
@@ -115,23 +115,8 @@ def _written(form: Format, run: Run, directory: Path, selection: Selection, give
     return written
 
 
-class _Piece(NamedTuple):
-    """Some steps of some ranks, to be written.
-
-    Attributes:
-        name: the format.
-        directory: where to write.
-        selection: what.
-        given: options of the format.
-    """
-
-    name: str
-    directory: str
-    selection: Selection
-    given: dict[str, Any]
-
-
 def _write_piece(task: Task) -> int:
+    """Write some steps of some ranks: in which format, where to, what of them, and the format's options."""
     name, where, selection, given = task.given
     directory = Path(where)
     try:
@@ -159,7 +144,7 @@ def _in_pieces(
         where = (parts / str(number) if form.one else directory).absolute()
         # what is said of all ranks is said by the first of them
         opened = tuple({*ranks, *run.ranks[:2]})
-        tasks.append(Task((run.address,), opened, _Piece(name, str(where), narrowed, given)))
+        tasks.append(Task((run.address,), opened, (name, str(where), narrowed, given)))
     written = sum(work(_write_piece, tasks))
     pieces = [parts / str(number) / form.one for number in range(len(tasks))] if form.one else []
     there = [path for path in directory.rglob("*") if path.is_file()]

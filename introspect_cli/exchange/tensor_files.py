@@ -25,8 +25,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.exchange.distributed_files import read_distributed
-from introspect_cli.store.files import reason
-from introspect_cli.store.tensorfile import CODES, NUMPY
+from introspect_cli.store.files.folders import reason
+from introspect_cli.store.format.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.torch_files import read_file as read_torch
 
@@ -58,7 +58,10 @@ _WEIGHTS = (
     "diffusion_pytorch_model.bin",
 )
 """Files of a directory that have the model's tensors; the first that is there is read."""
-_BESIDE = re.compile(r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
+_TRAINING_STATE = re.compile(
+    r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl"
+)
+_NO_MODEL = re.compile(rf"({_TRAINING_STATE.pattern})\Z|training_args")
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_JSON = 1 << 26
@@ -88,7 +91,7 @@ def _tensor_files(names: set[str]) -> list[str]:
     if indexes:
         return indexes
     for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        files = sorted(name for name in names if name.endswith(endings) and not _is_beside(name))
+        files = sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
         if files:
             return files
     return []
@@ -97,10 +100,6 @@ def _tensor_files(names: set[str]) -> list[str]:
 def _parts(place: Path, names: set[str]) -> list[str]:
     """Directories of `torch.distributed.checkpoint` inside a checkpoint, as accelerate makes them for FSDP."""
     return [name for name in sorted(names) if (place / name / DISTRIBUTED).is_file()]
-
-
-def _is_beside(name: str) -> bool:
-    return bool(_BESIDE.fullmatch(name)) or name.startswith("training_args")
 
 
 def read_any(path: Path) -> dict[Any, Any]:
@@ -137,7 +136,7 @@ def _directory(path: Path) -> dict[Any, Any]:
         part = read_distributed(path / name)
         whole |= part if not whole.keys() & part.keys() else {name: part}
     for name in sorted(names):
-        if match := _BESIDE.fullmatch(name):
+        if match := _TRAINING_STATE.fullmatch(name):
             whole[name.partition(".")[0] if match[1] else f"rng {name.partition('.')[0]}"] = _file(path / name)
     if _STATE in names:
         state = _json(path / _STATE)

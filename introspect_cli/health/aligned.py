@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase
-from introspect_cli.store.batch import StepBatch, fitted
-from introspect_cli.store.step_reader import l2_norm
-from introspect_cli.store.whole import WholeReader
-from introspect_cli.store.whole_names import WholeNames
+from introspect_cli.store.format.batch import StepBatch, fitted
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
 
     Rows = Mapping[int, int]  # rank -> its row
 
@@ -166,8 +165,7 @@ class Ranks:
     @cached_property
     def whole(self) -> WholeReader:
         """The ranks' readers as one, which numbers their sites alike."""
-        names = WholeNames(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
-        return WholeReader(names)
+        return WholeReader(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
 
     @cached_property
     def sites(self) -> list[SiteName]:
@@ -229,7 +227,7 @@ class AlignedStep:
         """Put the ranks' rows together by site."""
         self.step, self.batches, self.sites, self._readers = step, batches, ranks.sites, ranks.readers
         rows: dict[int, dict[int, int]] = {}
-        for (rank, batch), numbers in zip(batches.items(), ranks.whole.names.numbers, strict=True):
+        for (rank, batch), numbers in zip(batches.items(), ranks.whole.numbers, strict=True):
             for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows

@@ -15,15 +15,15 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.reading import TableBuilder, read_table
-from introspect_cli.store.reader import Run, RunState
-from introspect_cli.store.spread import MANY, tasks_of
+from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.read.run import Run, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.labels import Labels
-    from introspect_cli.store.spread import Task, Work
+    from introspect_cli.store.ranks.tasks import Task, Work
 
 RULES: tuple[Rule, ...] = (
     nonfinite.nonfinite,
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
 """Every rule, in the order in which they are documented."""
 
 _GATHERED = (
-    data_parallel.Given,
+    data_parallel.RankInputs,
     outputs.Progress,
     copies.Parts,
     outputs.Outputs,
@@ -112,15 +112,15 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         work: runs tasks, each of which puts rules to some ranks; None to do so here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.whole_of
-    together = several and any(rule.together for rule in rules)
+    over_ranks = several and any(rule.over_ranks for rule in rules)
     begun: Iterable[Iterable[_OfRank]] | None = None
     if work is not None and several:
         ids = tuple(rule.id for rule in rules)
         begun = work(_check_group, tasks_of([run], run.ranks, ids))
     # Of many ranks, one after the other is read: the tables of all would not fit into memory.
-    once = together and begun is None and len(run.ranks) <= MANY
+    once = over_ranks and begun is None and len(run.ranks) <= MANY
     builders = {rank: TableBuilder(run.rank(rank)) for rank in run.ranks} if once else {}
-    ranks = _walk(run, builders) if together else None
+    ranks = _walk(run, builders) if over_ranks else None
     if begun is None:
         read = (builder.table() for builder in builders.values())
         tables = read if once else (read_table(run.rank(rank)) for rank in run.ranks)
@@ -155,7 +155,7 @@ def _check_group(task: Task) -> list[_OfRank]:
 
 
 def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
-    answers = {rule.id: _answer(rule, table) for rule in rules if not rule.together}
+    answers = {rule.id: _answer(rule, table) for rule in rules if not rule.over_ranks}
     return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
 
 
@@ -176,11 +176,9 @@ def _walk(run: Run, builders: Mapping[int, TableBuilder]) -> Ranks:
     return ranks
 
 
-def check_tables(
-    path: str, tables: Sequence[Table], rules: Sequence[Rule] = RULES, ranks: Ranks | None = None
-) -> CheckResult:
-    """Put rules to ranks that have been read; those about several ranks where there are `ranks`."""
-    return _result(path, [_of_rank(table, rules) for table in tables], rules, ranks)
+def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
+    """Put all rules about one rank to ranks that have been read."""
+    return _result(path, [_of_rank(table, RULES) for table in tables], RULES, None)
 
 
 def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
@@ -190,7 +188,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
     unseen: list[tuple[str, str]] = []
     for rule in rules:
         answers = [of.answers[rule.id] for of in each if rule.id in of.answers]
-        if rule.together:
+        if rule.over_ranks:
             if ranks is None:
                 continue
             answers = [_answer(rule, ranks)]
@@ -219,7 +217,7 @@ def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
             hits = list(rule.find(subject))
     except NotObservedError as error:
         return [], [str(error)]
-    return hits if rule.together else [replace(hit, rank=subject.rank) for hit in hits], []
+    return hits if rule.over_ranks else [replace(hit, rank=subject.rank) for hit in hits], []
 
 
 def folded(rule: Rule, hits: list[Hit]) -> Finding:

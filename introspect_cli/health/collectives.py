@@ -18,15 +18,14 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.exchanged import Call, Messages, is_message, wrong_result
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind
-from introspect_cli.store.launch import IN_FLIGHT
-from introspect_cli.store.manifests import group_size
-from introspect_cli.texts import clean, count
+from introspect_cli.store.write.launch import IN_FLIGHT
+from introspect_cli.texts import clean, count, group_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.rank_reader import RankReader
 
 _MOST = 1 << 22
 
@@ -193,7 +192,7 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
 def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
     """Lines of a rank's note on what began: step, group, what, source. Somebody else may have written it."""
     try:
-        data = reader.beside(IN_FLIGHT, _MOST)
+        data = reader.read_file(IN_FLIGHT, _MOST)
     except (StoreError, FileNotFoundError):
         return []
     lines = []

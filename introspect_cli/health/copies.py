@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Part, Phase, Status
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.store.plan import Covering, covering, same_parts, share
+from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -195,7 +195,7 @@ class Copies(Gathered):
                 seen = {rank: row for rank, row in rows.items() if now.batches[rank].status[row] in _TENSORS}
                 dtypes = {rank: now.layout(rank, row).dtype for rank, row in seen.items()}
                 if len(set(dtypes.values())) > 1:
-                    rank, words = unlike(dtypes)
+                    rank, words = first_different(dtypes)
                     evidence = f"the output of {site.fqn} differs in dtype ({words})"
                     self.dtypes[site.fqn] = Hit(now.step, f"output {site.fqn}", evidence, rank)
 
@@ -203,7 +203,7 @@ class Copies(Gathered):
         layouts = [(rank, now.layout(rank, row)) for rank, row in rows.items()]
         described = {rank: f"{layout.dtype} {list(layout.shape)}" for rank, layout in layouts}
         if len(set(described.values())) > 1:
-            rank, words = unlike(described)
+            rank, words = first_different(described)
             evidence = f"{fqn} differs in dtype or shape ({words})"
             self.layouts.setdefault(fqn, Hit(self.ranks.steps[0], f"param {fqn}", evidence, rank))
             return
@@ -327,7 +327,7 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     yield from (*copies.layouts.values(), *copies.dtypes.values())
 
 
-def unlike(values: Mapping[int, str]) -> tuple[int, str]:
+def first_different(values: Mapping[int, str]) -> tuple[int, str]:
     """The first rank whose value is not that of the first one, and all values in words."""
     first = next(iter(values.values()))
     words = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.collectives import Collectives
-from introspect_cli.health.copies import is_data_parallel, share_samples, unlike
+from introspect_cli.health.copies import first_different, is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
 @dataclass
-class Given(Gathered):
+class RankInputs(Gathered):
     """Batches, inputs of models and hyper-parameters, compared between ranks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Given(Gathered):
                 continue
             values = {rank: now.batches[rank].text[row] for rank, row in now.rows[number].items()}
             if len(set(values.values())) > 1:
-                name, (rank, words) = f"{site.fqn}{site.path}", unlike(values)
+                name, (rank, words) = f"{site.fqn}{site.path}", first_different(values)
                 evidence = f"{name} differs from rank to rank ({words})"
                 self.hyperparameters.setdefault(name, Hit(now.step, name, evidence, rank))
 
@@ -99,7 +99,7 @@ class Given(Gathered):
 )
 def same_samples(ranks: Ranks) -> Iterator[Hit]:
     # Without a loader of torch's, what the models are given shows it, where a wrapper says who shares samples.
-    given = ranks.of(Given)
+    given = ranks.of(RankInputs)
     drawn = given.batches or (given.inputs if ranks.groups else {})
     observed(drawn and is_data_parallel(ranks), "data-parallel ranks and their batches")
     # Of one batch, each rank may take its stretch: models that are not given the same.
@@ -120,7 +120,7 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     "a last batch that is not full; weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
-    given = ranks.of(Given)
+    given = ranks.of(RankInputs)
     observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
@@ -135,7 +135,7 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     "machines that are not set up alike, or a setting that depends on the rank",
 )
 def rank_settings(ranks: Ranks) -> Iterator[Hit]:
-    hits = [*ranks.of(Given).hyperparameters.values(), *_attributes(ranks)]
+    hits = [*ranks.of(RankInputs).hyperparameters.values(), *_attributes(ranks)]
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
     if not ranks.run.manifests:

@@ -20,8 +20,7 @@ import numpy as np
 
 from introspect_cli.health.findings import Hit
 from introspect_cli.records import Status
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.texts import count
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

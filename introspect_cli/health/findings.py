@@ -69,7 +69,7 @@ class Rule:
         when: the numbers from which something counts, what does not count, and whose advice that is, if anybody's.
         cause: what usually causes it.
         find: yields what it finds in a rank's `table.Table`, or raises `NotObservedError`.
-        together: whether `find` takes the `aligned.Ranks` of a run instead.
+        over_ranks: whether `find` takes the `aligned.Ranks` of a run instead.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Rule:
     when: str
     cause: str
     find: Find
-    together: bool = False
+    over_ranks: bool = False
 
 
 def rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
@@ -88,7 +88,7 @@ def rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[
 
 def rank_rule(id_: str, level: Level, about: str, when: str, cause: str) -> Callable[[Find], Rule]:
     """Make a rule about all ranks together of the function that finds what it looks for."""
-    return lambda find: Rule(id_, level, about, when, cause, find, together=True)
+    return lambda find: Rule(id_, level, about, when, cause, find, over_ranks=True)
 
 
 @dataclass(frozen=True)

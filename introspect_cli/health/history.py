@@ -336,9 +336,9 @@ def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
     rows = []
     for site in sites[:: max(1, -(-len(sites) // most))]:
         with np.errstate(all="ignore"):
-            steps, norm = table.l2(site)
+            norm = table.norms([site])[:, 0]
         layout = table.layout(site)
-        if layout is None or not layout.numel or not len(steps):
+        if layout is None or not layout.numel:
             continue
         scale = norm[np.isfinite(norm)] / layout.numel**0.5
         if len(scale) and layout.dtype.startswith(("float", "bfloat")):

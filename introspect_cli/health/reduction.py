@@ -22,9 +22,8 @@ from introspect_cli.health.copies import Copies, copies_of, since, whose
 from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.health.outputs import Outputs, Progress
 from introspect_cli.records import Phase, Status
-from introspect_cli.store.batch import fitted
-from introspect_cli.store.manifests import group_size, rank_list
-from introspect_cli.texts import count
+from introspect_cli.store.format.batch import fitted
+from introspect_cli.texts import count, group_size, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.health.findings import Hit
-from introspect_cli.store.step_reader import l2_norm
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,14 +224,6 @@ class Table:
         """L2 norm (T,) over all elements of sites in `many`; what was not measured counts as zero."""
         total: NDArray[np.float64] = np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1))
         return total
-
-    def l2(self, site: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """L2 norm of a site at the steps where it was measured."""
-        column = self.column(site)
-        rows = np.flatnonzero(column.layout >= 0)
-        mean, var = (column.floats[name][rows].astype(np.float64) for name in ("mean", "var"))
-        finite = self.numel[column.layout[rows]] * (1 - np.nan_to_num(column.floats["bad"][rows]))
-        return column.steps[rows], l2_norm(mean, var, finite)
 
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Step numbers and values of a statistic where it is present."""

@@ -13,7 +13,7 @@ from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.documents import gpu_names
+from introspect_cli.store.format.documents import gpu_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def overview(run: Any) -> Overview:
         not_observed=blind,
         modules=len(first.modules) if first is not None else 0,
         parameters=parameters,
-        size=run.size_elsewhere or size_on_disk(str(run.path)),
+        size=run.remote_size or size_on_disk(str(run.path)),
         directory=_text(run.settings, "command", "directory"),
         machine=_machine(run.settings),
         endings=tuple(run.endings),

@@ -92,7 +92,7 @@ class Checks:
         __tracebackhide__ = True
         from introspect_cli.compare.diff import compare_runs
         from introspect_cli.compare.options import DiffOptions
-        from introspect_cli.store.reader import open_run
+        from introspect_cli.store.read.run import open_run
 
         with tempfile.TemporaryDirectory() as folder:
             runs = []
@@ -114,7 +114,7 @@ def _called(model: Any, inputs: Any) -> None:
 
 def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
     from introspect_cli.api import capture
-    from introspect_cli.store.reader import open_run
+    from introspect_cli.store.read.run import open_run
 
     small = {"env": False, "packages": False, "source": False, "stats": "none"}
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.store.launch import Launch
+    from introspect_cli.store.write.launch import Launch
 
 
 class Window:

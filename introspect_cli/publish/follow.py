@@ -16,8 +16,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.reader import RunState, open_run
-from introspect_cli.store.step_reader import l2_norm
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.records import Record
     from introspect_cli.selection import Selection
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.read.rank_reader import RankReader
 
 _PATIENCE = 5
 """How often in a row a run may be unreadable: between two looks, a writer may be about to replace a file."""

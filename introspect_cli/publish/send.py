@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.share import ANOTHER, Share
-from introspect_cli.store import documents
-from introspect_cli.store.closed import CLOSED, RankFolder
-from introspect_cli.store.files import LIMIT_DOCUMENT, MANIFEST, Folder, reason
-from introspect_cli.store.launch import ATTEMPT_NAME
-from introspect_cli.store.manifests import launch_of, read_manifest
-from introspect_cli.store.objects import NothingThereError, Storage
-from introspect_cli.store.reader import RANK_NAME
+from introspect_cli.store.files.folders import ATTEMPT_NAME, LIMIT_DOCUMENT, MANIFEST, RANK_NAME, Folder, reason
+from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.format import documents
+from introspect_cli.store.read.manifests import launch_of, read_manifest
+from introspect_cli.store.remote.objects import NothingThereError, Storage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,22 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.closed import CLOSED, RankFolder
-from introspect_cli.store.files import INDEX, LIMIT_DOCUMENT, MANIFEST, RECORDS, STREAMS, DamageError, Folder, is_locked
-from introspect_cli.store.format import ENTRY, HEADER, LIMIT_INDEX
-from introspect_cli.store.index import Index, parse_index, records_name
-from introspect_cli.store.labels import LABELS
-from introspect_cli.store.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError, digest_of
-from introspect_cli.store.pack import files_of
-from introspect_cli.store.reader import RANK_NAME
-from introspect_cli.store.remote import catalogues
-from introspect_cli.store.totals import TOTALS
+from introspect_cli.store.files.folders import (
+    INDEX,
+    LIMIT_DOCUMENT,
+    MANIFEST,
+    RANK_NAME,
+    RECORDS,
+    STREAMS,
+    DamageError,
+    Folder,
+    is_locked,
+)
+from introspect_cli.store.files.rank_folder import CLOSED, RankFolder
+from introspect_cli.store.format.documents import LABELS
+from introspect_cli.store.format.index import Index, parse_index, records_name
+from introspect_cli.store.format.schemas import ENTRY, HEADER, LIMIT_INDEX
+from introspect_cli.store.format.totals import TOTALS
+from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
+from introspect_cli.store.remote.pack import files_of
+from introspect_cli.store.remote.remote_folder import catalogues
+from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.store.handles import Handle
-    from introspect_cli.store.objects import Storage
+    from introspect_cli.store.files.handles import Handle
+    from introspect_cli.store.remote.objects import Storage
 
 PIECE = 16 << 20
 
@@ -200,7 +210,7 @@ class Share:
         while self._extents.get(name):
             at = sum(extent.length for _, extent in self._extents[name][:-1])
             _, last = self._extents[name][-1]
-            if digest_of(self._read(name, at, at + last.length)) == last.digest:
+            if content_digest(self._read(name, at, at + last.length)) == last.digest:
                 return
             self._extents[name].pop()
 
@@ -209,7 +219,7 @@ class Share:
     def _stretches(self, look: _Look) -> Iterator[Stretch]:
         """What is not there yet: small files first, which are read together."""
         with RankFolder.at(str(self._path)) as folder:
-            closed = folder.closed()
+            closed = folder.bundled()
         there = {*closed, *(name for name, _ in files_of(self._path, sources=self._sources) if name != CLOSED)}
         whole = [name for name in there if name not in look.inline and not _GROWS.fullmatch(name)]
         for name in sorted(
@@ -234,7 +244,7 @@ class Share:
         if self._stamps.get(name) != stamp:
             at = 0
             for number, (_, extent) in enumerate(self._extents.get(name, [])):
-                if digest_of(self._read(name, at, at + extent.length)) != extent.digest:
+                if content_digest(self._read(name, at, at + extent.length)) != extent.digest:
                     del self._extents[name][number:]
                     break
                 at += extent.length
@@ -268,7 +278,7 @@ class Share:
             data = self._read(name, begin, end)
             if len(data) != end - begin:
                 raise OSError(f"{self._path / name} became shorter")
-            digest = "" if Path(name).name.startswith("records") else digest_of(data)
+            digest = "" if Path(name).name.startswith("records") else content_digest(data)
             parts.append(data)
             extents.append((name, Extent(0, at, len(data), digest)))
             at += len(data)

@@ -17,7 +17,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MOST_RUNS, Proof, prove
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
-from introspect_cli.store.files import RUNS
+from introspect_cli.store.files.folders import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,10 +38,10 @@ from introspect_cli.rerun.revisions import (
     unversioned_of,
 )
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, kept_run, log_of, or_nothing
-from introspect_cli.store.files import RUNS
-from introspect_cli.store.launch import remove_run
-from introspect_cli.store.pack import from_anywhere
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.read.run import open_run
+from introspect_cli.store.remote.pack import from_anywhere
+from introspect_cli.store.write.launch import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 from introspect_cli.version import __version__

@@ -24,10 +24,10 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Kind
 from introspect_cli.rerun.variant import LONG, Variant, capture, log_of, took
-from introspect_cli.store import documents
-from introspect_cli.store.files import GOLDEN_RUN
-from introspect_cli.store.pack import pack
-from introspect_cli.store.reader import Run, open_run
+from introspect_cli.store.files.folders import GOLDEN_RUN
+from introspect_cli.store.format import documents
+from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.remote.pack import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.records import Phase
-from introspect_cli.store.reader import Run, RunState, open_run
+from introspect_cli.store.read.run import Run, RunState, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,14 +20,14 @@ from introspect_cli.compare.reasons.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree
-from introspect_cli.store.files import REDACTED, RUNS
+from introspect_cli.store.files.folders import REDACTED, RUNS
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 class UnrepeatableError(UsageError):

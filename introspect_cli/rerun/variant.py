@@ -22,14 +22,14 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.pack import from_anywhere
-from introspect_cli.store.reader import RunState, open_run
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.remote.pack import from_anywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 LONG = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""

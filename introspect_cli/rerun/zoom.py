@@ -23,8 +23,8 @@ from introspect_cli.records import Kind
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.files import RUNS
-from introspect_cli.store.reader import Run, open_run
+from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.read.run import Run, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

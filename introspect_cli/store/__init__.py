@@ -4,6 +4,9 @@ What was recorded must survive the death of the process at any instant, be read 
 it comes from a stranger. So a run is append-only Arrow IPC streams written in one canonical encoding, and an index
 whose entries say which bytes are whole. The bytes are described in `docs/reference/store-format.md`.
 
+The folders are `files`, `format`, `remote`, `write`, `read` and `ranks`; each imports only from itself and those named
+before it.
+
 Whatever cannot be read or written raises `StoreError` with one sentence, `DamageError` where bytes are not as they were
 written. Functions name what else they raise.
 """

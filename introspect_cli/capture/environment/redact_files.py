@@ -22,7 +22,7 @@ from introspect_cli.capture.environment.redact import (
     may_be_formed,
     prose,
 )
-from introspect_cli.store.files import REDACTED
+from introspect_cli.store.files.folders import REDACTED
 
 _TEXTS = re.compile(
     r"(?P<comment>\#[^\n]*)"

@@ -109,7 +109,7 @@ class Follower:
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script.target import Target
-        from introspect_cli.store.files import CHILDREN
+        from introspect_cli.store.files.folders import CHILDREN
 
         order, process = Order.parse(self._text), self._process
         code = process.script is None and process.module is None

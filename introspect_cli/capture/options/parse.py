@@ -81,8 +81,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
 
 def _located(run: str) -> str:
     """A run to compare with, by a path that holds wherever the script goes."""
-    from introspect_cli.store.objects import is_remote
-    from introspect_cli.store.pack import from_anywhere
+    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store.remote.pack import from_anywhere
 
     if not is_remote(run) and not Path(run).exists():
         raise UsageError(f"there is no run at {run} to compare with")

@@ -35,9 +35,9 @@ from introspect_cli.capture.guard import RAISED, Outermost
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.store.launch import IN_FLIGHT
-from introspect_cli.store.manifests import group_label
+from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.tensors.views import unobserved
+from introspect_cli.texts import group_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.records import Site
-    from introspect_cli.store.launch import Launch
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
 _SHARE = 4

@@ -20,7 +20,7 @@ import numpy as np
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rule import ALWAYS, NEVER, Moment, Rule, When
 from introspect_cli.schedule.rules import Epochs, OnePerReplica, Ranks, Schedule
-from introspect_cli.store.step_reader import l2_norm
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.records import Site
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
 KINDS = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from introspect_cli.records import SKETCH_SIZE
-from introspect_cli.store.batch import given_columns, sample_lists, short_texts
-from introspect_cli.store.columns import Lists, sparse_texts
-from introspect_cli.store.format import SAMPLES, SKETCH
+from introspect_cli.store.format.batch import given_columns, sample_lists, short_texts
+from introspect_cli.store.format.columns import Lists, sparse_texts
+from introspect_cli.store.format.schemas import SAMPLES, SKETCH
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.samples import StepSamples
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
-    from introspect_cli.store.arrow import Message
-    from introspect_cli.store.batch import Array
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.format.arrow import Message
+    from introspect_cli.store.format.batch import Array
+    from introspect_cli.store.write.run_writer import StoreWriter
     from introspect_cli.tensors.columns import EndedRows
     from introspect_cli.tensors.summarizer import Summarizer
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from introspect_cli.records import Given, Kind, Phase
-    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.write.rank_writer import RankWriter
 
 
 NO_INFO = SiteInfo()

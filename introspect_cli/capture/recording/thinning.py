@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.recording.black_box import BlackBox
-    from introspect_cli.store.rank_writer import RankWriter
-    from introspect_cli.store.writer import StoreWriter
+    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.write.run_writer import StoreWriter
 
 _LEAST_DROPPED = 16
 _SHARE = 2 / 3

@@ -31,7 +31,7 @@ from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.script import drawn_otherwise
 from introspect_cli.compare.reasons.seedings import set_at
 from introspect_cli.compare.reasons.update import changes as optimizer_settings
-from introspect_cli.store.sources import Sources
+from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")

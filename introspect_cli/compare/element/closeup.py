@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.result import DiffResult, Divergence
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _HEADS = re.compile(r"(?:n|num)_(?:attention_)?heads?|heads|nhead|num_attention_heads")
 _ACTIVATIONS = frozenset(

@@ -21,15 +21,15 @@ import numpy as np
 from introspect_cli.compare.element.closeup import samples_of
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, phase_code
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
-from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.records import Joined, Kind, Layout, Phase, Status
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.steps import Sides
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
 
 
 _FLOWING = [kind_code(kind) for kind in (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)]
@@ -175,11 +175,12 @@ def _bag(run: Run, reader: Reader, batch: StepBatch, step: int, row: int) -> Cou
     """The samples of one record, of all ranks that have some of it; equal tensors are copies and count once."""
     site = int(batch.site[row])
     if isinstance(reader, WholeReader):
-        held = reader.held(step, site)
+        values = reader.values_of(step, site)
     else:
-        held = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape}
+        seen = not reader.is_whole or batch.status[row] == Status.OBSERVED
+        values = {int(batch.checksum[row]): reader.layouts[int(batch.layout[row])].shape if seen else ()}
     out: Counter[int] = Counter()
-    for checksum, shape in held.items():
+    for checksum, shape in values.items():
         samples = samples_of(run, checksum, shape[0]) if shape else None
         if samples is None:
             return None

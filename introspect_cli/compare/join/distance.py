@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.records import Joined, Layout, Status, Summary
-from introspect_cli.store.step_reader import l2_norm
+from introspect_cli.store.read.step_reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.join.sites import Ids, Mask
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.run import Run
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,7 +16,6 @@ from introspect_cli.compare.join.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
-from introspect_cli.store.whole import many_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -50,8 +49,8 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
-        self._ranks = many_of(b) / many_of(a)
-        self._alone = many_of(a) == many_of(b) == 1
+        self._ranks = b.many / a.many
+        self._alone = a.many == b.many == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
         self._often = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})

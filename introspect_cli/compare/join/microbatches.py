@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.whole import Reader, readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.rank_reader import RankReader
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
 
 def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
     """The microbatches of a step, of each rank, of a run that takes its batches by a rule."""
-    ranks = [_of_rank(rank, root, step) for rank in readers_of(reader)]
+    ranks = [_of_rank(rank, root, step) for rank in reader.readers]
     return [[replace(micro, samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
 
 
@@ -136,7 +136,7 @@ def _counted(shape: tuple[int, ...], zeros: int) -> int:
 def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
     """The single numbers that the calls of a rank gave at a site, of each rank, in order of the calls."""
     of_ranks = []
-    for rank in readers_of(reader):
+    for rank in reader.readers:
         sites, batch = rank.sites, rank.read(step)
         values: dict[int, float] = {}
         for row, number in enumerate(batch.site.tolist()):
@@ -150,7 +150,7 @@ def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
 def most_calls(reader: Reader, kinds: Collection[str]) -> int:
     """How often a run calls in a step what records one of these kinds, at most."""
     most = 0
-    for rank in readers_of(reader):  # calls may be folded in a whole
+    for rank in reader.readers:  # calls may be folded in a whole
         calls, kind_of = rank.sites.call, rank.sites.kind
         most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
     return most + 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.store.name_tables import SiteTable
+    from introspect_cli.store.read.name_tables import SiteTable
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.correspondence import Correspondence
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.index import Entries, StepEntry
-    from introspect_cli.store.whole import Reader
+    from introspect_cli.store.format.index import Entries, StepEntry
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -20,19 +20,19 @@ import numpy as np
 
 from introspect_cli.compare.join.microbatches import Microbatches, losses_of, microbatches_of, one_by_one
 from introspect_cli.records import EVALUATED, Kind, Phase
-from introspect_cli.store.spread import as_one, tasks_of
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.ranks.tasks import as_one, tasks_of
+from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.name_tables import SiteTable
-    from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.reader import Run
-    from introspect_cli.store.spread import Task, Work
-    from introspect_cli.store.whole_names import Stages
+    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.read.manifests import Stages
+    from introspect_cli.store.read.name_tables import SiteTable
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
 
     Calls = Mapping[tuple[bool, str], int]
     Pairs = Sequence[tuple[RankReader, RankReader]]
@@ -322,7 +322,7 @@ def _stages_note(readers: Iterable[Reader]) -> list[str]:
     """Notes on pipelines whose stages give one name to several things."""
     notes = []
     for name, reader in zip("ab", readers, strict=True):
-        roots = sorted(reader.names.distinct_roots) if isinstance(reader, WholeReader) else []
+        roots = sorted(reader.distinct_roots) if isinstance(reader, WholeReader) else []
         notes += [
             f"The stages of run {name} have different parameters under equal names: {root} of stage 1 is called "
             f"{root}[stage 1] here, and so on."

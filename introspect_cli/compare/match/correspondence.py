@@ -45,7 +45,7 @@ from introspect_cli.compare.match.names import (
     renamer_of,
 )
 from introspect_cli.records import Kind
-from introspect_cli.store.whole import Reader, WholeReader
+from introspect_cli.store.read.rank_reader import RankReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.match.holdings import Feature
     from introspect_cli.compare.options import DiffOptions
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""
@@ -113,7 +113,7 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
     if _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
     matched = Correspondence(options.rename)
-    if options.by_value and not (isinstance(a, WholeReader) or isinstance(b, WholeReader)):
+    if options.by_value and isinstance(a, RankReader) and isinstance(b, RankReader) and not (a.is_whole or b.is_whole):
         matched = matched_by_value(a, b, options.rename, offset=offset, close=max(CLOSE, options.rtol or 0.0))
     moved = {old: new for old, new in moved_modules(a, b, matched.asked).items() if not old.startswith(matched.settled)}
     notes = tuple(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.read.rank_reader import RankReader
 
 CLOSE = 1e-5
 """Relative L2 distance up to which activations agree: more than float32 rounds by, less than faults move values by."""

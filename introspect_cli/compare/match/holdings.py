@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, KeysView, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.rank_reader import RankReader
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.rank_reader import RankReader
 
 TENSORS = (Kind.PARAM, Kind.BUFFER)
 MODULES = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.whole import Reader
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""

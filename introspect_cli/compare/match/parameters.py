@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.distance import Layouts
     from introspect_cli.compare.table import Half, Table
     from introspect_cli.records import Site
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
 _MOST = 8  # parts of one whole
 _CLOSE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6

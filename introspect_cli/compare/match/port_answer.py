@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.parameters import Parameters, Value
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _LISTED = 4
 

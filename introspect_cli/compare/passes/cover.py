@@ -20,7 +20,7 @@ from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
 
 def cover(table: Table, comparison: Comparison) -> Table:

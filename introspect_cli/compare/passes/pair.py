@@ -16,7 +16,7 @@ from introspect_cli.records import EXPANDED_TEXT, Kind, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.format.batch import StepBatch
 
 _UNSEEN, _PARTIAL, _VALUE = int(Status.NOT_OBSERVED), int(Status.PARTIAL), int(Status.VALUE)
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.seedings import GENERATORS, seeding_words, seedings_change
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.texts import begin_alike, count
+from introspect_cli.texts import begin_alike, count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 MOST_RANKS = 16
 """Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""

@@ -14,15 +14,15 @@ import numpy as np
 
 from introspect_cli.compare.reasons.gradient import no_multiples
 from introspect_cli.records import Joined, Kind, Site, Status
-from introspect_cli.store.batch import fitted
-from introspect_cli.store.manifests import rank_list
+from introspect_cli.store.format.batch import fitted
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _KINDS = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 _CLOSE, _APART = 1e-4, 1e-2

@@ -17,12 +17,11 @@ from introspect_cli.compare.reasons.differences import Difference, describe, on_
 from introspect_cli.compare.reasons.files import FILES, file_differences
 from introspect_cli.compare.reasons.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.result import SettingChange
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.store.manifests import rank_list
-from introspect_cli.texts import count
+from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"

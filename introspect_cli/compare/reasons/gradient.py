@@ -27,7 +27,7 @@ from introspect_cli.compare.reasons.words import how_far, named
 from introspect_cli.compare.rests_on import PASSES
 from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import fitted
+from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.compare.step import Step
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 _DRAW_NOTHING = {
     *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),

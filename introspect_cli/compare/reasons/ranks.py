@@ -8,7 +8,6 @@ from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.words import how_far, what
 from introspect_cli.records import Joined, Kind, Phase, Site, Summary
-from introspect_cli.store.whole import readers_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import Divergence
     from introspect_cli.compare.step import Step
-    from introspect_cli.store.rank_reader import RankReader
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.read.run import Run
 
 _CLOSE = 1e-4
 _EXACT = 1e-8  # what is left beside a factor cannot be told below this
@@ -125,7 +124,7 @@ def uneven_ranks(scene: Scene) -> list[str]:
     comparison, first = scene.step.comparison, scene.first
     clauses = []
     for side, reader, step in (("a", comparison.a, first.step), ("b", comparison.b, first.step_b)):
-        sizes = _samples_of_ranks(readers_of(reader), step)  # one rank alone has one size
+        sizes = _samples_of_ranks(reader.readers, step)  # one rank alone has one size
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"rank {rank}: {size}" for rank, size in list(sizes.items())[:8])
             clauses.append(

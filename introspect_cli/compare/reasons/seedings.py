@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.result import Divergence
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 DOCUMENT = "seedings"
 """The settings document that a capture notes it in; it is compared here alone."""

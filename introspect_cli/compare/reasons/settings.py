@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.changes.clues import CodeChanges
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 ENV_NOISE = re.compile(
     r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"

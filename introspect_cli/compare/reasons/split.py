@@ -24,8 +24,7 @@ from introspect_cli.compare.reasons.words import listed, named, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.batch import fitted
-from introspect_cli.store.whole import many_of
+from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def split_finding(step: Step, position: int) -> SplitFault | None:
         finding = _by_itself(step, position)
         if finding is not None:
             return finding
-    if not (splits.differ or (site.kind is Kind.LOSS and many_of(step.comparison.a) != many_of(step.comparison.b))):
+    if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.many != step.comparison.b.many)):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _of_gradients(step)
@@ -138,7 +137,7 @@ def _cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number, rule), rule, many_of(reader))
+        Cut(side, microbatches(reader, splits.root, number, rule), rule, reader.many)
         for side, reader, number, rule in (
             ("a", comparison.a, table.step, splits.a),
             ("b", comparison.b, table.step_b, splits.b),

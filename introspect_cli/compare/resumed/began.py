@@ -31,13 +31,13 @@ from introspect_cli.compare.match.names import generator_of
 from introspect_cli.compare.table import ABSENT, NOT_SEEN, Because, Table
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import StepBatch, preceded
+from introspect_cli.store.format.batch import StepBatch, preceded
 
 if TYPE_CHECKING:
     from introspect_cli.compare.join.at import BatchValues, State, States
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.resumed.goes_on import Goes
-    from introspect_cli.store.whole import Reader
+    from introspect_cli.store.ranks.whole_reader import Reader
 
 
 @dataclass

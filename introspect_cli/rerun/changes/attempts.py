@@ -24,8 +24,8 @@ from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPyth
 from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined
 from introspect_cli.rerun.places.surroundings import OtherFile, Surroundings, rebuilt
 from introspect_cli.rerun.variant import End, Reference, Rerun, Variant, capture, end_of
-from introspect_cli.store.reader import open_run
-from introspect_cli.store.sources import Sources
+from introspect_cli.store.format.sources import Sources
+from introspect_cli.store.read.run import open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

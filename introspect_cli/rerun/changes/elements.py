@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 _MOST = 5

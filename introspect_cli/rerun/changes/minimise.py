@@ -17,8 +17,8 @@ from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.surroundings import OtherFile
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
-from introspect_cli.store.files import REDACTED, RUNS
-from introspect_cli.store.reader import open_run
+from introspect_cli.store.files.folders import REDACTED, RUNS
+from introspect_cli.store.read.run import open_run
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from introspect_cli.rerun.changes.elements import Sides, likely_first, sides_of
 from introspect_cli.rerun.changes.minimise import Element, counted, ddmin, place_of
 from introspect_cli.rerun.places.surroundings import Surroundings, at_commits, in_directories, survey, tracked
 from introspect_cli.rerun.variant import End, Reference, end_of
-from introspect_cli.store.files import RUNS
-from introspect_cli.store.reader import Run, open_run
+from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.read.run import Run, open_run
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.worktree import Repository
-from introspect_cli.store.sources import Sources
+from introspect_cli.store.format.sources import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.rerun.recipe import Recipe
-    from introspect_cli.store.reader import Run
+    from introspect_cli.store.read.run import Run
 
 
 @dataclass(frozen=True)

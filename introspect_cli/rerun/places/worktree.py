@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
-from introspect_cli.store.files import RUNS
-from introspect_cli.store.writer import ignored
+from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.write.run_writer import ignored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,314 @@
+"""Files inside a store: their names, and how they are opened so that nothing outside can be reached.
+
+A store from a stranger may hold symbolic links to other files, pipes that never answer, and names with `..`; and a
+script may change its directory, or have its store renamed, while it is captured. So there is one descriptor for the
+store's directory, everything is opened relative to it, links are refused, and only regular files and directories are
+accepted.
+
+Nothing here needs numpy: a capture makes its directory before the script may have loaded numpy itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.store.files.handles import Handle, status_of, take_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from typing_extensions import Self
+
+RUNS = "introspect-runs"
+"""Where runs are kept that were given no directory."""
+
+REDACTED = "<redacted>"
+"""What stands in a setting for a value that is nobody else's business."""
+
+FORMAT = 2
+"""What this version writes, and the newest it reads."""
+
+MANIFEST = "manifest.yaml"
+SETTINGS = "settings"
+GOLDEN_RUN = "run.zip"
+"""Where the directory of a golden run has what was recorded."""
+TENSORS = "tensors"
+SOURCES = "sources"
+CHILDREN = "children"
+SHARED = "shared"
+"""What ranks of a launch have alike, once; see `rank_folder`."""
+DIVERGENCE = "divergence.jsonl"
+"""What the first of several ranks says to the others while they are compared with a reference; see the capture."""
+LOCK = ".lock"
+LABEL = "label"
+INDEX = "index.bin"
+RECORDS = "records.arrow"
+SITES = "sites.arrow"
+LAYOUTS = "layouts.arrow"
+MODULES = "modules.arrow"
+STREAMS = (SITES, LAYOUTS, MODULES, RECORDS)
+
+RANK_NAME = re.compile(r"rank(0|[1-9]\d{0,5})")
+ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
+"""Directories of ranks, and of further attempts of a launch."""
+
+NAMES = re.compile(
+    r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
+    r"(manifest\.yaml|label|[a-z_]{1,32}\.(arrow|bin|jsonl)|records-\d{1,9}\.arrow|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
+    r"|sources/[0-9a-f]{16}\.gz|shared/[a-z0-9_]{1,64}\.(yaml|arrow)-[0-9a-f]{32})"
+)
+"""Files of a run, by their paths in it."""
+
+LIMIT_DOCUMENT = 4 << 20
+"""Bytes of a YAML document."""
+
+LONGEST_LABEL = 200
+"""Characters of a label."""
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class DamageError(StoreError):
+    """Something inside a store, at `path`, that is not as it was written.
+
+    Attributes:
+        finding: the damage alone, for a list of them; the message also says what to do.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        self.finding = f"{path}: {what}"
+        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
+
+
+class Appended(Handle):
+    """A file of the store that grows.
+
+    Attributes:
+        length: bytes written.
+    """
+
+    def __init__(self, folder: Folder, name: str, *, locked: bool = False) -> None:
+        super().__init__(folder.create(name), f"{folder.path}/{name}")
+        self.length = 0
+        self._locked = locked
+        if locked:
+            take_lock(self.fd)
+
+    def append(self, *pieces: bytes | memoryview) -> None:
+        """Write at the end of what was written, wherever the descriptor stands."""
+        self.secure()
+        end = self.length
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                written = os.pwrite(self.fd, rest, end)
+                rest, end = rest[written:], end + written
+        self.length = end
+
+    def secure(self) -> None:
+        """Make sure that the descriptor is still this file's, opening the file again where the script closed it."""
+        status = status_of(self.fd)
+        if status is None or (status.st_dev, status.st_ino) != self._file:
+            self.open_again(os.O_WRONLY)
+            if self._locked:
+                take_lock(self.fd)
+        elif status.st_nlink == 0:
+            raise StoreError("its files were removed")
+
+    def shorten(self, length: int) -> None:
+        """Take back what was written from a place on."""
+        self.secure()
+        os.ftruncate(self.fd, length)
+        self.length = length
+
+    def cut(self) -> None:
+        """Leave out what a write that failed has left behind."""
+        if self.is_ours() and self.size() > self.length:
+            os.ftruncate(self.fd, self.length)
+
+
+class Folder(Handle):
+    """An open directory."""
+
+    @property
+    def remote_size(self) -> int:
+        """Bytes of its files where they are not on disk."""
+        return 0
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """The directory at `path`, which may be a link: a person named it."""
+        return cls(os.open(path, _DIRECTORY), path)
+
+    def secure(self) -> Folder:
+        """This directory, opened again where the script closed its descriptor."""
+        if not self.is_ours():
+            self.open_again(os.O_RDONLY | os.O_DIRECTORY)
+        return self
+
+    def folder(self, name: str) -> Folder:
+        """The directory `name` inside this one.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it is a link, or not a directory.
+        """
+        return Folder(self.open_folder(name), f"{self.path}/{name}")
+
+    def open_folder(self, name: str) -> int:
+        """The descriptor of the directory `name` inside this one, see above."""
+        try:
+            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(f"{self.path}/{name}", error) from None
+
+    def content(self, name: str) -> str:  # noqa: ARG002 - who knows more says it
+        """What tells the content of a file from any other without reading it; "" where nothing does."""
+        return ""
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Hear which directories are looked into next: one that is far away fetches what it can at once."""
+
+    def file(self, name: str) -> Handle:
+        """The regular file `name` inside this directory, for reading.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it is a link, a pipe, a device, a directory, or may not be read.
+        """
+        path = f"{self.path}/{name}"
+        try:
+            handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(path, error) from None
+        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+            handle.close()
+            raise DamageError(path, "it is not a regular file")
+        return handle
+
+    def read_file(self, name: str, limit: int) -> bytes:
+        """All of the regular file `name`, which may hold at most `limit` bytes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it cannot be read, or is larger.
+        """
+        with self.file(name) as handle:
+            try:
+                if handle.size() > limit:
+                    raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
+                return handle.read(0, limit)
+            except OSError as error:
+                raise unreadable(handle.path, error) from None
+
+    def names(self) -> list[str]:
+        """What the directory holds, sorted."""
+        return sorted(os.listdir(self.fd))  # noqa: PTH208 -- pathlib has no directory descriptors
+
+    def __contains__(self, name: str) -> bool:
+        """Whether anything is at `name`, a link that leads nowhere included."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def make_folder(self, name: str, mode: int = 0o777) -> Folder:
+        """The directory `name` inside this one, made where there is none."""
+        with suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=self.fd)
+        return self.folder(name)
+
+    def create(self, name: str, mode: int = 0o666) -> int:
+        """A descriptor of the new file `name`, for writing; it must not exist."""
+        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+
+    def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
+        """Write the file `name` so that readers see the old content or the new, never a part; bytes written."""
+        # Threads of a script may come here at once: each has a file of its own.
+        temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=self.fd)
+        fd = self.create(temporary, mode)
+        try:
+            written = write_all(fd, list(pieces))
+            if durable:
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(temporary, dir_fd=self.fd)
+            raise
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        if durable:
+            os.fsync(self.fd)
+        return written
+
+
+def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
+    """Write `pieces` one after another in as few calls as the system allows; bytes written."""
+    data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
+    total = len(data)
+    while data:
+        data = data[os.write(fd, data) :]
+    return total
+
+
+_DAMAGE = {
+    errno.ELOOP: "it is a symbolic link, and a store holds none",
+    errno.ENOTDIR: "it is a link or a file where a directory belongs",
+}
+
+
+def unreadable(path: str, error: OSError) -> StoreError:
+    """The error of a file that could not be read: damage, or what says nothing of the file."""
+    why = outside_cause(error)
+    if why:
+        return StoreError(f"cannot read {path}: {why}")
+    return DamageError(path, _DAMAGE.get(error.errno or 0, reason(error)))
+
+
+def outside_cause(error: OSError | ValueError) -> str:
+    """Why a sound file can fail to be read: something has run out, or the reader may not; "" for anything else."""
+    return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
+
+
+def reason(error: OSError | StoreError) -> str:
+    """What the system says of an error, or the store, to follow a colon."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
+# --- locks
+
+
+def any_lock_held(run: Folder) -> bool:
+    """Whether any rank of a run that several processes write is being written."""
+    for name in run.names():
+        if not name.startswith(("rank", "attempt")):
+            continue
+        with run.folder(name) as folder:
+            if any_lock_held(folder) or is_locked(folder):
+                return True
+    return False
+
+
+def is_locked(folder: Folder) -> bool:
+    """Whether a capture holds the run in `folder`."""
+    try:
+        with folder.file(LOCK) as handle:
+            return handle.is_locked()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,158 @@
+"""Open descriptors of a store that a script cannot close unnoticed, and the locks on them.
+
+Who writes a store holds a lock (`flock`) on a descriptor that it keeps open, which the system drops with the process,
+however that ends; a file system without locks behaves as if nobody ever held one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+_HIGH = 960
+"""Where numbers of our descriptors begin: below the 1,024 that a process may usually have, above what others use."""
+
+_ATTEMPTS = 5
+_PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
+
+
+def status_of(fd: int) -> os.stat_result | None:
+    """What is behind a descriptor; None where nothing is."""
+    try:
+        return os.fstat(fd)
+    except OSError:
+        return None
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """The file behind a descriptor; None where there is none."""
+    status = status_of(fd)
+    return None if status is None else (status.st_dev, status.st_ino)
+
+
+def _away(fd: int) -> int:
+    """The descriptor under a high number: a script that opens files gets the numbers that it would get alone."""
+    if fd >= _HIGH:
+        return fd
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:  # so many are not allowed
+        return fd
+    os.close(fd)
+    return high
+
+
+class Handle:
+    """An open descriptor that closes with its owner, or at the end of a `with`.
+
+    A script may close descriptors that are not its own (`os.closerange(3, 100)`, as daemons do) and get the numbers for
+    its files: what is behind a number is asked before it is written to or closed.
+    """
+
+    fd = -1  # also where an interrupt comes before there is one
+    _file: tuple[int, int] | None = None
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd = _away(fd)
+        self.path = path
+        self._file = _identity(fd)
+
+    def is_ours(self) -> bool:
+        """Whether the descriptor is still the file that was opened."""
+        return self.fd >= 0 and _identity(self.fd) == self._file
+
+    def is_at(self, folder: Handle, name: str) -> bool:
+        """Whether the file that was opened is the one of a name."""
+        status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        return (status.st_dev, status.st_ino) == self._file
+
+    def open_again(self, flags: int) -> None:
+        """Open the file again under its descriptor, by path."""
+        fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
+        if _identity(fd) != self._file:
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "its descriptors were closed and its files replaced")
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close; again is harmless."""
+        ours, fd, self.fd = self.is_ours(), self.fd, -1
+        if ours:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __del__(self, _ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _ends():  # python has begun to take modules apart; the system closes what is left
+            self.close()
+
+    @property
+    def unfinished(self) -> float:
+        """When it was sent to object storage, in seconds since 1970, if more was to follow; else 0."""
+        return 0.0
+
+    def is_locked(self) -> bool:
+        """Whether a process is writing it, as far as its lock tells."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        return False
+
+    def place(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
+        """Where a byte lies, for messages."""
+        return self.path
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+        return os.fstat(self.fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, fewer where the file ends before."""
+        pieces = []
+        while length > 0:
+            piece = os.pread(self.fd, min(length, 1 << 30), offset)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
+        """The bytes from `begin` to `end`, at most so many at once, fewer where the file ends before."""
+        end = self.size() if end is None else end
+        while begin < end and (data := self.read(begin, min(most, end - begin))):
+            yield data
+            begin += len(data)
+
+
+def take_lock(fd: int) -> bool:
+    """Take the lock until `fd` is closed; False where another process has it."""
+    for _ in range(_ATTEMPTS):
+        if _try_lock(fd):
+            return True
+        time.sleep(_PAUSE)
+    return _try_lock(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True

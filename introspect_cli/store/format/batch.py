@@ -1,0 +1,334 @@
+"""The records of one step as one block of columns: the writer takes it, the reader gives it, comparisons compute on it.
+
+A step has tens of thousands of records, a store may keep statistics that this version does not know, or lack some that
+it does. So each has a column, by name; what is absent is -1 in a count and NaN in a number, never 0; and statistics
+that follow from others need no bytes of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from introspect_cli.records import Given, Joined
+from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.format.arrow_schema import Malformed
+from introspect_cli.store.format.columns import Lists, Texts, filled, integer_lists, sparse_texts, texts
+from introspect_cli.store.format.schemas import LIMIT_TEXT, SAMPLES, SKETCH, STATISTIC, WHOLE_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from introspect_cli.store.format.arrow_schema import Schema
+    from introspect_cli.store.format.columns import ColumnData
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class GivenColumns:
+    """What the operators of a step were given: columns of n records; see `records.Given`.
+
+    Attributes:
+        inputs: n lists of site numbers, -1 where no recorded operator wrote an input. Empty where nothing is known.
+        forward: int32 (n,), -1 where there is none.
+        node: n texts.
+    """
+
+    inputs: Lists[int]
+    forward: NDArray[np.int32]
+    node: Sequence[str]
+
+    def within(self, sites: int) -> bool:
+        """Whether every number is one of so many sites, or -1."""
+        every = (np.asarray(self.inputs.values), self.forward)
+        return all(not len(numbers) or (int(numbers.min()) >= -1 and int(numbers.max()) < sites) for numbers in every)
+
+    def row(self, row: int) -> Given | None:
+        """What one record's operator was given; None where nothing is known."""
+        start, end = self.inputs.offsets[row : row + 2]
+        given = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
+        return None if given == _NOTHING else given
+
+
+_NOTHING = Given()
+
+
+def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
+    """The columns of `rows` records, of which `given` has what is known of some."""
+    forward = np.full(rows, -1, np.int32)
+    if not given:
+        return GivenColumns(Lists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)), forward, sparse_texts(rows, {}))
+    inputs: list[tuple[int, ...]] = [()] * rows
+    node = [""] * rows
+    for row, each in given.items():
+        inputs[row], forward[row], node[row] = each
+    return GivenColumns(integer_lists(inputs, np.int32), forward, node)
+
+
+def sample_lists(samples: Mapping[int, int], rows: int) -> Lists[int]:
+    """The column of so many records' sums of samples: a list of one signed number, or of none."""
+    offsets = np.zeros(rows + 1, np.int32)
+    if not samples:
+        return Lists(offsets, _NONE)
+    offsets[np.fromiter(samples, np.int64, len(samples)) + 1] = 1
+    values = np.array([samples[row] for row in sorted(samples)], np.uint64)
+    return Lists(np.cumsum(offsets, dtype=np.int32), values.view(np.int64))
+
+
+def samples_of(column: Lists[int]) -> dict[int, int]:
+    """The sums of samples by row, out of their column."""
+    values = np.asarray(column.values)
+    if not len(values):
+        return {}
+    rows = np.flatnonzero(np.diff(column.offsets) == 1)
+    return dict(zip(rows.tolist(), values[column.offsets[rows]].astype(np.uint64).tolist(), strict=True))
+
+
+_NONE = np.zeros(0, np.int64)
+_JOINED = WHOLE_COLUMNS[0].name
+_OF_WHOLES = {"ranks": 0, "calls": 1, "elements": -1}
+"""The other columns of what was put together, with what they say where nothing was."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """Columns of n records; one row is one record.
+
+    Attributes:
+        site: uint32 (n,), ids of sites.
+        sequence: uint32 (n,), the order in which things were recorded.
+        layout: uint32 (n,), ids of layouts.
+        status: uint8 (n,), values of `records.Status`.
+        checksum: uint64 (n,), 0 where not observed.
+        counts: int64 (n,) by name; -1 where absent. Empty where no statistics are kept.
+        floats: float64 or float32 (n,) by name; NaN where absent.
+        sketch: float32 (n, 16), or None where no sketches are kept.
+        text: n texts, "" where there is none.
+        given: what operators were given, or None where that is not kept.
+        samples: of rows whose samples were looked at, the checksums of the samples added up modulo 2**64.
+        how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
+        ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
+        calls: int64 (n,), how many calls of one rank were put together, at most; None for the records of one rank.
+        elements: int64 (n,), elements of different values that were put together, else -1; None as above.
+    """
+
+    site: NDArray[np.uint32]
+    sequence: NDArray[np.uint32]
+    layout: NDArray[np.uint32]
+    status: NDArray[np.uint8]
+    checksum: NDArray[np.uint64]
+    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    floats: dict[str, Array] = field(default_factory=dict)
+    sketch: NDArray[np.float32] | None = None
+    text: Sequence[str] = ()
+    given: GivenColumns | None = None
+    samples: Mapping[int, int] = field(default_factory=dict)
+    how: NDArray[np.uint8] | None = None
+    ranks: NDArray[np.uint32] | None = None
+    calls: NDArray[np.int64] | None = None
+    elements: NDArray[np.int64] | None = None
+    derived: dict[int, dict[str, Array]] = field(default_factory=dict, init=False, repr=False)
+    """Of some rows together, the statistics that follow from others; see `record_stats`."""
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
+        """The block of a step that was read: numbers that no capture writes are absent, texts are harmless."""
+        counts, floats = statistics(
+            {column.name: columns[column.name] for column in schema if column.role == STATISTIC}
+        )
+        sketch, given = columns.get(SKETCH.name), None
+        if sketch is not None and np.isinf(sketch).any():
+            sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
+        if "given" in columns:
+            given = GivenColumns(columns["given"], columns["forward"], columns["node"].sanitized(LIMIT_TEXT))
+        joined = columns.get(_JOINED)
+        if joined is not None and len(joined) and joined.max() >= len(Joined):
+            raise Malformed("a record was put together in a way that is not one")
+        return cls(
+            **{name: columns[name] for name in ("site", "sequence", "layout", "status", "checksum")},
+            counts=counts,
+            floats=floats,
+            sketch=sketch,
+            text=columns["text"].sanitized(LIMIT_TEXT),
+            given=given,
+            samples=samples_of(columns[SAMPLES.name]) if SAMPLES.name in columns else {},
+            how=joined,
+            ranks=columns.get("ranks"),
+            calls=columns.get("calls"),
+            elements=columns.get("elements"),
+        )
+
+    def columns(self, schema: Schema) -> dict[str, ColumnData]:
+        """The columns of a stream; what the block lacks is absent in every row."""
+        rows = len(self)
+        columns: dict[str, ColumnData] = {
+            **{name: getattr(self, name) for name in ("site", "sequence", "layout", "status", "checksum")},
+            "text": short_texts(self.text, rows),
+        }
+        for column in schema:
+            name, values = column.name, None
+            if column.role == STATISTIC:
+                values = self.counts.get(name) if column.type == "<i8" else self.floats.get(name)
+                columns[name] = absent(column.type, rows) if values is None else values
+            elif name == SKETCH.name:
+                columns[name] = np.zeros((rows, column.width), np.float32) if self.sketch is None else self.sketch
+            elif name == SAMPLES.name:
+                columns[name] = sample_lists(self.samples, rows)
+            elif name == _JOINED:
+                columns[name] = np.zeros(rows, np.uint8) if self.how is None else self.how
+            elif name in _OF_WHOLES:
+                values = getattr(self, name)
+                columns[name] = np.full(rows, _OF_WHOLES[name], column.type) if values is None else values
+            elif name == "given":
+                given = self.given or given_columns({}, rows)
+                columns |= {"given": given.inputs, "forward": given.forward, "node": short_texts(given.node, rows)}
+        return columns
+
+
+def short_texts(values: Sequence[str], rows: int) -> Texts:
+    """A column of texts, cut where they are longer than a store holds; `values` may be empty where all texts are."""
+    if (
+        isinstance(values, Texts)
+        and not values.limit
+        and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT)
+    ):
+        return values  # no text has more characters than bytes
+    if not values or not any(values):
+        return sparse_texts(rows, {})
+    return texts([value and value[:LIMIT_TEXT] for value in values])
+
+
+def fitted(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
+    """C where c * a is nearest to b, and what is then left, relative to b; NaN where one is zero or not finite.
+
+    A sketch is linear, so that this tells of two sketches whether one tensor is a multiple of the other.
+    """
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    size_a, size_b = float(a @ a), float(b @ b)
+    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
+        return np.nan, np.nan
+    factor = float(a @ b) / size_a
+    return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
+
+
+def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
+    """Some records of several blocks as one block, copied; without what operators were given.
+
+    Args:
+        batches: the blocks.
+        which: rows of each.
+        order: which of these rows, one block's after the other's, comes first, second, ...; None to leave them so.
+    """
+    ends = np.cumsum([0, *map(len, which)])
+    place = np.arange(ends[-1])
+    if order is not None:
+        place[order] = np.arange(ends[-1])
+
+    def column(values: Sequence[Array | None]) -> Any:
+        kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
+        if len(kept) < len(values):
+            return None
+        together = kept[0] if len(kept) == 1 else np.concatenate(kept)
+        return together if order is None else together[order]
+
+    def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        shared = [name for name in columns[0] if all(name in each for each in columns)]
+        return {name: column([each[name] for each in columns]) for name in shared}
+
+    texts, samples = dict[int, str](), dict[int, int]()
+    for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
+        to = np.full(len(batch), -1)
+        to[rows] = place[start : start + len(rows)]
+        texts |= {int(to[row]): batch.text[row] for row in filled(batch.text).tolist() if to[row] >= 0}
+        samples |= {int(to[row]): total for row, total in batch.samples.items() if to[row] >= 0}
+    return StepBatch(
+        **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
+        counts=by_name([batch.counts for batch in batches]),
+        floats=by_name([batch.floats for batch in batches]),
+        text=sparse_texts(len(place), texts),
+        samples=samples,
+    )
+
+
+_PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
+
+
+def preceded(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
+    """Records of one rank after some of another of its steps, which get other sites.
+
+    Args:
+        batch: the records.
+        other: those that some are taken of.
+        rows: int64 (k,), which.
+        sites: int64 (k,), ids of the sites that they get.
+    """
+    return replace(
+        rows_of([other, batch], [rows, np.arange(len(batch))]),
+        site=np.concatenate([sites.astype(np.uint32), np.asarray(batch.site)]),
+        sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
+        given=None if batch.given is None else _after(batch.given, len(rows)),
+    )
+
+
+def _after(given: GivenColumns, count: int) -> GivenColumns:
+    """What operators were given, after so many records that are no operators'."""
+    offsets = np.concatenate([np.zeros(count, np.int32), np.asarray(given.inputs.offsets)])
+    forward = np.concatenate([np.full(count, -1, np.int32), np.asarray(given.forward)])
+    return GivenColumns(Lists(offsets, given.inputs.values), forward, [*[""] * count, *given.node])
+
+
+def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
+    """A step's counts and its other statistics, out of its columns.
+
+    Where there is any, those that every version keeps are there too, absent in every row if the store has not got them:
+    who computes with them need not ask.
+    """
+    counts: dict[str, NDArray[np.int64]] = {}
+    floats: dict[str, Array] = {}
+    if not columns:
+        return counts, floats
+    rows = len(next(iter(columns.values())))
+    usual = [name for name, kept in STATISTICS.items() if not kept.on_request]
+    every = usual if any(name in columns for name in usual) else ()
+    for name in dict.fromkeys((*every, *columns)):
+        column = columns.get(name)
+        if column is None:
+            column = absent(STATISTICS[name].type, rows)
+        (counts if column.dtype.kind == "i" else floats)[name] = column
+    return counts, floats if _all_possible(floats) else {name: _possible(name, kept) for name, kept in floats.items()}
+
+
+NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
+"""Statistics that are not negative."""
+
+
+def _all_possible(floats: Mapping[str, Array]) -> bool:
+    """Whether no column has a number that no capture writes; every step that is read comes by here, so all at once."""
+    if not floats:
+        return True
+    first = [column for name, column in floats.items() if name in NOT_NEGATIVE]
+    every = np.concatenate([*first, *(column for name, column in floats.items() if name not in NOT_NEGATIVE)])
+    return not np.isinf(every).any() and not (every[: sum(map(len, first))] < 0).any()
+
+
+def _possible(name: str, column: Array) -> Array:
+    """The column without numbers that no capture writes: they are absent, so that nobody computes with them.
+
+    Counts may be anything: whoever counts asks for 0 and more.
+    """
+    wrong = np.isinf(column)
+    if name in NOT_NEGATIVE:
+        wrong |= column < 0
+    return np.where(wrong, column.dtype.type(np.nan), column)
+
+
+def absent(kind: str, rows: int) -> Array:
+    """A column of a statistic of which nothing is known."""
+    return np.full(rows, -1 if np.dtype(kind).kind == "i" else np.nan, kind)

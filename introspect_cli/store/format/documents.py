@@ -1,0 +1,248 @@
+"""Documents: the manifest and the settings in YAML, and what a training framework calls its steps, in JSON.
+
+People edit and exchange these, `yaml.safe_load` expands aliases without limit and its C parser recurses without limit,
+and a dumper meets whatever objects a script left in its settings. Documents are reduced to plain data before they are
+written, and read event by event into plain data with limits on size, depth and number of nodes; tags, anchors, aliases
+and several documents in one file are refused, and never written.
+
+Of steps, most runs have no labels, a run with them has one for each step, and whoever lists the steps of a run wants
+all of them and no record: so they are lines of a file, each eight hex digits of CRC-32, a blank and JSON, written
+before the index entry of its step. What is torn off at the end does not exist, as everywhere in a store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from introspect_cli.labels import NAMES, NUMBERED
+from introspect_cli.store.files.folders import DamageError
+from introspect_cli.texts import bounded
+
+if TYPE_CHECKING:
+    from introspect_cli.labels import Label, Labels
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+_CHECK = b"# %s of run %s, crc32 %08x\n"
+_MAX_DEPTH = 64
+_LONGEST = 1 << 15  # characters of a text that a reader gives; a PATH has a tenth
+_MAX_NODES = 200_000
+_MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+_CONSTRUCTED = _NUMBERS | {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"}
+
+
+LABELS = "labels.jsonl"
+
+LIMIT_LABELS = 64 << 20
+"""Bytes of the file."""
+
+_WORD = re.compile(r"[\w.-]{1,40}")
+_MOST = 1 << 62
+
+
+class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
+    """A safe dumper that writes no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the signature is PyYAML's
+        """Write what comes twice twice."""
+        return True
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """`value` as dicts, lists, texts, numbers, booleans, None; anything else as its `repr`-like text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, numbers.Integral):
+        number = int(value)
+        return number if abs(number).bit_length() < 3 * _MAX_DIGITS else hex(number)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if depth >= _MAX_DEPTH - 2:
+        return "..."
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, depth + 1) for item in value]
+    if isinstance(value, AbstractSet):
+        return sorted((plain(item, depth + 1) for item in value), key=repr)
+    return plain(str(value))
+
+
+def _key(key: object) -> Any:
+    return plain(key) if isinstance(key, (str, int, float, type(None))) else plain(str(key))
+
+
+def dump(value: object, name: str, run_id: str) -> bytes:
+    """`value` as one YAML document, with a comment at its end by which `check` knows it."""
+    text: str = yaml.dump(
+        plain(value), Dumper=PlainDumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
+    )
+    data = text.encode()
+    return data + _check_line(data, name, run_id)
+
+
+def check(data: bytes, name: str, run_id: object, path: str) -> None:
+    """Make sure that the document is as it was written, for this run and by this name, by the comment at its end."""
+    end = len(data) - len(_check_line(b"", name, "0" * 32))
+    if end < 0 or data[end:] != _check_line(data[:end], name, str(run_id)):
+        raise DamageError(path, "it was altered or cut short, or belongs elsewhere")
+
+
+def _check_line(data: bytes, name: str, run_id: str) -> bytes:
+    return _CHECK % (name.encode("ascii", "replace"), run_id.encode("ascii", "replace"), zlib.crc32(data))
+
+
+def sanitized(value: Any) -> Any:
+    """A document's plain data with every text bounded and cleaned, as readers show it; see `records.bounded`."""
+    if isinstance(value, str):
+        return bounded(value, _LONGEST)
+    if isinstance(value, dict):
+        return {sanitized(key): sanitized(item) for key, item in value.items()}
+    return [sanitized(item) for item in value] if isinstance(value, list) else value
+
+
+def load(data: bytes, path: str) -> Any:
+    """The plain data of one YAML document, its size already bounded by the caller."""
+    try:
+        return _document(data, path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        raise DamageError(path, f"it is not valid YAML{where}") from None
+    except (ValueError, OverflowError, RecursionError, UnicodeError) as error:
+        if isinstance(error, DamageError):
+            raise
+        raise DamageError(path, "it holds a value that cannot be read") from None
+
+
+def _document(data: bytes, path: str) -> Any:
+    loader = _Loader(data)
+    try:
+        return _Builder(loader, path).document()
+    finally:
+        loader.dispose()
+
+
+class _Builder:
+    """Turns one document's events into plain data."""
+
+    def __init__(self, loader: Any, path: str) -> None:
+        self._loader = loader
+        self._path = path
+        self._nodes = 0
+
+    def _events(self) -> Iterator[Any]:
+        while self._loader.check_event():
+            yield self._loader.get_event()
+
+    def document(self) -> Any:
+        """The only document of the stream; None where it is empty."""
+        root: list[Any] = []
+        stack: list[list[Any]] = [root]
+        documents = 0
+        for event in self._events():
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise DamageError(self._path, "it holds several documents")
+            elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
+                self._check(event, len(stack))
+                stack.append([])
+            elif isinstance(event, yaml.SequenceEndEvent):
+                done = stack.pop()
+                stack[-1].append(done)
+            elif isinstance(event, yaml.MappingEndEvent):
+                done = stack.pop()
+                stack[-1].append(self._mapping(done))
+            elif isinstance(event, yaml.ScalarEvent):
+                self._check(event, len(stack))
+                stack[-1].append(self._scalar(event))
+            elif isinstance(event, yaml.AliasEvent):
+                raise DamageError(self._path, "it uses YAML aliases, which a store never does")
+        return root[0] if root else None
+
+    def _check(self, event: Any, depth: int) -> None:
+        self._nodes += 1
+        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
+            raise DamageError(self._path, "it is nested too deeply or holds too many values")
+        if event.anchor is not None or event.tag not in (None, "!"):
+            raise DamageError(self._path, "it uses YAML tags or anchors, which a store never does")
+
+    def _mapping(self, items: list[Any]) -> dict[Any, Any]:
+        keys, values = items[::2], items[1::2]
+        if any(isinstance(key, (list, dict)) for key in keys):
+            raise DamageError(self._path, "it has a list or a mapping as a key")
+        out = dict(zip(keys, values, strict=True))
+        if len(out) != len(keys):
+            raise DamageError(self._path, "it names a key twice")
+        return out
+
+    def _scalar(self, event: Any) -> Any:
+        tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+        if tag in _NUMBERS and len(event.value) > _MAX_DIGITS:
+            raise DamageError(self._path, "it holds a number of too many digits")
+        if tag not in _CONSTRUCTED:
+            return event.value
+        value = self._loader.construct_object(yaml.ScalarNode(tag, event.value))
+        return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`."""
+    counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
+    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())
+
+
+# --- labels of steps
+
+
+def encode_labels(step: int, labels: Labels) -> bytes:
+    """The line of a step."""
+    text = json.dumps({"step": step, **labels}, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def decode_labels(data: bytes, path: str) -> dict[int, dict[str, Label]]:
+    """Labels by step; of a step that was written twice, the later."""
+    by_step: dict[int, dict[str, Label]] = {}
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1]):  # after the last line end is nothing, or a line that was torn off
+        crc, _, text = line.partition(b" ")
+        if crc != b"%08x" % zlib.crc32(text):
+            raise DamageError(path, f"its line {number} was altered")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict) or type(document.get("step")) is not int:
+            raise DamageError(path, f"its line {number} names no step")
+        labels = {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}
+        by_step[document["step"]] = labels
+    return by_step
+
+
+def _label(name: str, value: Any) -> Label | None:
+    """A label as a capture writes it; None for anything else."""
+    if name not in NUMBERED:
+        return value if isinstance(value, str) and _WORD.fullmatch(value) else None
+    if isinstance(value, list):
+        if len(value) != 2 or not all(type(end) is int and abs(end) < _MOST for end in value):
+            return None
+        return value[0], value[1]
+    if type(value) is int:
+        return value if abs(value) < _MOST else None
+    return value if isinstance(value, float) and math.isfinite(value) else None

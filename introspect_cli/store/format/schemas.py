@@ -1,0 +1,281 @@
+"""The numbers and schemas of the store; `docs/reference/store-format.md` says the same in words.
+
+The writer, the reader and `verify` must agree to the byte, and a store must be able to grow by a column without
+becoming unreadable. So every magic number, column and limit is here, and an index names the columns of its rank's
+streams: a reader writes their schemas from that and compares bytes, as it does with everything else. It keeps
+statistics that it does not know by name, and passes over other columns that it does not know, unless they are marked
+as needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import SKETCH_SIZE
+from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.files.folders import FORMAT
+from introspect_cli.store.format.arrow_schema import Column, Malformed, Schema
+
+MAGIC = b"INTROSPX"
+HEADER = struct.Struct("<8sIIII16sI16xI")
+"""Index header: magic, format, bytes of an entry, rank, bytes of the columns' description that follows, run id, CRC of
+that description, 16 zeros, CRC of the 60 bytes before."""
+
+ENTRY = np.dtype(
+    [
+        ("step", "<i8"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("rows", "<u4"),
+        ("n_sites", "<u4"),
+        ("n_layouts", "<u4"),
+        ("n_modules", "<u4"),
+        ("sites_length", "<u8"),
+        ("layouts_length", "<u8"),
+        ("modules_length", "<u8"),
+        ("sites_crc", "<u4"),
+        ("layouts_crc", "<u4"),
+        ("modules_crc", "<u4"),
+        ("batch_crc", "<u4"),
+        ("digest", "V16"),
+        ("chain", "V16"),
+        ("kind", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+"""Index entry. `crc` covers the whole file up to itself, so that checking the last entry checks all."""
+
+ENTRY_VALUES = struct.Struct("<qQQ4I3Q4I16s16sII")
+"""The same for one entry, in a tenth of the time that setting fields of an array takes."""
+
+STEP_ENTRY = 0
+END_ENTRY = 1
+"""`kind` of an entry: a step, or the end of a run that closed its store itself."""
+
+FIRST_CHAIN = bytes(16)
+
+LIMIT_COLUMNS = 64 << 10
+"""Bytes of the description of columns."""
+
+LIMIT_INDEX = 256 << 20
+"""Bytes of an index: two million steps."""
+
+LIMIT_BATCH = 128 << 20
+"""Bytes of one step's batch: a million records."""
+
+LIMIT_NAMES = 64 << 20
+"""Bytes of a stream of sites, layouts or modules: half a million sites, and little memory when read."""
+
+LIMIT_TEXT = 4096
+"""Characters of a record's text."""
+
+LIMIT_NAME = 8192
+"""Characters of a name that a reader gives; a model of 2,000 levels has names of half as many."""
+
+SITE_COLUMNS: Schema = (
+    Column("key", "<u8"),
+    Column("phase", "utf8"),
+    Column("kind", "utf8"),
+    Column("fqn", "utf8"),
+    Column("call", "<u4"),
+    Column("path", "utf8"),
+    Column("module_class", "utf8"),
+    Column("op", "utf8"),
+    Column("source", "utf8"),
+)
+
+LAYOUT_COLUMNS: Schema = (
+    Column("shape", "list<i8>"),
+    Column("dtype", "utf8"),
+    Column("device", "utf8"),
+    Column("strides", "utf8"),
+    Column("part", "list<i8>"),
+    Column("part_owed", "utf8"),
+    Column("part_owing", "<i4"),
+    Column("part_source", "utf8"),
+)
+"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
+empty where a rank holds the whole."""
+
+MODULE_COLUMNS: Schema = (
+    Column("fqn", "utf8"),
+    Column("module_class", "utf8"),
+    Column("source", "utf8"),
+    Column("parameters", "list<utf8>"),
+    Column("buffers", "list<utf8>"),
+    Column("aliases", "list<utf8>"),
+    Column("attribute_names", "list<utf8>"),
+    Column("attribute_values", "list<utf8>"),
+    Column("step", "<i8"),
+    Column("variable", "utf8"),
+)
+"""`step`: from which the row holds. `variable`: what the script calls a root."""
+
+RECORD_COLUMNS: Schema = (
+    Column("site", "<u4"),
+    Column("sequence", "<u4"),
+    Column("layout", "<u4"),
+    Column("status", "|u1"),
+    Column("checksum", "<u8"),
+)
+TEXT = Column("text", "utf8")
+SKETCH = Column("sketch", "vector", SKETCH_SIZE)
+GIVEN_COLUMNS: Schema = (Column("given", "list<i4>"), Column("forward", "<i4"), Column("node", "utf8"))
+"""What an operator was given, where operators are recorded."""
+
+SAMPLES = Column("samples", "list<i8>")
+"""The checksums of a tensor's samples added up, as a signed number, or nothing."""
+
+WHOLE_COLUMNS: Schema = (
+    Column("joined", "|u1"),
+    Column("ranks", "<u4"),
+    Column("calls", "<i8"),
+    Column("elements", "<i8"),
+)
+"""How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
+
+STATISTIC, NEEDED = "statistic", "needed"
+"""What a column is to a reader that does not know it: a statistic to keep, or a reason to refuse the store."""
+
+_TYPES = {
+    "uint8": "|u1",
+    "int32": "<i4",
+    "uint32": "<u4",
+    "int64": "<i8",
+    "uint64": "<u8",
+    "float32": "<f4",
+    "float64": "<f8",
+    "utf8": "utf8",
+    "list<int32>": "list<i4>",
+    "list<int64>": "list<i8>",
+    "list<utf8>": "list<utf8>",
+}
+_WORDS = {kind: word for word, kind in _TYPES.items()}
+_VECTOR = re.compile(r"float32\[([1-9]\d{0,3})\]")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_MOST_COLUMNS = 256
+
+
+def index_header(rank: int, run_id: bytes, about: bytes) -> bytes:
+    """The header of an index, with the description of its columns."""
+    fields = (MAGIC, FORMAT, ENTRY.itemsize, rank, len(about), run_id, zlib.crc32(about))
+    return HEADER.pack(*fields, zlib.crc32(HEADER.pack(*fields, 0)[:-4])) + about
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a rank's streams."""
+
+    records: Schema
+    sites: Schema = SITE_COLUMNS
+    layouts: Schema = LAYOUT_COLUMNS
+    modules: Schema = MODULE_COLUMNS
+
+    def described(self, **extra: object) -> bytes:
+        """The description of the columns that an index holds, with what else it says: JSON, filled up to 8 bytes."""
+        streams = {name: [_described(column) for column in schema] for name, schema in vars(self).items()}
+        text = json.dumps(streams | extra, separators=(",", ":")).encode()
+        return text + b" " * (-len(text) % 8)
+
+
+def _described(column: Column) -> list[str]:
+    kind = f"float32[{column.width}]" if column.type == "vector" else _WORDS[column.type]
+    return [column.name, kind, *([column.role] if column.role else [])]
+
+
+@lru_cache(maxsize=16)
+def parse_columns(description: bytes) -> Columns:
+    """The columns that an index describes.
+
+    Raises:
+        Malformed: it describes none, or not those that every store has.
+        StoreError: a column is needed that this version does not know.
+    """
+    try:
+        described = json.loads(description)
+        streams = {name: tuple(map(_column, described[name])) for name in ("records", "sites", "layouts", "modules")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Malformed("its columns are not described") from None
+    every = vars(Columns((*RECORD_COLUMNS, TEXT)))
+    for name, columns in streams.items():
+        _check_columns(name, columns, every[name], _OPTIONAL if name == "records" else ())
+    return Columns(**streams)
+
+
+_OPTIONAL = (SKETCH, *GIVEN_COLUMNS, *WHOLE_COLUMNS, SAMPLES)
+
+
+def _column(described: object) -> Column:
+    if not isinstance(described, list):
+        raise TypeError
+    name, kind, *role = described
+    vector = _VECTOR.fullmatch(kind)
+    if not _NAME.fullmatch(name) or len(role) > 1 or (role and not _NAME.fullmatch(role[0])):
+        raise ValueError
+    return Column(name, "vector" if vector else _TYPES[kind], int(vector[1]) if vector else 0, *role)
+
+
+def _check_columns(stream: str, columns: Schema, every: Schema, optional: Schema) -> None:
+    by_name = {column.name: column for column in columns}
+    if len(by_name) != len(columns) or len(columns) > _MOST_COLUMNS:
+        raise Malformed(f"the columns of its {stream} are too many, or one is there twice")
+    if any(by_name.get(column.name) != column for column in every):
+        raise Malformed(f"its {stream} have not the columns that every store has")
+    if any(by_name.get(column.name, column) != column for column in optional):
+        raise Malformed(f"a column of its {stream} has another type than it is written with")
+    groups = (GIVEN_COLUMNS, WHOLE_COLUMNS) if optional else ()
+    if any(len({column.name in by_name for column in columns}) > 1 for columns in groups):
+        raise Malformed(f"its {stream} lack a column of those that belong together")
+    for column in columns:
+        if column.role == NEEDED:
+            raise StoreError(
+                f"the {stream} have a column {column.name!r}, which this version does not know and cannot leave out: "
+                "install the newest introspect-cli"
+            )
+        statistic = STATISTICS.get(column.name)
+        if column.role == STATISTIC and (
+            stream != "records"
+            or column.type not in ("<i8", "<f4", "<f8")
+            or (statistic and statistic.type != column.type)
+        ):
+            raise Malformed(f"the statistic {column.name} has a type that no version writes")
+
+
+def record_columns(
+    *,
+    stats: bool = True,
+    sketch: bool = True,
+    sorted_stats: tuple[str, ...] = (),
+    operators: bool = False,
+    samples: bool = False,
+    whole: bool = False,
+) -> Schema:
+    """The columns of records with what was asked for."""
+    kept = [
+        Column(name, statistic.type, role=STATISTIC)
+        for name, statistic in STATISTICS.items()
+        if (name in sorted_stats if statistic.on_request else stats)
+    ]
+    return (
+        *RECORD_COLUMNS,
+        *kept,
+        *([SKETCH] if sketch else []),
+        *(GIVEN_COLUMNS if operators else ()),
+        *(WHOLE_COLUMNS if whole else ()),
+        *([SAMPLES] if samples else []),
+        TEXT,
+    )
+
+
+@lru_cache(maxsize=16)
+def row_bytes(schema: Schema) -> int:
+    """Bytes a row takes at least, without what is inside its texts and lists."""
+    return sum(4 * c.width or (np.dtype(c.type).itemsize if c.type[0] in "|<" else 4) for c in schema)

@@ -1,0 +1,209 @@
+"""Full tensors as safetensors files, one tensor a file, named by the tensor's checksum.
+
+A tensor that did not change should be stored once, torch's newest element types are unknown to numpy and some to
+safetensors, and a header from a stranger may lie about every length. So this is the format's own layout (8 bytes of
+header length, JSON, raw little-endian data), written and read here with every number checked against the size of the
+file; element types the format does not know are stored as bytes with their name beside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.store.files.folders import TENSORS, DamageError, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.files.folders import Folder
+    from introspect_cli.store.files.handles import Handle
+
+NAME = "tensor"
+
+_LIMIT_HEADER = 1 << 16
+_LIMIT_DATA = 1 << 36
+_PIECE = 1 << 24
+_LIMIT_DIMS = 32  # numpy 1 has no more
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""safetensors' name of each element type that it knows, by torch's."""
+NUMPY = {
+    **{name: np.dtype(name) for name in CODES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}},
+    "bfloat16": np.dtype("<u2"),
+    "float8_e4m3fn": np.dtype("u1"),
+    "float8_e5m2": np.dtype("u1"),
+    "complex64": np.dtype("<c8"),
+    "complex128": np.dtype("<c16"),
+    "complex32": np.dtype([("real", "<f2"), ("imag", "<f2")]),
+}
+"""What numpy reads each element type as."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file's header says: what the data is, its bytes, and the CRC of both."""
+
+    checksum: int
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    crc: int
+
+
+def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What comes before `data` (raw bytes, row-major) in a file.
+
+    The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
+    """
+    return _head(_Content(checksum, dtype, shape, len(data), zlib.crc32(data, _crc(checksum, dtype, shape))))
+
+
+def _crc(checksum: int, dtype: str, shape: Sequence[int]) -> int:
+    """The CRC-32 that the data's continues, so that the header is covered too."""
+    return zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode())
+
+
+def _head(content: _Content) -> bytes:
+    code = CODES.get(content.dtype)
+    entry = {
+        "dtype": code or "U8",
+        "shape": list(content.shape) if code else [content.length],
+        "data_offsets": [0, content.length],
+    }
+    about = {
+        "checksum": f"{content.checksum:016x}",
+        "dtype": content.dtype,
+        "shape": json.dumps(list(content.shape)),
+        "crc32": f"{content.crc:08x}",
+    }
+    text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def check(handle: Handle, checksum: int) -> None:
+    """Make sure that the file is as it was written, reading it a piece at a time.
+
+    Raises:
+        StoreError: it is not what `encode` would have written for the tensor with this checksum.
+    """
+    content, offset = _content(handle, checksum)
+    crc = _crc(checksum, content.dtype, content.shape)
+    for piece in handle.blocks(offset, offset + content.length, _PIECE):
+        crc = zlib.crc32(piece, crc)
+    if crc != content.crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+
+
+def decode(handle: Handle, checksum: int) -> Any:
+    """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly.
+
+    Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
+    """
+    check(handle, checksum)
+    content, offset = _content(handle, checksum)
+    data = np.zeros(0, np.uint8)
+    if content.length:
+        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
+    stored = NUMPY.get(content.dtype)
+    return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
+
+
+def _content(handle: Handle, checksum: int) -> tuple[_Content, int]:
+    """What the header says, and where the data begins."""
+    size = handle.size()
+    head = handle.read(0, 8)
+    length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
+        raise DamageError(handle.path, "its header claims more bytes than the file holds")
+    if size > _LIMIT_DATA:
+        raise DamageError(handle.path, "it is larger than any tensor")
+    written = handle.read(0, 8 + length)
+    dtype, shape, crc = _about(written[8:], handle.path)
+    content = _Content(checksum, dtype, shape, size - 8 - length, crc)
+    if _head(content) != written:
+        raise DamageError(handle.path, "its header is not the one this tensor is written with")
+    stored = NUMPY.get(dtype)
+    if stored is not None and math.prod(shape) * stored.itemsize != content.length:
+        raise DamageError(handle.path, "its shape and element type need another number of bytes")
+    return content, 8 + length
+
+
+def _about(header: bytes, path: str) -> tuple[str, tuple[int, ...], int]:
+    try:
+        about = json.loads(header)["__metadata__"]
+        shape = json.loads(about["shape"])
+        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamageError(path, "its header is not that of a stored tensor") from None
+    sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+    if not sizes_ok or len(shape) > _LIMIT_DIMS:
+        raise DamageError(path, "its shape is not one")
+    return dtype, tuple(shape), crc
+
+
+def widened(array: Any, dtype: str) -> Any:
+    """Elements as numbers: those of a type that numpy does not know as the float32 or complex64 of the same value."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "float8_e4m3fn":
+        return _fp8(4, 3, 7)[array]
+    if dtype == "float8_e5m2":
+        # The upper byte of a float16.
+        return (array.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    if dtype == "complex32":
+        wide = np.empty(array.shape, np.complex64)
+        wide.real, wide.imag = array["real"], array["imag"]
+        return wide
+    return array
+
+
+def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, Any]:
+    """float32 values of the 256 codes of an fp8 type without infinities (OCP 8-bit floating point, 2023)."""
+    codes = np.arange(256)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
+    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
+    return np.where(codes & 0x80, -values, values).astype(np.float32)
+
+
+def read(place: Folder, checksum: int) -> NDArray[Any] | None:
+    """A tensor that is kept below a directory, if it is.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        with place.folder(TENSORS) as folder, folder.file(f"{checksum:016x}.safetensors") as handle:
+            tensor: NDArray[Any] = decode(handle, checksum)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(f"{place.path}/{TENSORS}", error) from None
+    return tensor

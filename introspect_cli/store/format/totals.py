@@ -1,0 +1,245 @@
+"""What each rank's records of a step add up to, so that steps of two layouts are seen to be equal without reading them.
+
+Two runs that share out their tensors differently have no rank in common, and no digest of a rank means anything to the
+other. But a checksum is a sum over elements that is made final; undone, multiplied by a key of its site and added up,
+it is a number that parts on several ranks add up to. So each rank of a launch keeps such totals for each step, a few
+hundred bytes beside its records.
+
+A rank does not know who else has a copy of what it holds, and a copy must count once. So it keeps a total for each
+*share*: parameters that it has whole, gradients of which it has one range of rows, and so on. Ranks whose shares are of
+the same sites and the same place have copies of one another; their totals must then be equal, and one of them counts.
+What each rank may have its own of (samples, activations, losses) is one share whose numbers cannot be taken apart
+again: such totals are equal where the ranks together have the same values.
+
+A rank that keeps the same rows in the next step has the same shares: which these are is its *form*, written when it
+changes. All this is no more than an index: each step repeats the digest of its records, and is ignored without them.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.records import KIND_CODES, SETTING_KINDS, Kind
+from introspect_cli.store.files.folders import DamageError
+from introspect_cli.store.format.index import step_digest
+from introspect_cli.sums import header, mix, unmix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Layout
+    from introspect_cli.store.format.index import Entries
+
+    Array = NDArray[Any]
+
+TOTALS = "totals.bin"
+
+LIMIT_TOTALS = 64 << 20
+"""Bytes of the file; a rank of more steps keeps those of the first."""
+
+SHARE = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("place", "<u8"), ("sites", "<u8", (2,))])
+"""A share: the code of its records' kind, how many, where in the whole they are (0: all of it), their sites' digest."""
+
+MIXED, SET = 255, 254
+"""The kinds of two shares: what each rank may have its own of; and settings, whose total is 0, since none counts."""
+
+BUFFERS = KIND_CODES[Kind.BUFFER]
+SETTINGS = tuple(KIND_CODES[kind] for kind in sorted(SETTING_KINDS))
+LEFT_OUT = (*SETTINGS, KIND_CODES[Kind.COLLECTIVE])
+"""Kinds of records that no comparison of layouts takes for values."""
+
+COPIED = tuple(KIND_CODES[kind] for kind in (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE, Kind.BUFFER))
+_FRAME = struct.Struct("<4sIII")
+"""What each frame begins with: which, how many shares, CRC-32 of what follows, zeros."""
+
+_FORM, _STEP = b"FORM", b"STEP"
+_OF_STEP = struct.Struct("<q16s")
+_SECOND = np.uint64(0xD1B54A32D192ED03)
+
+
+@lru_cache(maxsize=4096)
+def place_of(layout: Layout) -> int:
+    """A number for where in which whole a layout is; 0 for all of it."""
+    if layout.part is None:
+        return 0
+    part = layout.part
+    text = f"{layout.dtype}{list(layout.shape)}{part.ranges}{part.owed}{part.owing}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+
+
+def keys_of(sites: Array) -> Array:
+    """By what the checksums of sites are multiplied, given their keys: uint64 (n, 2), odd."""
+    return np.asarray(np.stack([mix(sites), mix(sites ^ _SECOND)], axis=1) | np.uint64(1))
+
+
+class _Arrangement(NamedTuple):
+    """Which of a step's rows are in which share.
+
+    Attributes:
+        site: as below, of the step that it was made for.
+        layout: numbers of layouts.
+        status: what was seen.
+        order: rows of shares that add up, share by share.
+        starts: where in `order` each begins.
+        keys: uint64 (rows, 2), by what each of these is multiplied.
+        heads: uint64 of each, what its checksum has beside its elements; 0 of wholes.
+        mixed: rows of the other share.
+        form: the shares, as they are written.
+    """
+
+    site: Array
+    layout: Array
+    status: Array
+    order: Array
+    starts: Array
+    keys: Array
+    heads: Array
+    mixed: Array
+    form: bytes
+
+
+class StepTotals:
+    """Adds up the steps that a rank writes, one after the other."""
+
+    def __init__(self) -> None:
+        """Begin without names."""
+        self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        self._places, self._heads = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+        self._last: _Arrangement | None = None
+        self._written: tuple[bytes, int] = b"", 0
+
+    def name_sites(self, counted: int, keys: Array, kinds: list[str]) -> None:
+        """Take in the sites that follow the first `counted`."""
+        self._keys = np.concatenate([self._keys[:counted], keys])
+        self._kinds = np.concatenate([self._kinds[:counted], np.array([KIND_CODES[kind] for kind in kinds], np.int64)])
+
+    def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
+        """Take in the layouts that follow the first `counted`."""
+        places = np.array([place_of(layout) for layout in layouts], np.uint64)
+        heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
+        self._places = np.concatenate([self._places[:counted], places])
+        self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
+
+    def encoded(self, step: int, digest: bytes, columns: dict[str, Any], length: int) -> bytes:
+        """What is appended for a step to a file of so many bytes, given the step's digest and records."""
+        site, layout, status = (np.asarray(columns[name]) for name in ("site", "layout", "status"))
+        last = self._last
+        if last is None or not (
+            np.array_equal(last.site, site)
+            and np.array_equal(last.layout, layout)
+            and np.array_equal(last.status, status)
+        ):
+            self._last = last = self._arranged(site.copy(), layout.copy(), status.copy())
+        checksum = np.asarray(columns["checksum"], np.uint64)
+        raw = unmix(checksum[last.order]) - last.heads
+        totals = np.zeros((len(last.form) // SHARE.itemsize, 2), np.uint64)
+        if len(last.order):
+            totals[: len(last.starts)] = np.add.reduceat(last.keys * raw[:, None], last.starts, axis=0)
+        if len(last.mixed):
+            rows = last.mixed
+            none = np.zeros(len(rows), np.bool_)
+            totals[-1] = struct.unpack("<QQ", step_digest(self._keys[site[rows]], checksum[rows], status[rows], none))
+        out = b""
+        if self._written != (last.form, length) or not length:
+            out = _frame(_FORM, len(totals), last.form)
+        out += _frame(_STEP, len(totals), _OF_STEP.pack(step, digest) + totals.tobytes())
+        self._written = last.form, length + len(out)
+        return out
+
+    def _arranged(self, site: Array, layout: Array, status: Array) -> _Arrangement:
+        kind, place = self._kinds[site], self._places[layout]
+        counts = ~np.isin(kind, LEFT_OUT)
+        adds_up = counts & (np.isin(kind, COPIED) | (place > 0))
+        rows, mixed = np.flatnonzero(adds_up), np.flatnonzero(counts & ~adds_up)
+        order = rows[np.lexsort((place[rows], kind[rows]))]
+        new = np.ones(len(order), np.bool_)
+        new[1:] = (np.diff(kind[order]) != 0) | (place[order][1:] != place[order][:-1])
+        starts = np.flatnonzero(new)
+        settings = np.flatnonzero(np.isin(kind, SETTINGS))
+        shares = np.zeros(len(starts) + bool(len(settings)) + bool(len(mixed)), SHARE)
+        seen = mix(self._keys[site] ^ mix(status.astype(np.uint64) + np.uint64(1)))
+        for number, members in enumerate(np.split(order, starts[1:]) if len(order) else ()):
+            shares[number] = kind[members[0]], len(members), place[members[0]], _added(seen[members])
+        if len(settings):
+            shares[len(starts)] = SET, len(settings), 0, _added(seen[settings])
+        if len(mixed):
+            shares[-1] = MIXED, len(mixed), 0, _added(seen[mixed])
+        keys = keys_of(self._keys[site[order]])
+        heads, form = self._heads[layout[order]], shares.tobytes()
+        return _Arrangement(site, layout, status, order, starts, keys, heads, mixed, form)
+
+
+def _added(values: Array) -> tuple[int, int]:
+    """A digest of numbers in any order."""
+    return int(values.sum(dtype=np.uint64)), int(mix(values + _SECOND).sum(dtype=np.uint64))
+
+
+def _frame(what: bytes, shares: int, data: bytes) -> bytes:
+    return _FRAME.pack(what, shares, zlib.crc32(data), 0) + data
+
+
+# --- reading
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """The totals of a rank.
+
+    Attributes:
+        forms: by number, the shares of a form, as `SHARE`.
+        form: int64, of each step of the rank, the number of its form; -1 where no total is known.
+        place: int64, of each step, where among those of its form its totals are.
+        totals: by form, uint64 (steps, shares, 2).
+    """
+
+    forms: list[Array]
+    form: Array
+    place: Array
+    totals: list[Array]
+
+
+def decode(data: bytes, entries: Entries, path: str) -> Totals:
+    """The totals of the steps of a rank; those that are not of the very records that its index names are left out.
+
+    Raises:
+        DamageError: a frame was altered. One that was torn off at the end does not exist.
+    """
+    row_of = {step: row for row, step in enumerate(entries["step"].tolist())}
+    digests = entries["digest"].tobytes()
+    numbers: dict[bytes, int] = {}
+    frames: list[tuple[int, bytes]] = [(-1, b"")] * len(entries)
+    number, shares, at = -1, 0, 0
+    while at + _FRAME.size <= len(data):
+        what, count, crc, _ = _FRAME.unpack_from(data, at)
+        begin = at + _FRAME.size
+        at = begin + (count * SHARE.itemsize if what == _FORM else _OF_STEP.size + 16 * count)
+        if what not in (_FORM, _STEP):
+            raise DamageError(path, "something in it is neither a form nor a step")
+        if at > len(data):
+            break
+        body = data[begin:at]
+        if zlib.crc32(body) != crc:
+            raise DamageError(path, "its totals were altered")
+        if what == _FORM:
+            number, shares = numbers.setdefault(body, len(numbers)), count
+            continue
+        step, digest = _OF_STEP.unpack_from(body)
+        row = row_of.get(step)
+        if row is not None and count == shares and number >= 0 and digests[16 * row : 16 * row + 16] == digest:
+            frames[row] = number, body[_OF_STEP.size :]
+    form = np.array([of for of, _ in frames], np.int64)
+    place, totals = np.zeros(len(entries), np.int64), []
+    forms = [np.frombuffer(body, SHARE) for body in numbers]
+    for of, table in enumerate(forms):
+        rows = np.flatnonzero(form == of)
+        place[rows] = np.arange(len(rows))
+        joined = b"".join(frames[row][1] for row in rows.tolist())
+        totals.append(np.frombuffer(joined, "<u8").reshape(len(rows), len(table), 2))
+    return Totals(forms, form, place, totals)

@@ -1,0 +1,1 @@
+"""All ranks of a run as if one process had recorded it."""

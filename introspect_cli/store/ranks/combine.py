@@ -1,0 +1,308 @@
+"""One step of all ranks put together, site by site, without looking at one record after the other.
+
+Sixty-four ranks with two thousand sites each are 128,000 records a step, of which nearly all mean the same: one of
+equal copies, or parts that add up. What becomes of a site follows from its layouts and from what was seen of it, which
+hardly change from step to step: that is planned once. The values are then added up over the sorted columns of all
+ranks. Checksums are exact: the sums under them are integers modulo 2**64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.records import KIND_CODES, Joined, Kind, Status
+from introspect_cli.store.ranks.combined import NONFINITE, CombinedStep, PartSums
+from introspect_cli.store.ranks.plan import UNPLACED, Plan, any_of, plan_of, starts_of
+from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
+from introspect_cli.sums import MASK
+from introspect_cli.texts import rank_list
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
+    from introspect_cli.store.ranks.whole_names import WholeNames
+
+    Array = NDArray[Any]
+
+
+def _codes(*kinds: Kind) -> list[int]:
+    return [KIND_CODES[kind] for kind in kinds]
+
+
+_COPIED = _codes(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_STATE = frozenset((*_COPIED, *_codes(Kind.BUFFER)))
+_FIRSTS = _codes(Kind.BUFFER, Kind.HYPERPARAMETER)
+"""Of these the first rank's counts: DDP gives its buffers to the others before each forward pass, as they all begin."""
+
+_RANK_LOCAL = _codes(
+    *(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.LOSS, Kind.RNG),
+)
+"""Of these each rank may have a value that no other has."""
+
+_ROUNDING = 1e-4
+"""Copies whose sketches are further apart than this share of them are different."""
+
+_PARTIAL, _VALUE, _OBSERVED = int(Status.PARTIAL), int(Status.VALUE), int(Status.OBSERVED)
+
+
+_FIRST = np.zeros(1, np.int64)
+"""Where a group begins among its own members."""
+
+
+class Combiner:
+    """Puts steps together, and remembers how."""
+
+    def __init__(self, places: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
+        """Start without a plan.
+
+        Args:
+            places: the ranks' layouts.
+            names: of what is recorded, in the whole.
+            lacking: why the values that each rank has its own of are not all there; "" where they are.
+            complete: whether all ranks were recorded, so that a part of the model that is missing is missing there.
+        """
+        self._places, self._names = places, names
+        self._lacking, self._complete = lacking, complete
+        self._batched: dict[bytes, int] = {}
+        self.plan: Plan | None = None  # of the step that was put together last
+        self._layouts = np.zeros(0, np.uint32)
+        self._part_sums: tuple[bytes, PartSums] | None = None
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of the step that was put together last; None before."""
+        return None if self.plan is None else self.plan.basis
+
+    def combine(self, step: StackedStep) -> StepBatch:
+        """The records of a step of all ranks, as one rank's."""
+        plan = self.plan
+        if plan is None or plan.basis is not step.rows:
+            self.plan = plan = plan_of(step, self._places, self._names.kinds, self._names.left_out(step))
+            numbers = plan.basis.number[plan.rows[plan.starts]].tolist()
+            wholes = {number: self._whole_number(number) for number in dict.fromkeys(numbers)}
+            self._layouts = np.array([wholes[number] for number in numbers], np.uint32)
+            self._part_sums = None
+        result = CombinedStep(step, plan, self._layouts.copy())
+        for group, row in plan.unseen.items():
+            result.unseen(group, step.texts.get(row, ""))
+            result.row[group] = row
+            result.layout[group] = self._whole_number(int(step.rows.number[row]))
+        for group in np.flatnonzero(plan.mixed).tolist():
+            result.unseen(group, "some ranks hold parts of it and others what has no known place")
+        samples = self._put_parts(result)
+        self._put_owed(result)
+        self._put_partless(result, plan.partless | samples)
+        several = plan.flows | np.isin(plan.kind, _RANK_LOCAL)
+        members = np.bincount(plan.group, minlength=len(plan.starts))
+        alike = (result.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
+        for group in np.flatnonzero(alike).tolist():
+            if not result.text[group]:
+                result.how[group], result.ranks[group] = Joined.ALIKE, members[group]
+                where = f"on {plan.ranks[group]} ranks" if plan.ranks[group] > 1 else f"in {members[group]} calls"
+                result.text[group] = f"equal {where}"
+        return result.batch()
+
+    def _whole_number(self, part: int) -> int:
+        """The number of a whole's layout, by that of a part of it."""
+        return self._names.layout_number(whole_layout(self._places.layouts[part]))
+
+    def _batched_number(self, numbers: Array) -> int:
+        """The number of what tensors of some layouts are together."""
+        key = numbers.tobytes()
+        if key not in self._batched:
+            layouts = [self._places.layouts[number] for number in numbers.tolist()]
+            self._batched[key] = self._names.layout_number(batched_layout(layouts))
+        return self._batched[key]
+
+    def _sums(self, plan: Plan, groups: Array) -> PartSums:
+        """What adds up the parts of some groups, in their order; kept for the next step."""
+        key = groups.tobytes()
+        if self._part_sums is None or self._part_sums[0] != key:
+            place = np.full(len(plan.starts), -1)
+            place[groups] = np.arange(len(groups))
+            at = np.flatnonzero((place[plan.group] >= 0) & (plan.owner == np.arange(len(plan.rows))))
+            rows, basis = plan.rows[at], plan.basis
+            rank, number = basis.rank[rows], basis.number[rows]
+            held, headers = self._places.local_numel[number], self._places.header[number]
+            self._part_sums = key, PartSums(rank, rows - basis.starts[rank], place[plan.group[at]], held, headers)
+        return self._part_sums[1]
+
+    def _put_parts(self, result: CombinedStep) -> Array:
+        """Put wholes together out of their parts: each once, whoever else has a copy of it.
+
+        Returns:
+            groups of which ranks with the same part have different values although these flow through modules: other
+            samples, then.
+        """
+        step, plan = result.step, result.plan
+        unlike = plan.copies
+        if len(unlike):
+            unlike = unlike[step.checksum[plan.rows[unlike]] != step.checksum[plan.rows[plan.owner[unlike]]]]
+        doubled = np.zeros(result.size, np.bool_)
+        doubled[plan.group[unlike]] = True
+        doubled &= plan.parts
+        for group, text in plan.unfit.items():
+            doubled[group] = False
+            if self._complete and plan.kind[group] in _STATE and text != UNPLACED:
+                one = np.array([group])
+                at, starts, _ = result.members(one)
+                result.set(one, Joined.INCOMPLETE, _OBSERVED)
+                result.mark(one, at, starts, ordered=True)
+                result.text[group] = f"parts are not the whole: {text}"
+            else:
+                result.unseen(group, text)
+        for group in np.flatnonzero(doubled & ~plan.flows).tolist():
+            where = int(unlike[plan.group[unlike] == group][0])
+            ranks = [step.rank_of(int(plan.rows[at])) for at in (plan.owner[where], where)]
+            result.unseen(group, f"{rank_list(ranks)} hold the same part of it with different values")
+        fitting = plan.parts & ~doubled
+        fitting[list(plan.unfit)] = False
+        groups = np.flatnonzero(fitting)
+        if len(groups):
+            sums = self._sums(plan, groups)
+            result.set(groups, Joined.PARTS, _OBSERVED)
+            result.checksum[groups] = sums.checksums(step.batches)
+            if result.sketch is not None:
+                result.sketch[groups] = sums.sketches(step.batches)
+            result.put_statistics(groups, *sums.statistics(step.batches, step.rows.counts, step.rows.floats))
+            for group in groups.tolist() if step.texts else ():
+                result.text[group] = ""
+        return doubled & plan.flows
+
+    def _put_owed(self, result: CombinedStep) -> None:
+        """Add up sums that ranks still owe one another, which only sketches can."""
+        step, plan = result.step, result.plan
+        groups = np.flatnonzero(plan.owed)
+        if not len(groups):
+            return
+        at, starts, group_of_member = result.members(groups)
+        distinct = np.add.reduceat(result.distinct(at, group_of_member), starts).tolist()
+        for group, members, values in zip(groups.tolist(), np.split(at, starts[1:]), distinct, strict=True):
+            part = self._places.layouts[int(step.rows.number[result.row[group]])].part
+            assert part is not None  # so it was planned
+            if part.owed not in ("sum", "avg") or values > part.owing or step.sketch is None or result.sketch is None:
+                result.unseen(group, f"a {part.owed} over {part.owing} ranks is still owed")
+                continue
+            rows, one = plan.rows[members], np.array([group])
+            total = step.sketch[rows].astype(np.float64).sum(axis=0) * (part.owing / len(rows))
+            result.set(one, Joined.OWED, _PARTIAL)
+            result.sketch[group] = total / part.owing if part.owed == "avg" else total
+            for name in NONFINITE:
+                if name in result.counts:
+                    result.counts[name][group] = step.counts[name][rows].sum()
+            result.mark(one, members, _FIRST, ordered=True)
+            result.text[group] = f"{part.owed} over {part.owing} ranks, still owed"
+
+    def _put_partless(self, result: CombinedStep, partless: Array) -> None:
+        """Put together what has no parts: equal copies, copies that are not equal, or what each rank has its own of."""
+        step, plan = result.step, result.plan
+        if not partless.any():
+            return
+        if step.texts:
+            for at in np.flatnonzero((step.rows.status[plan.rows] == _PARTIAL) & partless[plan.group]).tolist():
+                group, text = int(plan.group[at]), step.texts.get(int(plan.rows[at]), "")
+                if partless[group] and "not known" in text:
+                    result.unseen(group, text)
+                    partless[group] = False
+        if self._lacking:
+            for group in np.flatnonzero(partless & np.isin(plan.kind, _RANK_LOCAL)).tolist():
+                result.unseen(group, self._lacking)
+                partless[group] = False
+        cut = any_of(self._places.part[step.rows.number[plan.rows]] > 0, plan.starts)
+        differ = partless & (cut | ~result.equal())
+        for group in np.flatnonzero(differ & self._names.buffers_at_first[plan.site]).tolist():
+            result.unseen(group, "another one on each rank")
+        differ &= ~np.isin(plan.kind, _FIRSTS)
+        random = plan.kind == KIND_CODES[Kind.RNG]
+        for group in np.flatnonzero(differ & random).tolist():
+            result.unseen(group, "each rank has its own")
+        copied = np.isin(plan.kind, _COPIED)
+        _put_copies(result, np.flatnonzero(differ & copied))
+        self._put_gathered(result, np.flatnonzero(differ & ~copied & ~random))
+
+    def _put_gathered(self, result: CombinedStep, groups: Array) -> None:
+        """Put together values of ranks that differ: their extrema and moments, or their sum."""
+        step, plan = result.step, result.plan
+        if not len(groups):
+            return
+        at, starts, _ = result.members(groups)
+        plain = any_of(step.rows.status[plan.rows[at]] == _VALUE, starts)
+        for group in groups[plain].tolist():
+            result.unseen(group, "a plain value, another on each rank")
+        groups = groups[~plain]
+        summed = self._are_summed(result, groups)
+        _put_summed(result, groups[summed])
+        groups = groups[~summed]
+        if not len(groups):
+            return
+        at, starts, group_of_member = result.members(groups)
+        of_ranks = result.of_ranks(at, starts)
+        kept = result.distinct(at, group_of_member)
+        at, starts = at[kept], starts_of(group_of_member[kept])
+        rows = plan.rows[at]
+        result.set(groups, Joined.GATHERED, _OBSERVED)
+        result.mark(groups, at, starts, ordered=False)
+        held = self._places.local_numel[step.rows.number[rows]]
+        result.elements[groups] = np.add.reduceat(held, starts)
+        result.put_moments(groups, rows, starts, held)
+        for group, whose, members in zip(groups.tolist(), of_ranks, np.split(rows, starts[1:]), strict=True):
+            result.text[group] = f"values of {whose} together"
+            numbers = step.rows.number[members]
+            parts = self._places.part[numbers]
+            result.layout[group] = self._batched_number(numbers[parts == parts[0]])
+            sums = [step.samples.get(row) for row in members.tolist()] if step.samples else [None]
+            if None not in sums and not parts.any():
+                result.samples[group] = sum(filter(None, sums)) & MASK
+
+    def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
+        """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
+
+        They are not samples beside one another.
+        """
+        here = result.step.rows.site[result.row]
+        equal = dict(zip(here.tolist(), result.equal().tolist(), strict=True))
+        return np.array([equal.get(int(self._names.value_of[site]), False) for site in here[groups]], np.bool_)
+
+
+def _put_copies(result: CombinedStep, groups: Array) -> None:
+    """Put together copies that are not the same bits: one of them where rounding explains that, and else none."""
+    step = result.step
+    if not len(groups):
+        return
+    at, starts, group_of_member = result.members(groups)
+    rows = result.plan.rows[at]
+    near = np.zeros(len(groups), np.bool_)
+    if step.sketch is not None:
+        sketches = step.sketch[rows].astype(np.float64)
+        distance = np.maximum.reduceat(np.linalg.norm(sketches - sketches[starts][group_of_member], axis=1), starts)
+        near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(sketches, axis=1), starts)
+    ends = np.append(starts[1:], len(at))
+    for place in np.flatnonzero(~near).tolist():
+        span, one = slice(int(starts[place]), int(ends[place])), groups[place : place + 1]
+        first, *others = rows[span].tolist()
+        others = [row for row in others if step.checksum[row] != step.checksum[first]]
+        result.set(one, Joined.COPIES, int(result.status[one[0]]))
+        result.mark(one, at[span], _FIRST, ordered=True)
+        ranks = rank_list([step.rank_of(row) for row in others])
+        result.text[int(one[0])] = f"copies differ: {ranks} from rank {step.rank_of(first)}"
+
+
+def _put_summed(result: CombinedStep, groups: Array) -> None:
+    """Put together the sum of what the ranks have; only sketches can be added up."""
+    sketch = result.step.sketch
+    if sketch is None or result.sketch is None:
+        for group in groups.tolist():
+            result.unseen(group, "each rank's share of a sum")
+    elif len(groups):
+        at, _, group_of_member = result.members(groups)
+        kept = result.distinct(at, group_of_member)
+        at, starts = at[kept], starts_of(group_of_member[kept])
+        result.set(groups, Joined.OWED, _PARTIAL)
+        result.sketch[groups] = np.add.reduceat(sketch[result.plan.rows[at]].astype(np.float64), starts)
+        result.mark(groups, at, starts, ordered=False)
+        for group in groups.tolist():
+            result.text[group] = "gradients of several ranks, added up"

@@ -1,0 +1,167 @@
+"""Digests of the steps of all ranks as one, that do not depend on how tensors are shared out; see `format.totals`.
+
+A digest may say that two steps are equal only where putting all ranks together and comparing would find nothing. Which
+records belong together follows from layouts, which the totals do not say; but a step with the same forms on all ranks
+goes together in the same way, so one of them is read, planned as if it were compared, and looked at. Where anything in
+it is more than parts that fit, equal copies, and values that each rank has its own of, there is no such digest, and
+its steps are read.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.records import Status
+from introspect_cli.store.format.totals import BUFFERS, COPIED, LEFT_OUT, MIXED, keys_of, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.ranks.plan import Plan
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows
+    from introspect_cli.store.ranks.whole_names import WholeNames
+
+    Array = NDArray[Any]
+
+_MOST_FORMS = 16
+"""How many forms a run's steps may have; each costs reading a step."""
+
+
+def digests(
+    names: WholeNames, places: LayoutTables, rows: Array, sample: Callable[[int], Iterable[Plan]]
+) -> tuple[list[bytes | None], NDArray[np.int64]]:
+    """The digest of each step, None where there is none; and a number for the forms of its ranks, -1 for unknown ones.
+
+    Args:
+        names: of all ranks, in the whole.
+        places: the ranks' layouts.
+        rows: where among each rank's entries the steps are that all have; (ranks, steps).
+        sample: how such a step is put together, by its position, in slices of its sites.
+    """
+    totals = [reader.totals for reader in names.readers]
+    out: list[bytes | None] = [None] * rows.shape[1]
+    groups = np.full(rows.shape[1], -1, np.int64)
+    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
+    there = np.flatnonzero((form >= 0).all(axis=0))
+    if not len(there):
+        return out, groups
+    every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    groups[there] = group
+    for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
+        steps = there[group == which]
+        shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
+        every_slice = [_fixed(names, places, plan, shares) for plan in sample(int(steps[0]))]
+        slices = [each for each in every_slice if each is not None]
+        if len(slices) < len(every_slice):
+            continue
+        unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
+        headers = sum(lanes for _, lanes in slices)
+        values = [
+            each.totals[of][each.place[of_rank[steps]]]
+            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
+        ]
+        added, whole = _added(shares, values)
+        for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
+            if is_whole:
+                out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
+    return out, groups
+
+
+def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """The totals of all ranks together, uint64 (steps, 4), and in which steps copies are equal.
+
+    Args:
+        shares: of each rank.
+        values: of each rank, uint64 (steps, shares, 2).
+    """
+    steps = len(values[0])
+    lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
+    first: dict[bytes, Array] = {}
+    for of_rank, totals in zip(shares, values, strict=True):
+        for number, (share, kind, place) in enumerate(
+            zip(of_rank, of_rank["kind"].tolist(), of_rank["place"].tolist(), strict=True)
+        ):
+            total = totals[:, number]
+            if kind == MIXED:
+                lanes[:, 2:] += total
+                continue
+            before = first.setdefault(share.tobytes(), total)
+            if before is total:
+                lanes[:, :2] += total
+            elif kind != BUFFERS or place:  # of buffers the first rank's count
+                whole &= (total == before).all(axis=1)
+    return lanes, whole
+
+
+def _fixed(names: WholeNames, places: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
+    """What the digests of steps that are put together in one way have in common, of a slice of their sites.
+
+    Returns:
+        the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the
+        steps' totals do not say how they compare.
+    """
+    basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
+    if plan.mixed.any() or plan.owed.any() or plan.unfit:
+        return None
+    kind = names.kinds[basis.site]
+    counts = ~np.isin(kind, LEFT_OUT)
+    rows = plan.rows[counts[plan.rows]]
+    group = plan.group[counts[plan.rows]]
+    number = basis.number[rows]
+    cut = ((places.part[number] > 0) & (places.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
+    if (cut & ~plan.parts[group]).any():
+        return None
+    headers = places.header[number]
+    if (plan.parts[group] & (headers != places.header[basis.number[plan.rows[plan.starts]]][group])).any():
+        return None
+    if not _separate(group, places.part[number], _share_of(names, places, basis, rows, shares)):
+        return None
+    groups = np.unique(group[plan.parts[group]])
+    keys = keys_of(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
+    head = places.header[basis.number[plan.rows[plan.starts[groups]]]]
+    lanes = np.zeros(4, np.uint64)
+    lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
+    unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
+    return site_keys[basis.site[unseen]], lanes
+
+
+def _share_of(names: WholeNames, places: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
+    """Of each row a number for the share that it is in, the same for shares of copies; -1 for values of each rank."""
+    kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
+    place = np.array([place_of(layout) for layout in places.layouts], np.uint64)[basis.number[rows]]
+    adds_up = np.isin(kind, COPIED) | (place > 0)
+    numbers: dict[bytes, int] = {}
+    by_rank = [
+        {
+            (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
+            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["place"], strict=True)
+        }
+        for of_rank in shares
+    ]
+    out = np.full(len(rows), -1, np.int64)
+    placed = np.flatnonzero(adds_up)
+    every = np.stack([rank[placed].astype(np.uint64), kind[placed].astype(np.uint64), place[placed]])
+    different, which = np.unique(every, axis=1, return_inverse=True)
+    named = [by_rank[r].get((k, p), -2) for r, k, p in different.T.tolist()]
+    out[placed] = np.array(named, np.int64)[which.reshape(-1)]
+    return out
+
+
+def _separate(group: Array, part: Array, share: Array) -> bool:
+    """Whether copies are in shares of copies alone, so that one of these stands for all.
+
+    Args:
+        group: of each row, the number of its site's group.
+        part: the number of the part that it holds.
+        share: the share that it is in, see above.
+    """
+    order = np.lexsort((part, group))
+    group, part, share = group[order], part[order], share[order]
+    adjacent = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
+    return bool((share > -2).all()) and not bool((adjacent & (np.diff(share) != 0)).any())

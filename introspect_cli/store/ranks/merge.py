@@ -1,0 +1,234 @@
+"""Runs made of runs: the ranks of one launch copied together, or put together, as they would be had one process run.
+
+Every machine may have a run of its own with the ranks that ran there, all under one id. Their files are copied as they
+are into a new directory, which gets its name when it is whole.
+
+Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
+layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
+one another in nothing, so stretches of them are put together wherever there is a processor; see `tasks`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.files.folders import MANIFEST, reason
+from introspect_cli.store.ranks.tasks import as_one, combined_by, step_tasks
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.manifests import launch_of, read_manifest
+from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.remote.pack import files_of, from_anywhere, local, open_store
+from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.store.ranks.tasks import Work
+    from introspect_cli.store.read.run import Run
+
+
+_PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
+
+
+def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> list[int]:
+    """Copy the ranks of one launch into one run.
+
+    Args:
+        sources: directories of runs, each with some of the ranks, packs of them, or URLs.
+        out: the directory of the run, which must not exist.
+        texts: whether the text of source files goes with them.
+
+    Returns:
+        the ranks of the last attempt, rising.
+
+    Raises:
+        StoreError: a source is no run of a launch, is of another launch or still being written, two have the same rank,
+            or `out` exists or cannot be written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    jobs = [_job(source) for source in sources]
+    for source, job in zip(sources, jobs, strict=True):
+        if job != jobs[0]:
+            raise StoreError(f"{source} is of another launch than {sources[0]}: only ranks of one launch make a run")
+    with whole_or_nothing(out) as fresh:
+        _copy(sources, fresh, texts=texts)
+        with open_run(fresh) as run:
+            ranks = list(run.ranks)
+    return ranks
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Path]:
+    """A directory to fill that gets the name `out` when it is whole, and is removed where anything fails.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            yield fresh
+            fresh.chmod(0o755)
+            fresh.rename(out)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+
+
+def _job(source: str | Path) -> str:
+    """What all runs of a launch have in common."""
+    with open_run(source) as run:
+        launch = launch_of(run.manifest)
+        if launch is None:
+            raise StoreError(f"{source} is a run of one process: merge takes runs of ranks that a launcher started")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        return str(launch.get("job"))
+
+
+def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
+    source_of: dict[tuple[str, str], str | Path] = {}
+    ids: dict[str, tuple[str, Path]] = {}
+    with ExitStack() as stack:
+        for source in sources:
+            path = stack.enter_context(local(source))
+            for name, file in files_of(path, sources=texts):
+                match = _PLACE.fullmatch(name)
+                assert match is not None
+                attempt, rank, _ = match.groups()
+                if rank is not None:
+                    other = source_of.setdefault((attempt, rank), source)
+                    if other != source:
+                        raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
+                    _same_id(ids, attempt, path, source)
+                target = fresh / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
+                if rank is not None or not target.exists():
+                    shutil.copyfile(file, target)
+        for attempt, (_, path) in ids.items():
+            shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
+
+
+def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
+    """That the ranks of an attempt are of one run."""
+    if attempt in ids and ids[attempt][1] == path:
+        return
+    with open_store(path / attempt) as folder:
+        run_id = str(read_manifest(folder).get("id"))
+    first_id, first = ids.setdefault(attempt, (run_id, path))
+    if first_id != run_id:
+        raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")
+
+
+_OF_RANKS = (
+    "id",
+    "format",
+    "launch",
+    "world_size",
+    "rank",
+    "local_rank",
+    "host",
+    "pipeline",
+    "groups",
+    "meshes",
+    "left_out",
+)
+"""What a manifest says of ranks, which a run of wholes has none of."""
+
+
+def reduce_run(
+    source: str | Path,
+    out: Path,
+    work: Work,
+    *,
+    texts: bool = True,
+) -> int:
+    """Write a run of the wholes of a run of several ranks.
+
+    Args:
+        source: the run.
+        out: the directory of the run to make, which must not exist.
+        work: runs tasks, see above.
+        texts: whether the text of source files goes with it.
+
+    Returns:
+        how many steps it has.
+
+    Raises:
+        StoreError: the source is of one process, is still being written or is damaged; or `out` exists, or cannot be
+            written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    place = from_anywhere(source)
+    with open_run(source) as run:
+        if run.whole_of:
+            raise StoreError(f"{source} is put together already, of {count(run.whole_of, 'rank')}")
+        if run.world_size < 2 or not run.ranks:
+            raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
+            steps = _write(run, place, store, work, texts=texts)
+    return steps
+
+
+def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+    reader = as_one(run)
+    assert isinstance(reader, WholeReader)  # of several ranks
+    steps = reader.steps_of_all.tolist()
+    done = combined_by(step_tasks(reader, place, range(len(steps)), {}), work, reader.layout_number)
+    some = next(done, None)
+    on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
+    writer = store.rank(
+        0,
+        stats=some is not None and bool(some.counts),
+        sketch=some is not None and some.sketch is not None,
+        sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
+        samples=any(rank.has_samples for rank in reader.readers),
+        whole=True,
+    )
+    for number in range(len(reader.sites)):
+        writer.site(*reader.sites[number])
+    writer.modules(reader.module_rows)
+    for step, batch in zip(steps, chain([] if some is None else [some], done), strict=True):
+        numbers = np.array([writer.layout(layout) for layout in reader.layouts] or [0], np.uint32)
+        writer.append(step, replace(batch, layout=numbers[batch.layout]), reader.labels.get(step))
+    for name, value in run.settings.items():
+        store.write_settings(name, value)
+    for digest in run.kept_sources if texts else ():
+        data = run.source(digest)
+        if data is not None:
+            store.save_source(digest, data)
+    store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
+    return len(steps)
+
+
+def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
+    """What the run of wholes says of itself."""
+    manifest = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
+    size = count(run.world_size, "rank")
+    lost = f"what differs between its {size}, which are one here"
+    return {
+        **manifest,
+        "status": "complete",
+        "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
+        "not_observed": [*manifest.get("not_observed", ()), lost],
+        "notes": [*manifest.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
+    }

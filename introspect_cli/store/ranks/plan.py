@@ -1,0 +1,285 @@
+"""What becomes of each site of a step of several ranks, as far as layouts and what was seen tell.
+
+That hardly changes from step to step, so it is found out once: which rows belong together, which of them hold parts,
+copies of the same part, or nothing.
+
+Counting the elements of parts does not tell whether they are the whole: a shard written at a wrong offset leaves a hole
+and overlaps its neighbour, and the numbers add up. So the parts are painted on a grid whose lines are the ends of their
+ranges: as many cells as there are parts, however large the tensor is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.records import KIND_CODES, Kind, Status
+from introspect_cli.texts import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Layout, Part
+    from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep
+
+    Array = NDArray[Any]
+
+_NOT_SEEN = int(Status.NOT_OBSERVED)
+
+_FLOWING = [
+    KIND_CODES[kind.value] for kind in (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT)
+]
+
+UNPLACED = "where the parts of it lie could not be worked out"
+"""Why parts cannot be put together where that says nothing of them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the sites of a step, as far as it follows from layouts and from what was seen of them.
+
+    Attributes:
+        basis: the rows it follows from.
+        rows: rows of all ranks, by site and then by rank; those that hold nothing of what others hold left out.
+        starts: where in `rows` each site begins.
+        group: of each of `rows`, the number of its site's group.
+        kind: of each group, the code of its kind.
+        flows: groups of what flows through modules, of which data-parallel ranks have their own samples.
+        unseen: groups that a rank could not see, and the row that says why.
+        mixed: groups of which some ranks hold parts and others what has no known place.
+        owed: groups whose sum is still owed.
+        parts: groups of parts.
+        partless: groups without parts.
+        owner: of each of `rows`, where in `rows` the first rank with the same part stands.
+        unfit: groups whose parts are not the whole, and why.
+    """
+
+    basis: Rows
+    rows: Array
+    starts: Array
+    group: Array
+    kind: Array
+    flows: Array
+    unseen: dict[int, int]
+    mixed: Array
+    owed: Array
+    parts: Array
+    partless: Array
+    owner: Array
+    unfit: dict[int, str]
+
+    @cached_property
+    def copies(self) -> Array:
+        """Where in `rows` there is a copy of a part that another rank has."""
+        return np.flatnonzero(self.owner != np.arange(len(self.rows)))
+
+    @cached_property
+    def _of_rank(self) -> Array:
+        """Where in `rows` what one rank has of a group begins."""
+        rank = self.basis.rank[self.rows]
+        new = np.ones(len(rank), np.bool_)
+        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
+        return np.flatnonzero(new)
+
+    @cached_property
+    def ranks(self) -> Array:
+        """How many ranks have something of each group."""
+        return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
+
+    @cached_property
+    def calls(self) -> Array:
+        """How many records one rank has of each group, at most: a call each."""
+        most = np.zeros(len(self.starts), np.int64)
+        np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
+        return most
+
+    @cached_property
+    def site(self) -> Array:
+        """uint32, the site of each group."""
+        return self.basis.site[self.rows[self.starts]].astype(np.uint32)
+
+
+def starts_of(values: Array) -> Array:
+    """Where in sorted numbers each number begins."""
+    return np.flatnonzero(np.diff(values, prepend=-1)) if len(values) else np.zeros(0, np.int64)
+
+
+def any_of(mask: Array, starts: Array) -> Array:
+    """Of each group, whether any is true."""
+    return np.logical_or.reduceat(mask, starts) if len(starts) else np.zeros(0, np.bool_)
+
+
+def group_of(starts: Array, size: int) -> Array:
+    """Of each of so many rows, the number of the group that it is in."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
+
+
+def plan_of(step: StackedStep, places: LayoutTables, kinds: Array, left_out: Array) -> Plan:
+    """What becomes of the sites of a step, given the code of each site's kind and which rows count for nothing."""
+    basis = step.rows
+    rows = np.flatnonzero(~left_out)
+    rows = rows[np.argsort(basis.site[rows], kind="stable")]
+    starts = starts_of(basis.site[rows])
+    unseen = basis.status[rows] == _NOT_SEEN
+    partly_unseen = any_of(unseen, starts)
+    number = basis.number[rows]
+    whole = places.part[number] == 0
+    holds = whole | (places.local_numel[number] > 0)
+    placed = any_of(holds & ~whole, starts)
+    partless = any_of(holds, starts) & ~placed & ~partly_unseen
+    keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+    rows = rows[keep]
+    starts = starts_of(basis.site[rows])
+    group = group_of(starts, len(rows))
+    number = basis.number[rows]
+    first = number[starts]
+    part, shape = places.part[number], places.shape[number]
+    parts = ~partly_unseen & any_of(part > 0, starts)
+    mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+    kind = kinds[basis.site[rows[starts]]]
+    flows = np.isin(kind, _FLOWING)  # samples beside one another may each be cut: only what fits is added up
+    samples = mixed & flows & ~any_of(part == 0, starts)
+    owed = parts & ~mixed & places.owed[first]
+    mixed = mixed & ~samples
+    parts = parts & ~mixed & ~owed & ~samples
+    owner = np.arange(len(rows))
+    by_part = np.lexsort((owner, part, group))
+    new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
+    if len(rows):
+        owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
+    unseen = basis.status[rows] == _NOT_SEEN
+    seen_first = {int(group[at]): int(rows[at]) for at in np.flatnonzero(unseen)[::-1]}
+    return Plan(
+        basis=basis,
+        rows=rows,
+        starts=starts,
+        group=group,
+        kind=kind,
+        flows=flows,
+        unseen=seen_first,
+        mixed=mixed,
+        owed=owed,
+        parts=parts,
+        partless=~(partly_unseen | mixed | owed | parts),
+        owner=owner,
+        unfit=_unfit(step, places, rows, starts, parts),
+    )
+
+
+def _unfit(step: StackedStep, places: LayoutTables, rows: Array, starts: Array, parts: Array) -> dict[int, str]:
+    """Groups whose parts leave some of the whole out, or overlap; most have the same layouts as another."""
+    by_layouts: dict[bytes, str] = {}
+    unfit = {}
+    ends = np.append(starts[1:], len(rows)).tolist()
+    for group in np.flatnonzero(parts).tolist():
+        members = rows[starts[group] : ends[group]]
+        numbers = step.rows.number[members]
+        key = numbers.tobytes()
+        if key not in by_layouts:
+            by_layouts[key] = _misfit([places.layouts[number] for number in numbers.tolist()], step, members)
+        if by_layouts[key]:
+            unfit[group] = by_layouts[key]
+    return unfit
+
+
+def _misfit(layouts: list[Layout], step: StackedStep, rows: Array) -> str:
+    """What is wrong with the parts of one tensor; "" where they are the whole."""
+    holders: dict[Part, int] = {}
+    for layout, row in zip(layouts, rows.tolist(), strict=True):
+        if layout.part is not None:
+            holders.setdefault(layout.part, row)
+    covered = covering(list(holders))
+    if covered is None:
+        return UNPLACED
+    if covered.first is not None:
+        ranks = sorted(step.rank_of(list(holders.values())[place]) for place in covered.first)
+        return f"parts of it overlap: those of {rank_list(ranks)}"
+    whole = layouts[0].numel
+    if covered.covered == whole:
+        return ""
+    ranks_and_parts = [(step.rank_of(row), layout.part) for layout, row in zip(layouts, rows.tolist(), strict=True)]
+    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(ranks_and_parts)}"
+
+
+# --- how much of a whole its parts cover
+
+_MOST_CELLS = 1 << 24
+_SIMPLE = 64
+
+
+class Covering(NamedTuple):
+    """What parts have of a whole.
+
+    Attributes:
+        covered: elements that a part has at least.
+        doubled: elements that more than one part has.
+        first: positions of two parts that overlap; None where none do.
+    """
+
+    covered: int
+    doubled: int
+    first: tuple[int, int] | None = None
+
+
+def covering(parts: Sequence[Part]) -> Covering | None:
+    """What different parts of one tensor have of it; None where that cannot be told."""
+    filled = [number for number, part in enumerate(parts) if part.numel]
+    if not filled:
+        return Covering(0, 0)
+    dims = {len(parts[number].ranges) for number in filled}
+    if len(dims) != 1:
+        return None
+    lines = []
+    for dim in range(dims.pop()):
+        ends = {end for n in filled for start, size in parts[n].ranges[dim] for end in (start, start + size)}
+        lines.append(np.array(sorted(ends), np.int64))
+    cells = tuple(len(ends_of_cells) - 1 for ends_of_cells in lines)
+    if float(np.prod(cells, dtype=np.float64)) > _MOST_CELLS:
+        return None
+    painted = np.zeros(cells, np.int32)
+    holder = np.full(cells, -1, np.int32)
+    first = None
+    for number in filled:
+        inside = np.ix_(*starmap(_cells, zip(lines, parts[number].ranges, strict=True)))
+        if first is None and (painted[inside] > 0).any():
+            first = int(holder[inside].max()), number
+        painted[inside] += 1
+        holder[inside] = number
+    sizes = np.ones((), np.float64)
+    for ends_of_cells in lines:
+        sizes = np.multiply.outer(sizes, np.diff(ends_of_cells))
+    return Covering(int(sizes[painted > 0].sum()), int(sizes[painted > 1].sum()), first)
+
+
+def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the cells between lines that ranges take in."""
+    return [
+        cell
+        for start, size in ranges
+        for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
+    ]
+
+
+def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
+    """`: ranks 0, 1 hold the same part` of ranks with what each holds; "" where no two hold the same."""
+    holders_of: dict[Part, list[int]] = {}
+    for rank, part in holders:
+        if part is not None and part.numel:
+            holders_of.setdefault(part, []).append(rank)
+    sentences = [f"{rank_list(ranks)} hold the same part" for ranks in holders_of.values() if len(ranks) > 1]
+    return f": {' and '.join(sentences)}" if sentences else ""
+
+
+def share(of: int, whole: int) -> str:
+    """A share of a whole as people say it: `3/4`, or `1,234 of 5,678 elements` where that is no simple fraction."""
+    common = math.gcd(of, whole) or 1
+    if whole // common <= _SIMPLE:
+        return f"{of // common}/{whole // common or 1} of it"
+    return f"{of:,} of its {whole:,} elements"

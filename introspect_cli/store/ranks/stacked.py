@@ -1,0 +1,196 @@
+"""One step of all ranks as columns end to end, and what their layouts say as tables.
+
+Each rank numbers its sites, layouts and parts by itself. Here numbers mean the same on every rank, so that arrays
+can be compared where objects would have to be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.store.format.columns import filled
+from introspect_cli.sums import header
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Layout, Part
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.read.rank_reader import RankReader
+
+    Array = NDArray[Any]
+
+
+def whole_layout(layout: Layout) -> Layout:
+    """The layout of a whole, given that of a part."""
+    return layout if layout.part is None else replace(layout, part=None)
+
+
+def batched_layout(layouts: Sequence[Layout]) -> Layout:
+    """What tensors of some layouts are together: one, as long as all, as wide as the widest."""
+    shape = layouts[0].shape
+    shapes = [layout.shape for layout in layouts if layout.shape]
+    if shape and all(len(other) == len(shape) for other in shapes):
+        widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
+        shape = (sum(other[0] for other in shapes), *widest)
+    dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
+    return replace(whole_layout(layouts[0]), shape=shape, dtype=dtype)
+
+
+class LayoutTables:
+    """What the layouts of all ranks say, as tables by a number that means the same on each.
+
+    Attributes:
+        layouts: every layout that any rank has.
+        numbers: for each reader, the number of each of its layouts.
+        part: int64, a number for each different part, from 1; 0 where a rank holds all of it.
+        local_numel: int64, elements that the rank holds.
+        shape: int64, a number for each different shape of a whole.
+        owed: bool, whether it is a sum (or mean) that is still owed.
+        header: uint64, what a whole's checksum has beside its elements.
+    """
+
+    def __init__(self, readers: Sequence[RankReader]) -> None:
+        """Take the readers' layouts."""
+        numbers_of: dict[Layout, int] = {}
+        self.numbers = [
+            np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
+            for reader in readers
+        ]
+        self.layouts = list(numbers_of)
+        parts: dict[Part, int] = {}
+        shapes: dict[tuple[int, ...], int] = {}
+        self.part = np.zeros(len(numbers_of), np.int64)
+        self.local_numel, self.shape = np.zeros(len(numbers_of), np.int64), np.zeros(len(numbers_of), np.int64)
+        self.owed, self.header = np.zeros(len(numbers_of), np.bool_), np.zeros(len(numbers_of), np.uint64)
+        for number, layout in enumerate(self.layouts):
+            part = layout.part
+            self.shape[number] = shapes.setdefault(layout.shape, len(shapes))
+            self.local_numel[number] = min(layout.numel if part is None else part.numel, (1 << 62) - 1)
+            self.header[number] = header(layout.dtype, layout.shape)
+            if part is not None:
+                self.part[number] = parts.setdefault(part, len(parts) + 1)
+                self.owed[number] = bool(part.owed)
+
+
+class Rows:
+    """Which rows a step of all ranks has, their columns end to end; steps that are alike have the same.
+
+    Attributes:
+        site: int64 (n,), numbers of the whole.
+        rank: int64 (n,), positions of ranks.
+        number: int64 (n,), numbers of layouts, as `LayoutTables` has them.
+        status: uint8 (n,).
+        starts: int64, where each rank's rows begin, and where the last ones end.
+        counts: names of the counts that all ranks kept.
+        floats: names of the other statistics that all ranks kept.
+    """
+
+    def __init__(self, batches: Sequence[StepBatch], numbers: Sequence[Array], places: Sequence[Array]) -> None:
+        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
+        sizes = [len(batch) for batch in batches]
+        self._columns = [tuple(np.array(column) for column in _columns(batch)) for batch in batches]
+        self.counts, self.floats = (_common([getattr(each, kept) for each in batches]) for kept in ("counts", "floats"))
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.rank = np.repeat(np.arange(len(batches)), sizes)
+        self.site = np.concatenate([each[np.asarray(b.site)] for each, b in zip(numbers, batches, strict=True)])
+        self.number = np.concatenate([each[np.asarray(b.layout)] for each, b in zip(places, batches, strict=True)])
+        self.status = np.concatenate([np.asarray(batch.status) for batch in batches])
+
+    def are_of(self, batches: Sequence[StepBatch]) -> bool:
+        """Whether each rank's batch has the same sites and layouts, and as much was seen of them."""
+        return len(batches) == len(self._columns) and all(
+            all(map(np.array_equal, columns, _columns(batch)))
+            for columns, batch in zip(self._columns, batches, strict=True)
+        )
+
+
+def _columns(batch: StepBatch) -> tuple[Array, Array, Array]:
+    return batch.site, batch.layout, batch.status
+
+
+class StackedStep:
+    """One step of all ranks, their columns end to end, as far as they are asked for.
+
+    Attributes:
+        batches: of each rank.
+        rows: which rows they have.
+    """
+
+    def __init__(
+        self,
+        batches: list[StepBatch],
+        ranks: Sequence[int],
+        numbers: Sequence[Array],
+        places: Sequence[Array],
+        like: Rows | None = None,
+    ) -> None:
+        """Take a batch of each rank, and the whole's numbers of their sites and layouts."""
+        self.batches, self._ranks = batches, list(ranks)
+        self.rows = like if like is not None and like.are_of(batches) else Rows(batches, numbers, places)
+
+    @cached_property
+    def checksum(self) -> Array:
+        """uint64 (n,)."""
+        return np.concatenate([np.asarray(batch.checksum, np.uint64) for batch in self.batches])
+
+    @cached_property
+    def counts(self) -> dict[str, Array]:
+        """Counts that all ranks kept, int64 (n,)."""
+        return {name: np.concatenate([batch.counts[name] for batch in self.batches]) for name in self.rows.counts}
+
+    @cached_property
+    def floats(self) -> dict[str, Array]:
+        """Other statistics that all ranks kept, float64 (n,)."""
+        return {
+            name: np.concatenate([np.asarray(batch.floats[name], np.float64) for batch in self.batches])
+            for name in self.rows.floats
+        }
+
+    @property
+    def sketched(self) -> bool:
+        """Whether all ranks kept sketches."""
+        return all(batch.sketch is not None for batch in self.batches)
+
+    @cached_property
+    def sketch(self) -> Array | None:
+        """float32 (n, 16), or None where a rank kept none."""
+        return np.concatenate([np.asarray(batch.sketch) for batch in self.batches]) if self.sketched else None
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """The texts that are not empty, by row."""
+        texts: dict[int, str] = {}
+        for start, batch in zip(self.rows.starts.tolist(), self.batches, strict=False):
+            for row in filled(batch.text).tolist():
+                texts[start + row] = batch.text[row]
+        return texts
+
+    @cached_property
+    def samples(self) -> dict[int, int]:
+        """The sums of samples that are known, by row."""
+        starts = zip(self.rows.starts.tolist(), self.batches, strict=False)
+        return {start + row: total for start, batch in starts for row, total in batch.samples.items()}
+
+    def rank_of(self, row: int) -> int:
+        """The rank that recorded a row."""
+        return self._ranks[int(self.rows.rank[row])]
+
+    def taken(self, rows: Array, columns: Sequence[Array]) -> Array:
+        """Some rows of a column, without putting all of it end to end."""
+        ranks = self.rows.rank[rows]
+        out = np.empty((len(rows), *columns[0].shape[1:]), np.result_type(*columns))
+        for rank in np.unique(ranks).tolist():
+            of_rank = ranks == rank
+            out[of_rank] = columns[rank][rows[of_rank] - self.rows.starts[rank]]
+        return out
+
+
+def _common(every: Sequence[dict[str, Any]]) -> list[str]:
+    return [name for name in every[0] if all(name in columns for columns in every)]

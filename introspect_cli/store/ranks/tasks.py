@@ -1,0 +1,184 @@
+"""Steps of all ranks combined wherever there is a processor: as tasks that name a run, some steps, and some sites.
+
+Steps depend on one another in nothing, and what becomes of a site follows from its own records. So any process that can
+read the run puts some steps together, or a slice of their sites where all would not fit into its memory, and
+gives back one record a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.ranks.combined import join_slices
+from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.read.run import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from introspect_cli.records import Layout
+    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.run import Run
+
+STEPS_PER_TASK = 4
+"""Steps that are put together by one task: few enough for all workers to have some to the end."""
+
+_AT_ONCE = 8
+"""In how many tasks steps are combined that are going to be read."""
+
+Fold = Mapping[tuple[bool, str], int]
+
+
+class StepsTask(NamedTuple):
+    """Some steps of a run, and a slice of their sites, that are to be put together.
+
+    Attributes:
+        path: the run.
+        mark: what it has, see `mark_of`.
+        fold: as `WholeNames` takes it.
+        steps: their numbers.
+        which: the slice.
+        of: how many slices there are.
+    """
+
+    path: str
+    mark: bytes
+    fold: Fold
+    steps: tuple[int, ...]
+    which: int
+    of: int
+
+
+Work = Callable[[Callable[[Any], Any], "Sequence[Any]"], "Iterable[Any]"]
+"""Calls a function for each of some tasks, wherever that may be, and gives the results in order."""
+
+MANY = 64
+"""Ranks that are read at once; of more, each is read for itself, and they are shared out to so many tasks."""
+
+
+class Task(NamedTuple):
+    """Work on some ranks of some runs.
+
+    Attributes:
+        paths: the runs.
+        ranks: the ranks of each that are opened.
+        given: what else the work needs.
+    """
+
+    paths: tuple[str, ...]
+    ranks: tuple[int, ...]
+    given: Any = None
+
+    @contextmanager
+    def opened(self) -> Iterator[list[Run]]:
+        """The runs with these ranks alone."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(open_run(path, only=self.ranks)) for path in self.paths]
+
+
+def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each: int = 0) -> list[Task]:
+    """Work on ranks of runs, so many at a time; `MANY` tasks where that is 0."""
+    paths, each = tuple(run.address for run in runs), each or -(-len(ranks) // MANY) or 1
+    return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
+
+
+_OPEN: list[tuple[StepsTask, Run, Reader]] = []
+"""The runs that the last tasks read: to open thousands of ranks takes longer than to put a step together."""
+
+_MOST_OPEN = 2
+
+
+def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
+    """Some steps of all ranks, combined, and the layouts that they name; the run stays open until `forget`."""
+    opened = next((opened for opened in _OPEN if opened[0][:3] == task[:3]), None)
+    if opened is None:
+        run = open_run(task.path)
+        _OPEN.append(opened := (task, run, as_one(run, task.fold)))
+        forget(_MOST_OPEN)
+    reader = opened[2]
+    if not isinstance(reader, WholeReader) or mark_of(reader) != task.mark:
+        forget()
+        raise StoreError(f"{task.path} changed while it was read: wait for its end, then try again")
+    rows = np.searchsorted(reader.steps_of_all, task.steps).tolist()
+    return [reader.read_slice(row, task.which, task.of) for row in rows], list(reader.layouts)
+
+
+def forget(but: int = 0) -> None:
+    """Close the runs that tasks left open, but the last so many."""
+    while len(_OPEN) > but:
+        _OPEN.pop(0)[1].close()
+
+
+def mark_of(reader: WholeReader) -> bytes:
+    """What is equal where all ranks have the same steps with the same records."""
+    digest = blake2b(digest_size=16)
+    for each in reader.readers:
+        digest.update(each.run_id + each.entries["chain"][-1:].tobytes() + len(each).to_bytes(8, "little"))
+    return digest.digest()
+
+
+def step_tasks(
+    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, each: int = STEPS_PER_TASK
+) -> list[tuple[StepsTask, ...]]:
+    """Steps at some positions as tasks, so many each; those of all slices of the same steps beside one another."""
+    out, mark = [], mark_of(reader)
+    for at in range(0, len(rows), each):
+        those = rows[at : at + each]
+        of = max(map(reader.slices_of, those))
+        steps = tuple(reader.steps_of_all[list(those)].tolist())
+        out.append(tuple(StepsTask(path, mark, fold, steps, which, of) for which in range(of)))
+    return out
+
+
+def combined_by(
+    tasks: Sequence[tuple[StepsTask, ...]], work: Work, number_of: Callable[[Layout], int]
+) -> Iterator[StepBatch]:
+    """Each step of some tasks, with the numbers that a layout has for who asks."""
+    try:
+        done = iter(work(combine_steps, [task for slices in tasks for task in slices]))
+        for slices in tasks:
+            every = []
+            for batches, layouts in [next(done) for _ in slices]:
+                numbers = np.array([number_of(layout) for layout in layouts] or [0], np.uint32)
+                every.append([replace(batch, layout=numbers[batch.layout]) for batch in batches])
+            yield from map(join_slices, zip(*every, strict=True))
+    finally:
+        forget()  # where tasks ran in this process
+
+
+def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Reader:
+    """All ranks of a run as one, whose steps are put together wherever there is a processor; here without `work`.
+
+    Args:
+        run: the run.
+        fold: as `WholeNames` takes it.
+        work: runs tasks.
+    """
+    readers = [run.rank(rank) for rank in run.recorded]
+    if run.whole_of:
+        return readers[0]
+    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
+        return readers[0]
+
+    def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
+        assert work is not None
+        tasks = step_tasks(reader, run.address, rows, fold or {}, -(-len(rows) // _AT_ONCE))
+        return combined_by(tasks, work, reader.layout_number)
+
+    return WholeReader(
+        str(run.path),
+        readers,
+        fold,
+        run.stages,
+        lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
+        complete=len(readers) == run.world_size,
+        combine=None if work is None else combine,
+    )

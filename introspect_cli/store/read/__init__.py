@@ -1,0 +1,1 @@
+"""Runs opened for reading, while they are written or after."""

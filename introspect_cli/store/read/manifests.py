@@ -1,0 +1,306 @@
+"""What a run says of itself: its manifest, those of its ranks, its settings; and which of several directories it is.
+
+Of a run that several processes wrote, each rank says how it ended and what it saw, and the run is what all of them say.
+It is complete where every rank is, and a rank that was started and left nothing is told of, since silence would pass
+for agreement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from introspect_cli.store.files.folders import (
+    ATTEMPT_NAME,
+    CHILDREN,
+    FORMAT,
+    LIMIT_DOCUMENT,
+    MANIFEST,
+    SETTINGS,
+    DamageError,
+    Folder,
+    is_locked,
+)
+from introspect_cli.store.files.rank_folder import rank_folder
+from introspect_cli.store.format import documents
+from introspect_cli.store.format.index import newer_format
+from introspect_cli.texts import count, rank_list
+
+SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
+_TYPES = {
+    **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
+    **dict.fromkeys(("alone", "narrowing", "options", "tool"), dict),
+}
+"""What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
+
+
+class Settings(Mapping[str, Any]):
+    """The settings documents of a run by name, each read when first asked for."""
+
+    def __init__(self, folder: Folder | None, run_id: object) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        matches = (SETTINGS_NAME.fullmatch(name) for name in folder.names()) if folder is not None else ()
+        self._names = [match[1] for match in matches if match]
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """A document's plain data.
+
+        Raises:
+            KeyError: there is no such document.
+            StoreError: it is damaged.
+        """
+        if name not in self._read:
+            if self._folder is None or name not in self._names:
+                raise KeyError(name)
+            path = f"{self._folder.path}/{name}.yaml"
+            try:
+                data = self._folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT)
+            except FileNotFoundError:
+                raise KeyError(name) from None
+            documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
+            self._read[name] = documents.sanitized(documents.load(data, path))
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_rank_manifests(run: Folder, ranks: Iterable[int], run_id: object) -> tuple[dict[int, dict[str, Any]], bool]:
+    """The manifests that ranks of a launch wrote, by number, and whether any of them is being written."""
+    manifests, locked = {}, False
+    for rank in ranks:
+        with rank_folder(run, rank) as folder:
+            locked |= is_locked(folder)
+            if MANIFEST in folder:  # a rank that was killed at its very start has none
+                manifests[rank] = read_manifest(folder)
+                if manifests[rank].get("id") != run_id:
+                    raise DamageError(folder.path, "it belongs to another run than the manifest")
+    return manifests, locked
+
+
+def last_attempt(folder: Folder) -> Folder:
+    """The directory of the last attempt of a launch that was restarted; the run's own where it was not."""
+    attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
+    for number in sorted(attempts, reverse=True):
+        attempt = folder.folder(f"attempt{number}")
+        if MANIFEST in attempt:
+            folder.close()
+            return attempt
+        attempt.close()
+    return folder
+
+
+def only_launch(folder: Folder) -> Folder | None:
+    """The one child of a run that is a launch; None where there is none, or more than one."""
+    if CHILDREN not in folder:
+        return None
+    children = folder.folder(CHILDREN)
+    launches = []
+    try:
+        for name in children.names():
+            child = children.folder(name)
+            if MANIFEST in child and launch_of(read_manifest(child)) is not None:
+                launches.append(child)
+            else:
+                child.close()
+    finally:
+        children.close()
+    if len(launches) == 1:
+        return launches[0]
+    for child in launches:
+        child.close()
+    return None
+
+
+def read_manifest(folder: Folder) -> dict[str, Any]:
+    """The manifest of the run in `folder`."""
+    path = f"{folder.path}/{MANIFEST}"
+    try:
+        data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
+    except FileNotFoundError:
+        raise DamageError(path, "it is missing") from None
+    manifest = documents.load(data, path)
+    number = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(number) is not int or number < FORMAT:
+        raise DamageError(path, "it does not say which format the run has")
+    if number > FORMAT:
+        tool = manifest.get("tool")
+        version = tool.get("version") if isinstance(tool, dict) else None
+        is_version = isinstance(version, str) and _VERSION.fullmatch(version)
+        raise newer_format(number, version if is_version else None, folder.path)
+    documents.check(data, MANIFEST, manifest.get("id"), path)
+    plain = documents.sanitized(manifest)
+    return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}
+
+
+# --- the stages of a pipeline
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a pipeline that a rank ran, and what their modules are called in the whole model.
+
+    The stages of one process are modules of one class, so all but the first have a number in their names: `GPT#2`. They
+    are pieces of one model, whose layers have the names that they have in it.
+
+    Attributes:
+        last: number of one of them, which counts where a root is not known.
+        of: how many the pipeline has.
+        roots: numbers by the names of the stages' modules.
+    """
+
+    last: int
+    of: int
+    roots: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def _by_root(self) -> dict[str, int]:
+        return dict(self.roots)
+
+    def stage(self, root: str) -> int:
+        """The stage of a root module."""
+        return self._by_root.get(root, self.last)
+
+    def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
+        """What a module, parameter or buffer of the rank is called in the whole model.
+
+        Args:
+            fqn: its name in the rank.
+            distinct: roots whose stages have different things under equal names, which then tell the stage.
+        """
+        root, dot, rest = fqn.partition(".")
+        base, roots = root.partition("#")[0], self._by_root
+        if root not in roots or (base != root and base not in roots):
+            return fqn
+        stage = f"[stage {roots[root]}]" if base in distinct and roots[root] else ""
+        return f"{base}{stage}{dot}{rest}"
+
+
+def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
+    """The stages of each rank that names some, given the ranks' manifests."""
+    return {rank: stages for rank, manifest in manifests.items() if (stages := stages_of(manifest)) is not None}
+
+
+def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
+    """The stages that a rank's manifest names; None where it names none."""
+    pipeline = manifest.get("pipeline")
+    if not isinstance(pipeline, dict):
+        return None
+    stage, of, roots = pipeline.get("stage"), pipeline.get("stages"), pipeline.get("roots", {})
+    if type(stage) is not int or type(of) is not int or not 0 <= stage < of or not isinstance(roots, dict):
+        return None
+    if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
+        return None
+    return Stages(stage, of, tuple(sorted(roots.items())))
+
+
+# --- what the ranks say together
+
+_LISTS = ("not_observed", "notes", "failures", "children")
+_MAX_WORLD = 65536
+
+
+def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a run's manifest says of its launch; None for a run that one process wrote."""
+    launch = manifest.get("launch")
+    return launch if isinstance(launch, Mapping) else None
+
+
+def world_size(manifest: Mapping[str, Any]) -> int:
+    """How many ranks were started; 0 where the manifest does not say."""
+    launch = launch_of(manifest)
+    size = launch.get("world_size") if launch is not None else None
+    return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
+
+
+def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest for the run: the lowest rank's, with what any rank says of how it ended and what it did not see."""
+    if not ranks:
+        return {**launch_manifest, "status": "running"}
+    first = ranks[min(ranks)]
+    every = list(ranks.values())
+    out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
+    for name in ("rank", "local_rank", "host"):
+        out.pop(name, None)
+    unfinished = [str(manifest.get("status")) for manifest in every if manifest.get("status") != "complete"]
+    missing = ["interrupted"] if len(ranks) < out["world_size"] else []
+    out["status"] = next(iter((*unfinished, *missing)), "complete")
+    for name in _LISTS:
+        if any(name in manifest for manifest in every):
+            out[name] = _listed(name, ranks)
+    steps = [manifest["steps"] for manifest in every if type(manifest.get("steps")) is int]
+    if steps:
+        out["steps"] = min(steps)
+    failed = next((n for n, manifest in sorted(ranks.items()) if manifest.get("exit_code") not in (None, 0)), None)
+    if failed is not None:
+        out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
+    return out
+
+
+def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """What the ranks list, each entry once; of what only some say, which."""
+    sayers: dict[str, list[int]] = {}
+    entries: dict[str, Any] = {}
+    for number, manifest in sorted(ranks.items()):
+        listed = manifest.get(name)
+        for entry in listed if isinstance(listed, list) else ():
+            sayers.setdefault(repr(entry), []).append(number)
+            entries[repr(entry)] = entry
+    return [
+        f"{entry} ({rank_list(sayers[key])})" if isinstance(entry, str) and len(sayers[key]) < len(ranks) else entry
+        for key, entry in entries.items()
+    ]
+
+
+def endings(
+    size: int,
+    last: Mapping[int, int | None],
+    ended: Mapping[int, bool],
+    left_out: Collection[int] = (),
+    unfinished: Collection[int] | None = None,
+) -> list[str]:
+    """Sentences on ranks that left nothing, or that ended before the others.
+
+    Args:
+        size: how many ranks there are.
+        last: the last step of each that is there.
+        ended: whether each ended by itself.
+        left_out: those that were to record nothing.
+        unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
+    """
+    out: list[str] = []
+
+    def say(ranks: list[int], what: str) -> None:
+        if ranks:
+            out.append(f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1))
+
+    left = "left" if unfinished is None else "sent"
+    say([rank for rank in range(size) if rank not in last and rank not in left_out], f"{left} nothing")
+    say([rank for rank, step in last.items() if step is None], f"{left} no step")
+    ended_with = {rank: step for rank, step in last.items() if step is not None}
+    latest = max(ended_with.values(), default=-1)
+    by_step: dict[int, list[int]] = {}
+    for rank, step in ended_with.items():
+        if step < latest or not ended[rank]:
+            by_step.setdefault(step, []).append(rank)
+    for step, ranks in sorted(by_step.items()):
+        unsent = [rank for rank in ranks if rank in (unfinished or ())]
+        if unsent:
+            out.append(
+                f"What {rank_list(unsent)} of {size} sent ends with step {step}: its last pieces may be missing, and "
+                "more may lie where it was recorded"
+            )
+        cut = [rank for rank in ranks if not ended[rank] and rank not in unsent]
+        say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
+        others = f"{count(latest - step, 'step')} before the others"
+        say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
+    return out

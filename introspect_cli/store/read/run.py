@@ -1,0 +1,350 @@
+"""A run opened for reading, while it is written or after, from oneself or from a stranger.
+
+The answer must be right or an error that says what is wrong, whatever the bytes. Nothing is followed out of the
+directory, nothing is read without a limit, nothing is believed before it is checked, and what is not whole does not
+exist.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.store.files.folders import (
+    LABEL,
+    LONGEST_LABEL,
+    RANK_NAME,
+    SETTINGS,
+    TENSORS,
+    DamageError,
+    Folder,
+    is_locked,
+    reason,
+)
+from introspect_cli.store.files.rank_folder import rank_folder
+from introspect_cli.store.format import tensorfile
+from introspect_cli.store.format.sources import kept_in, read_from
+from introspect_cli.store.read.manifests import (
+    Settings,
+    Stages,
+    endings,
+    last_attempt,
+    launch_of,
+    merge_manifests,
+    only_launch,
+    read_manifest,
+    read_rank_manifests,
+    stages_in,
+    world_size,
+)
+from introspect_cli.store.read.rank_reader import RankReader, Shared, last_common_step
+from introspect_cli.store.remote.objects import is_remote
+from introspect_cli.store.remote.pack import from_anywhere, open_store
+from introspect_cli.texts import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+_MAX_RANKS = 65536
+
+
+class RunState(str, Enum):
+    """How a run ended, if it did."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+
+
+class Run:
+    """A run opened for reading; a context manager that closes its files.
+
+    Attributes:
+        path: its directory, or the file or URL it was packed into, as it was named.
+        manifest: the manifest, with at least `format`; of a run that several processes wrote, what they say together.
+        manifests: what each rank says for itself, by number; empty where one process wrote the run.
+        ranks: numbers of its ranks, rising.
+        world_size: how many ranks were started, those included that left nothing.
+        state: whether it is still being written, was closed properly, or ends where something stopped it.
+    """
+
+    def __init__(self, path: str | Path, folder: Folder, only: Collection[int] | None = None) -> None:
+        self.path = path
+        self._folder = folder
+        self._on_close: list[Callable[[], None]] = []
+        self._holding: list[int] | None = None
+        self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
+        """Gives whole tensors by their checksums that lie in no store."""
+        # Asked first: a run that ends while it is opened is called running, never interrupted.
+        locked = is_locked(folder)
+        self.manifest = read_manifest(folder)
+        self._ranks = self._open_ranks(only)
+        self.ranks = tuple(sorted(self._ranks))
+        self.manifests: dict[int, dict[str, Any]] = {}
+        self.world_size = world_size(self.manifest) or self.whole_of or len(self.ranks)
+        if launch_of(self.manifest) is not None:
+            self.manifests, some_locked = read_rank_manifests(folder, self.ranks, self.manifest.get("id"))
+            locked |= some_locked
+            self.manifest = merge_manifests(self.manifest, self.manifests)
+        self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
+
+    def spawned(self) -> Folder | None:
+        """The launch below a run that recorded no step itself, where there is one: what `mp.spawn` started."""
+        return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
+
+    def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
+        matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
+        matches = [match for match in matches if only is None or int(match[1]) in only]
+        if len(matches) > _MAX_RANKS:
+            raise DamageError(self._folder.path, "it has more ranks than a run can have")
+        readers = {}
+        shared = Shared()
+        self._folder.expect([match[0] for match in matches])
+        for match in matches:
+            rank = int(match[1])
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, many=self.whole_of or 1)
+            if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
+                raise DamageError(reader.path, "it belongs to another run than the manifest")
+        return readers
+
+    def rank(self, rank: int) -> RankReader:
+        """The reader of one rank.
+
+        Raises:
+            KeyError: there is no such rank.
+        """
+        return self._ranks[rank]
+
+    @cached_property
+    def last_step(self) -> int | None:
+        """Number of the last step that every rank has whole; None where there is none."""
+        return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many steps the rank with the most of them has."""
+        return max(map(len, self._ranks.values()), default=0)
+
+    def time(self, name: str) -> dt.datetime | None:
+        """When the run `started` or `ended`, as its manifest says; None where it does not."""
+        try:
+            time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
+
+    @cached_property
+    def left_out(self) -> frozenset[int]:
+        """Ranks that were to record no step (`capture --ranks`)."""
+        return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
+
+    @cached_property
+    def recorded(self) -> tuple[int, ...]:
+        """The ranks that were to record steps; all, where none was."""
+        return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+
+    @property
+    def whole_of(self) -> int:
+        """How many ranks were put together in this run's one; 0 where it is no such run."""
+        whole = self.manifest.get("whole")
+        size = whole.get("world_size") if isinstance(whole, dict) else None
+        return size if isinstance(size, int) and size > 0 else 0
+
+    @property
+    def address(self) -> str:
+        """Where a process with another working directory finds it."""
+        return from_anywhere(self.path)
+
+    @cached_property
+    def stages(self) -> dict[int, Stages]:
+        """The stages of a pipeline of each rank that names some."""
+        return stages_in(self.manifests)
+
+    @property
+    def alone(self) -> str:
+        """Which rank of how many the one process of the run was, where the others are not in it; "" else."""
+        alone = self.manifest.get("alone", {})
+        rank, world = alone.get("rank"), alone.get("world_size")
+        return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
+
+    @property
+    def label(self) -> str:
+        """What somebody wrote of the run; "" where nobody did."""
+        try:
+            data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
+        except FileNotFoundError:
+            return ""
+        return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
+
+    @cached_property
+    def endings(self) -> list[str]:
+        """Sentences on an attempt before this one, on what was not sent, and on `lost_ranks`."""
+        unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
+        if self.state is RunState.RUNNING:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
+            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
+        if unfinished and self.world_size < 2:
+            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
+            where = "its last pieces may be missing, and more may lie where it was recorded"
+            return [f"What was sent of the run {ends}: {where}"]
+        launch = launch_of(self.manifest)
+        attempt = launch.get("attempt") if launch is not None else None
+        if not attempt or self.world_size < 2:
+            return self.lost_ranks
+        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
+        return [again, *self.lost_ranks]
+
+    @cached_property
+    def lost_ranks(self) -> list[str]:
+        """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
+        if self.world_size < 2 or self.whole_of or self.state is RunState.RUNNING:
+            return []
+        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
+        ended = {rank: reader.ended for rank, reader in self._ranks.items()}
+        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
+        return endings(self.world_size, last, ended, self.left_out, unfinished if self.remote_size else None)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
+        return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
+
+    def settings_of(self, rank: int) -> Settings:
+        """The settings documents of one rank; the run's, where one process wrote it."""
+        if rank not in self.manifests:
+            return self.settings
+        with rank_folder(self._folder, rank) as folder:
+            return self._settings(folder)
+
+    def _settings(self, folder: Folder) -> Settings:
+        try:
+            return Settings(folder.folder(SETTINGS), self.manifest.get("id"))
+        except FileNotFoundError:
+            return Settings(None, None)
+
+    def tensor(self, checksum: int) -> NDArray[Any] | None:
+        """A tensor that was stored in full, by its checksum; None where it was not.
+
+        bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
+        not know as a flat uint8 array of their bytes.
+        """
+        if self.load_tensor is not None:
+            return self.load_tensor(checksum)
+        places = self._places(self._with_tensors)
+        return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
+
+    def source(self, digest: str) -> bytes | None:
+        """A source file whose text is kept, by its digest; None where it is not.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        return next((data for place in self._places() if (data := read_from(place, digest)) is not None), None)
+
+    @cached_property
+    def kept_sources(self) -> frozenset[str]:
+        """Digests of the source files whose text is kept.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        return frozenset(digest for place in self._places() for digest in kept_in(place))
+
+    @property
+    def _with_tensors(self) -> list[int]:
+        """The ranks that hold whole tensors: of thousands, none as a rule."""
+        if self._holding is None or self.state is RunState.RUNNING:
+            self._holding = [
+                rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place
+            ]
+        return self._holding
+
+    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Folder]:
+        """The directories that hold whole tensors and source files: each rank's, where each has its own."""
+        if not self.manifests:
+            yield self._folder
+            return
+        for rank in self._all_ranks if ranks is None else ranks:
+            place = rank_folder(self._folder, rank)
+            try:
+                yield place
+            finally:
+                place.close()
+
+    @property
+    def remote_size(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.remote_size
+
+    def on_close(self, then: Callable[[], None]) -> None:
+        """Call a function when the run is closed."""
+        self._on_close.append(then)
+
+    def close(self) -> None:
+        """Close all files; what was read stays valid."""
+        for reader in self._ranks.values():
+            reader.close()
+        self._folder.close()
+        while self._on_close:
+            self._on_close.pop()()
+
+    def __enter__(self) -> Run:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def run_state(
+    manifest: Mapping[str, Any],
+    manifests: Mapping[int, Mapping[str, Any]],
+    ranks: Iterable[RankReader],
+    *,
+    locked: bool,
+) -> RunState:
+    """How a run with these ranks ended, if it did.
+
+    Args:
+        manifest: the run's.
+        manifests: what each rank says for itself, by number; empty where one process wrote the run.
+        ranks: the readers.
+        locked: whether a process holds the run.
+    """
+    ranks = list(ranks)
+    if locked or any(rank.running for rank in ranks):
+        return RunState.RUNNING
+    # A rank that says that it recorded no step has no index that could tell how it ended.
+    recorded = [rank for rank in ranks if rank.run_id or manifests.get(rank.rank, manifest).get("steps") != 0]
+    if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
+        return RunState.COMPLETE
+    return RunState.INTERRUPTED
+
+
+def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:
+    """Open the run in the directory `path`.
+
+    Args:
+        path: where it is.
+        only: the ranks to open, of a run of so many that a task looks at some; all where it is None.
+
+    Raises:
+        StoreError: there is none, it is not a run, it is damaged, or it is newer than this reader.
+    """
+    folder = open_store(path)
+    try:
+        shown = path if is_remote(path) else Path(path)
+        run = Run(shown, last_attempt(folder), only)
+        spawned = run.spawned()
+        if spawned is None:
+            return run
+        run.close()
+        return Run(shown, spawned, only)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None

@@ -1,0 +1,271 @@
+"""Checks a whole run against itself and says what is damaged and what is still sound.
+
+The reader checks only what it reads and stops at the first damage; somebody whose disk or transfer went wrong wants to
+know what is left. Everything is read once, every CRC, digest, key and chain is computed again, and each thing that is
+wrong becomes a finding instead of an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.files.folders import (
+    ATTEMPT_NAME,
+    CHILDREN,
+    LABEL,
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    RANK_NAME,
+    RECORDS,
+    SETTINGS,
+    SHARED,
+    SOURCES,
+    STREAMS,
+    TENSORS,
+    DamageError,
+    Folder,
+    is_locked,
+    outside_cause,
+    reason,
+)
+from introspect_cli.store.files.rank_folder import SHARED_NAME, check_shared, rank_folder
+from introspect_cli.store.format import documents, tensorfile
+from introspect_cli.store.format.index import step_digest
+from introspect_cli.store.format.sources import SOURCE_NAME, decode
+from introspect_cli.store.read.manifests import (
+    SETTINGS_NAME,
+    launch_of,
+    merge_manifests,
+    read_manifest,
+    read_rank_manifests,
+)
+from introspect_cli.store.read.rank_reader import RankReader, last_common_step
+from introspect_cli.store.read.run import RunState, run_state
+from introspect_cli.store.remote.pack import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import numpy as np
+
+_TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
+_MAX_FINDINGS = 100
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What checking a run came to.
+
+    Attributes:
+        path: the run's directory.
+        state: whether it is being written, was closed properly, or ends where something stopped it.
+        ranks: ranks whose index is sound.
+        steps: sound steps, of all ranks.
+        records: records in them.
+        documents: sound documents: the manifest and the settings.
+        tensors: sound stored tensors.
+        last_step: last step that every rank has whole; None where there is none.
+        findings: what is damaged, one sentence each.
+        omitted: findings beyond those listed.
+    """
+
+    path: str
+    state: RunState
+    ranks: int
+    steps: int
+    records: int
+    documents: int
+    tensors: int
+    last_step: int | None
+    findings: tuple[str, ...]
+    omitted: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.findings
+
+
+def verify_run(path: str | Path) -> VerifyReport:
+    """Check all of the run in the directory `path`.
+
+    Raises:
+        StoreError: there is none, it is not a run, or it is newer than this reader. Damage is reported, not raised.
+    """
+    with open_store(path) as folder:
+        return _Check(folder).report()
+
+
+class _Check:
+    """Goes through a run and keeps count."""
+
+    def __init__(self, folder: Folder, *, is_child: bool = False) -> None:
+        self._folder = folder
+        self._is_child = is_child
+        self._findings: list[str] = []
+        self._omitted = 0
+        self._steps = self._records = self._documents = self._tensors = 0
+
+    def report(self) -> VerifyReport:
+        """All of it."""
+        locked = bool(self._try(is_locked, self._folder))
+        manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
+        self._documents += bool(manifest)
+        numbers = self._top_level()
+        ranks = [reader for reader in (self._rank(number, manifest) for number in numbers) if reader is not None]
+        places = [self._folder]
+        manifests: dict[int, dict[str, Any]] = {}
+        if launch_of(manifest) is not None:
+            launched = self._try(read_rank_manifests, self._folder, numbers, manifest.get("id"))
+            manifests, some_locked = launched or ({}, False)
+            self._documents += len(manifests)
+            locked |= some_locked
+            manifest = merge_manifests(manifest, manifests)
+            places = [rank_folder(self._folder, number) for number in numbers]
+        state = run_state(manifest, manifests, ranks, locked=locked)
+        if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
+            self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
+        for place in places:
+            check = functools.partial(_check_document, manifest.get("id"))
+            self._documents += self._each(place, SETTINGS, SETTINGS_NAME, check)
+            self._tensors += self._each(place, TENSORS, _TENSOR_NAME, _check_tensor)
+            self._each(place, SOURCES, SOURCE_NAME, decode)
+        self._each(self._folder, SHARED, SHARED_NAME, check_shared)
+        if not self._is_child:  # they have none themselves
+            self._children()
+        return VerifyReport(
+            self._folder.path,
+            state,
+            len(ranks),
+            self._steps,
+            self._records,
+            self._documents,
+            self._tensors,
+            last_common_step(ranks),
+            tuple(self._findings),
+            self._omitted,
+        )
+
+    def _children(self) -> None:
+        """Runs of processes that the script started, each a run of its own."""
+        for folder, name in self._inside(self._folder, CHILDREN):
+            child = self._try(folder.folder, name)
+            if child is not None:
+                with child:
+                    for finding in _Check(child, is_child=True).report().findings:
+                        self._note(finding)
+
+    def _note(self, sentence: str) -> None:
+        if len(self._findings) < _MAX_FINDINGS:
+            self._findings.append(sentence)
+        else:
+            self._omitted += 1
+
+    def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
+        """What `action` gives, or None and a finding."""
+        try:
+            return action(*given)
+        except DamageError as error:
+            self._note(error.finding)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if outside_cause(error):
+                raise StoreError(f"cannot read {self._folder.path}: {outside_cause(error)}") from None
+            self._note(f"{self._folder.path}: {reason(error)}")
+        return None
+
+    def _top_level(self) -> list[int]:
+        """Numbers of the ranks; whatever else is there and should not be is found."""
+        numbers = []
+        for name in self._folder.names():
+            match = RANK_NAME.fullmatch(name)
+            if match:
+                numbers.append(int(match[1]))
+            elif (
+                name not in {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED}
+                and not ATTEMPT_NAME.fullmatch(name)
+                and not _TEMPORARY.fullmatch(name)
+            ):
+                self._note(f"{self._folder.path}: {name!a} is not part of a run")
+        return sorted(numbers)
+
+    def _rank(self, number: int, manifest: dict[str, Any]) -> RankReader | None:
+        reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
+        if reader is None:
+            return None
+        if reader.cut:
+            self._note(f"{reader.path}/{RECORDS}: {reader.cut}")
+        if reader.run_id and reader.run_id.hex() != manifest.get("id"):
+            self._note(f"{reader.path}: it belongs to another run than the manifest")
+        keys = self._try(_check_keys, reader)
+        self._try(lambda: len(reader.layouts))
+        self._try(lambda: len(reader.modules))
+        self._try(lambda: len(reader.labels))
+        self._try(lambda: len(reader.totals.form))
+        for row in range(len(reader)):
+            rows = self._try(_check_step, reader, row, keys)
+            if rows is not None:
+                self._steps += 1
+                self._records += rows
+        for name in STREAMS:
+            self._try(reader.check_end, name)
+        reader.close()
+        return reader
+
+    def _each(self, place: Folder, name: str, pattern: re.Pattern[str], check: Callable[[Folder, str], object]) -> int:
+        """How many files of a directory are sound; what is not one of its files is found."""
+        sound = 0
+        for folder, file in self._inside(place, name):
+            if pattern.fullmatch(file):
+                sound += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+            elif not _TEMPORARY.fullmatch(file):
+                self._note(f"{folder.path}: {file!a} is not part of a run")
+        return sound
+
+    def _inside(self, place: Folder, name: str) -> Iterator[tuple[Folder, str]]:
+        folder = self._try(place.folder, name)
+        if folder is not None:
+            for item in folder.names():
+                yield folder, item
+            folder.close()
+
+
+def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
+    """Keys of all sites, after computing each again."""
+    sites = reader.sites
+    for number in range(len(sites)):
+        if sites.key_of(number) != sites.key[number]:
+            raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
+    return sites.key
+
+
+def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
+    """Records in a step, after computing its digest again; its CRC and chain were checked on the way."""
+    batch = reader.read_row(row)
+    if keys is not None:
+        digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
+        if digest != reader.entry(row).digest:
+            step = int(reader.entries["step"][row])
+            raise DamageError(reader.path, f"the records of step {step} do not add up to the digest in the index")
+    return len(batch)
+
+
+def _check_document(run_id: object, folder: Folder, name: str) -> None:
+    data = folder.read_file(name, LIMIT_DOCUMENT)
+    documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
+    documents.load(data, f"{folder.path}/{name}")
+
+
+def _check_tensor(folder: Folder, name: str) -> None:
+    with folder.file(name) as handle:
+        tensorfile.check(handle, int(name[:16], 16))

@@ -1,0 +1,1 @@
+"""Runs that lie elsewhere: in object storage, or packed into one file."""

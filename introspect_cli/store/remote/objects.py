@@ -1,0 +1,290 @@
+"""A run in object storage: what its objects are, and how they are listed, read and put.
+
+Objects cannot be appended to. So what a rank's files have grown by is put in one object, a *piece*, which never changes
+again; and one small object, the *catalogue*, is put after it and names the pieces of every file. Whatever a catalogue
+names is there; what came later does not exist. It also holds what every reader needs first: the step index, the
+manifest, the head of the records. So opening a rank is one request, and a step is a range of one piece.
+
+A process that is killed sends no more, and says nothing of it. So a catalogue says whether it is the last one, when it
+was put, and within how many seconds another was to follow.
+
+A URL may name whatever fsspec opens. The clients below it retry what is worth a retry (a cut connection, an answer of
+500). What they give up on, each says in words of its own: here it becomes one sentence that names the URL and what to
+do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.files.folders import FORMAT, DamageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+_NO_CREDENTIALS = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ClientAuthenticationError"}
+)
+_LONGEST = 200
+
+
+class NothingThereError(StoreError):
+    """Storage has no such object."""
+
+
+class RefusedError(StoreError):
+    """Storage will answer no better if it is asked again."""
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL."""
+    return "://" in str(path)
+
+
+def below(place: str, name: str) -> str:
+    """The path of what has a name in a place; either may be ""."""
+    return f"{place}/{name}".strip("/")
+
+
+class Storage:
+    """What lies below a URL.
+
+    Attributes:
+        url: without a slash at its end.
+        system: of fsspec.
+        root: the path in it.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Find what opens a URL.
+
+        Raises:
+            StoreError: nothing does.
+        """
+        self.url = url.rstrip("/")
+        try:
+            import fsspec
+        except ImportError:
+            raise StoreError(f'{url} needs fsspec: `pip install "introspect-cli[remote]"`') from None
+        try:
+            self.system, self.root = fsspec.core.url_to_fs(self.url)
+        except Exception as error:  # each system raises its own
+            raise failure("reach", url, error) from None
+
+    def path(self, name: str) -> str:
+        """The path of what has a name below the URL."""
+        return f"{self.root}/{name}" if name else str(self.root)
+
+    def entries(self, folder: str = "") -> dict[str, int] | None:
+        """Sizes of what is in a folder by name, -1 of folders; None where the URL is that of one object.
+
+        Raises:
+            NothingThereError: there is no such folder.
+            StoreError: it cannot be listed.
+        """
+        path, where = self.path(folder), f"{self.url}/{folder}".rstrip("/")
+        try:
+            self.system.invalidate_cache()  # a run grows while it is looked at
+            listed: list[dict[str, Any]] = self.system.ls(path, detail=True)
+        except Exception as error:
+            raise failure("list", where, error) from None
+        by_name = {str(entry["name"]).strip("/"): entry for entry in listed}
+        only = by_name.get(path.strip("/"))
+        if only is not None and only["type"] == "file" and len(by_name) == 1:
+            return None
+        sizes = {
+            name: -1 if entry["type"] == "directory" else entry.get("size") or 0 for name, entry in by_name.items()
+        }
+        return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != path.strip("/")}
+
+    def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
+        """Ranges of objects (name, first byte, byte after the last), at once where its client can; what failed, why."""
+        names, begins, ends = [name for name, _, _ in wanted], [at for _, at, _ in wanted], [at for _, _, at in wanted]
+        try:
+            got = self.system.cat_ranges([self.path(name) for name in names], begins, ends, on_error="return")
+        except Exception as error:
+            got = [error] * len(names)
+        return [
+            bytes(data) if isinstance(data, (bytes, bytearray)) else failure("read", f"{self.url}/{name}", data)
+            for name, data in zip(names, got, strict=True)
+        ]
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        from fsspec.asyn import AsyncFileSystem
+
+        path = self.path(name)
+        try:
+            if not isinstance(self.system, AsyncFileSystem):  # those have directories, and the others none
+                self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.system.pipe_file(path, data)
+        except Exception as error:
+            raise failure("write", f"{self.url}/{name}", error) from None
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects.
+
+        Raises:
+            StoreError: they cannot be removed.
+        """
+        try:
+            self.system.rm([self.path(name) for name in names])
+        except Exception as error:
+            raise failure("clear", self.url, error) from None
+
+
+def failure(doing: str, url: str, error: BaseException) -> StoreError:
+    """What a client raised, as a sentence."""
+    text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
+    if isinstance(error, ImportError):
+        why = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
+        return RefusedError(f"cannot {doing} {url}: {why}")
+    if type(error).__name__ in _NO_CREDENTIALS or "credentials" in text.lower():
+        why = (
+            "there are no credentials: set those that its client looks for (of s3:// AWS_PROFILE, or AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY)"
+        )
+        return RefusedError(f"cannot {doing} {url}: {why}")
+    if isinstance(error, PermissionError):
+        return RefusedError(
+            f"cannot {doing} {url}: access is denied ({text}): check the credentials and what they allow"
+        )
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
+        return StoreError(f"cannot reach {url}: {error.__cause__}")  # that is how fsspec says that nobody listens there
+    if isinstance(error, FileNotFoundError) and "bucket does not exist" in text.lower():
+        return RefusedError(f"cannot {doing} {url}: there is no such bucket: check its name")
+    if isinstance(error, FileNotFoundError):
+        return NothingThereError(f"there is nothing at {url}: check the URL")
+    return StoreError(f"cannot {doing} {url}: {text}")
+
+
+CATALOGUE: Final = "catalogue"
+PIECE: Final = re.compile(r"\d{6}-[0-9a-f]{8}\.piece")
+INLINE: Final = -1
+"""The number of the piece of bytes that are in the catalogue itself."""
+
+LIMIT: Final = 320 << 20
+"""Bytes of a catalogue: the largest index, and room beside it."""
+
+_HEADER = struct.Struct("<8sIII")
+"""Magic, format, CRC-32 of what follows, bytes of the JSON; then both parts, compressed as one."""
+
+_MAGIC = b"INTROSPC"
+_ID = re.compile(r"[0-9a-f]{0,32}")
+_MOST = 1 << 62
+_LATEST = 1e11
+
+
+class Extent(NamedTuple):
+    """Bytes of a file that follow those of the extent before it.
+
+    Attributes:
+        piece: the number of the piece, or `INLINE`.
+        offset: where in it.
+        length: how many.
+        digest: what they digest to, hexadecimal; "" of records, whose steps the index vouches for one by one.
+    """
+
+    piece: int
+    offset: int
+    length: int
+    digest: str = ""
+
+
+@dataclass
+class Catalogue:
+    """What was sent of a directory.
+
+    Attributes:
+        run_id: of the run; hexadecimal.
+        over: whether nothing will follow.
+        sent: when it was put, in seconds since 1970.
+        every: within how many seconds the next one was to follow.
+        pieces: name and size of each.
+        files: extents by the name of a file.
+        inline: bytes that are in the catalogue.
+    """
+
+    run_id: str = ""
+    over: bool = False
+    sent: float = 0.0
+    every: float = 0.0
+    pieces: list[tuple[str, int]] = field(default_factory=list)
+    files: dict[str, list[Extent]] = field(default_factory=dict)
+    inline: bytes = b""
+
+    def encoded(self) -> bytes:
+        """The object."""
+        text = json.dumps(vars(self) | {"inline": len(self.inline)}, separators=(",", ":")).encode()
+        body = zlib.compress(text + self.inline, 1)
+        return _HEADER.pack(_MAGIC, FORMAT, zlib.crc32(body), len(text)) + body
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return sum(extent.length for extent in self.files[name])
+
+
+def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalogue:
+    """What a catalogue says.
+
+    Args:
+        data: the object.
+        path: its URL.
+        allowed: names that a file may have.
+
+    Raises:
+        DamageError: it was altered, or no version writes such a thing.
+    """
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        raise DamageError(path, "it is no catalogue of a run")
+    _, number, crc, length = _HEADER.unpack_from(data)
+    if zlib.crc32(data[_HEADER.size :]) != crc:
+        raise DamageError(path, "its bytes are not those that were sent")
+    if number > FORMAT:
+        raise DamageError(path, f"it has format {number}, which a newer introspect-cli reads")
+    try:
+        unpacking = zlib.decompressobj()
+        body = unpacking.decompress(data[_HEADER.size :], LIMIT)
+        fields = json.loads(body[:length])
+        catalogue = _checked(fields, body[length:])
+        unexpected = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error):
+        raise DamageError(path, "what it says cannot be read") from None
+    if unexpected is not None:
+        raise DamageError(path, "it names a file that no run has")
+    return catalogue
+
+
+def _checked(fields: Any, inline: bytes) -> Catalogue:
+    pieces = [(str(name), _number(size)) for name, size in fields["pieces"]]
+    if not all(PIECE.fullmatch(name) for name, _ in pieces) or fields["inline"] != len(inline):
+        raise ValueError
+    files = {}
+    for name, extents in fields["files"].items():
+        files[name] = [Extent(piece, _number(at), _number(length), str(mark)) for piece, at, length, mark in extents]
+        for extent in files[name]:
+            room = len(inline) if extent.piece == INLINE else pieces[_number(extent.piece)][1]
+            if extent.offset + extent.length > room:
+                raise ValueError
+    sent, every = float(fields["sent"]), float(fields["every"])
+    if not _ID.fullmatch(fields["run_id"]) or not 0 <= sent < _LATEST or not 0 <= every < _LATEST:
+        raise ValueError
+    return Catalogue(fields["run_id"], fields["over"] is True, sent, every, pieces, files, inline)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(value)
+    return value

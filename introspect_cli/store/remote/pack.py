@@ -1,0 +1,264 @@
+"""Where a run lies: a directory, a file it was packed into, or either of these elsewhere (`https://`, `s3://`, ...).
+
+A directory of a thousand files is no thing to mail. `pack` writes a zip of it; every reader takes the zip where it
+takes a directory, by unpacking it once into a cache that is named by its content. A zip from a stranger may hold any
+name and claim any size: only names that a store has are unpacked, nothing larger than it claims, and no more in all
+than a store of that size could hold. A pack
+elsewhere is fetched through fsspec into the same cache; a run in object storage is read where it lies (`remote`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.store.files.folders import LOCK, MANIFEST, NAMES, SOURCES, Folder, outside_cause, reason
+from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
+from introspect_cli.store.remote.remote_folder import RemoteFolder, copy_of, open_remote
+
+if TYPE_CHECKING:
+    import zipfile
+    from collections.abc import Iterator
+
+ENDING = ".introspect.zip"
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_PACKED = re.compile(r"\.zip$|^https?://")
+"""URLs of single files; a web server lists no directories."""
+
+_MOST_FILES = 1_000_000
+_MOST_TIMES = 200  # that a store may be larger than its pack; records compress three to tenfold
+_SPARE = 1 << 26
+_PIECE = 1 << 20
+_KEPT = 16
+_FETCHED = "fetched"
+_MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two files of one name apart
+
+
+def open_store(path: str | Path) -> Folder:
+    """The directory of a run; of a packed one, which may lie elsewhere, that which it is unpacked into.
+
+    Raises:
+        StoreError: there is nothing, or something that is not a directory with a manifest.
+    """
+    if is_remote(path):
+        remote = None if _PACKED.search(str(path)) else open_remote(str(path))
+        if remote is not None:
+            return remote
+        path = fetched(str(path))
+    if is_pack(path):
+        path = unpacked(path)
+    try:
+        folder = Folder.at(str(path))
+        names = folder.names()
+    except FileNotFoundError:
+        raise NoRunError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
+    except (OSError, ValueError) as error:
+        if outside_cause(error):
+            raise StoreError(f"cannot read {path}: {outside_cause(error)}") from None
+        why = reason(error) if isinstance(error, OSError) else "not a path"
+        raise NoRunError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
+    if MANIFEST not in names:
+        what = "it is empty" if not names else f"it has no {MANIFEST}"
+        raise NoRunError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+    return folder
+
+
+@contextmanager
+def local(path: str | Path) -> Iterator[Path]:
+    """A directory with the files of a run, wherever it lies; those in object storage are fetched for the while."""
+    with open_store(path) as folder:
+        if not isinstance(folder, RemoteFolder):
+            yield Path(folder.path)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as place:
+            copy_of(folder, Path(place))
+            yield Path(place)
+
+
+def pack(run: Path, out: Path, *, sources: bool = True) -> int:
+    """Write the run in a directory into a file, with the text of source files or without; bytes written."""
+    if not out.name:
+        raise StoreError(f"{out} is not the name of a file: name one that does not exist yet")
+    import shutil
+    import zipfile  # most runs are directories, and this brings three ways of compressing
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
+            for name, path in files_of(run, sources=sources):
+                # What differs between two packs of one run is nothing: names sorted, no times.
+                about = zipfile.ZipInfo(name)
+                about.compress_type = zipfile.ZIP_DEFLATED
+                about.external_attr = 0o644 << 16
+                with path.open("rb") as source, made.open(about, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, _PIECE)
+        os.link(temporary, out)
+    except FileExistsError:
+        raise StoreError(f"{out} exists: choose another name with -o") from None
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return out.stat().st_size
+
+
+def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
+    """The files of a store by name, the manifest first; locks and links are left out, and source files on request."""
+    files = {}
+    for folder, _, names in os.walk(run):
+        for name in names:
+            path = Path(folder) / name
+            relative = path.relative_to(run).as_posix()
+            wanted = sources or path.parent.name != SOURCES
+            if name != LOCK and wanted and not path.is_symlink() and NAMES.fullmatch(relative):
+                files[relative] = path
+    yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
+
+
+def is_pack(path: str | Path) -> bool:
+    """Whether a packed run may be at `path`: a file that begins as a zip does."""
+    try:
+        if not os.path.isfile(path):  # noqa: PTH113 - the path may be text; opening a pipe would wait for a writer
+            return False
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            return file.read(4) == b"PK\x03\x04"
+    except (OSError, ValueError):
+        return False
+
+
+def cache() -> Path:
+    """Where packs are unpacked; it may be removed at any time that no verb runs."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            raise StoreError(
+                "packs are unpacked below the home directory, and there is none: set XDG_CACHE_HOME"
+            ) from None
+    return base / "introspect"
+
+
+def unpacked(path: str | Path) -> Path:
+    """The directory that holds what a packed run holds, unpacked once."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check(path, members)
+            name = hashlib.blake2b(
+                repr([(member.filename, member.CRC, member.file_size) for member in members]).encode(), digest_size=16
+            ).hexdigest()
+            place = cache() / name
+            if not place.is_dir():
+                _unpack(archive, members, place)
+        os.utime(place)
+        _forget_old(place)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise StoreError(f"{path} is a damaged pack: {str(error).lower()}; pack the run again") from None
+    except OSError as error:
+        raise StoreError(f"cannot unpack {path} into {cache()}: {reason(error)}; set XDG_CACHE_HOME") from None
+    return place
+
+
+def _check(path: str | Path, members: list[zipfile.ZipInfo]) -> None:
+    """That a pack holds a run and nothing else, and is not larger inside than a run can be."""
+    if len(members) > _MOST_FILES:
+        raise StoreError(f"{path} is not a packed run: it holds {len(members):,} files")
+    unexpected = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
+    if unexpected is not None or all(member.filename != MANIFEST for member in members):
+        why = f"it has no {MANIFEST}" if unexpected is None else "it holds a file that no run has"
+        raise StoreError(f"{path} is not a packed run: {why}; name a directory that `introspect capture -o` made")
+    if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
+        raise StoreError(f"{path} is not unpacked: it claims to hold far more than a run of its size can")
+
+
+def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+    import shutil
+    import tempfile
+    import zipfile
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+    try:
+        for member in members:
+            target = fresh / member.filename
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, target.open("xb") as file:
+                left = member.file_size
+                while piece := source.read(min(_PIECE, left + 1)):
+                    left -= len(piece)
+                    if left < 0:
+                        raise zipfile.BadZipFile("a file is larger than it claims")
+                    file.write(piece)
+        try:
+            fresh.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process was quicker
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _forget_old(used: Path) -> None:
+    """Keep the packs that were used last."""
+    import shutil
+
+    packs = sorted(
+        (place for place in cache().iterdir() if _KEY.fullmatch(place.name)), key=lambda place: place.stat().st_mtime
+    )
+    for place in packs[:-_KEPT]:
+        if place != used:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+# --- elsewhere
+
+
+def from_anywhere(path: str | Path) -> str:
+    """A run's address, or its path as a process with another working directory finds it; a link stays one."""
+    return str(path) if is_remote(path) else str(Path(path).absolute())
+
+
+def fetched(url: str) -> Path:
+    """The packed run behind a URL, fetched once; its size is told on stderr before."""
+    storage = Storage(url)
+    try:
+        about = storage.system.info(storage.root)
+        size = about.get("size") or 0
+        mark = next((str(about[key]) for key in _MARKS if key in about), "")
+        name = hashlib.blake2b(f"{url} {size} {mark}".encode(), digest_size=16).hexdigest()
+        place = cache() / _FETCHED / f"{name}.zip"
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
+            temporary = place.with_name(f".{name}.{os.getpid()}")
+            storage.system.get_file(storage.root, str(temporary))
+            temporary.replace(place)
+    except Exception as error:
+        failed = failure("fetch", url, error)
+        raise (
+            NoRunError(f"there is no run at {url}: check the URL") if isinstance(failed, NothingThereError) else failed
+        ) from None
+    return place
+
+
+def sent(file: Path, url: str) -> None:
+    """Send a file to a URL; its size is told on stderr before."""
+    storage = Storage(url)
+    sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
+    try:
+        storage.system.put_file(str(file), storage.root)
+    except Exception as error:
+        raise failure("send to", url, error) from None

@@ -1,0 +1,226 @@
+"""A run in object storage, read as a directory is: whoever reads runs does not know of it.
+
+Of a run of many ranks, the catalogues are read at once, and nothing more until it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, TENSORS, DamageError, Folder
+from introspect_cli.store.files.handles import Handle
+from introspect_cli.store.remote.objects import (
+    CATALOGUE,
+    INLINE,
+    LIMIT,
+    Catalogue,
+    Extent,
+    NothingThereError,
+    Storage,
+    below,
+    decode_catalogue,
+)
+from introspect_cli.store.remote.pieces import RemoteFile, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+_FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
+_TORN = 3
+_PAUSE = 0.1
+
+
+class RemoteFolder(Folder):
+    """A directory of a run in object storage.
+
+    Attributes:
+        sent: where its files are; None where a catalogue of each directory in it says so.
+    """
+
+    def __init__(
+        self, storage: Storage, place: str, sent: Sent | None, inside: dict[str, Any], waiting: Iterable[str] = ()
+    ) -> None:
+        """Take what is in it.
+
+        Args:
+            storage: of the run.
+            place: the directory's path below it.
+            sent: where its files are; None where a catalogue of each directory says so.
+            inside: the extents of files and what is in directories, by name.
+            waiting: names of directories whose catalogue was not read yet.
+        """
+        self.path = f"{storage.url}/{place}".rstrip("/")
+        self._storage = storage
+        self._place = place
+        self.sent = sent
+        self._inside = inside
+        self._waiting = set(waiting)
+        self._ranks: dict[str, RemoteFolder] = {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def remote_size(self) -> int:
+        """Bytes of the files whose catalogue was read."""
+        here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
+        return here + sum(rank.remote_size for rank in self._ranks.values())
+
+    def names(self) -> list[str]:
+        """What the directory holds, sorted."""
+        return sorted({*self._inside, *self._waiting, *self._ranks})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inside or name in self._waiting or name in self._ranks
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Read the catalogues of directories that are looked into next, at once."""
+        wanted = sorted(name for name in self._waiting.intersection(names) if name.startswith("rank"))
+        places = [below(self._place, name) for name in wanted]
+        for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
+            self._waiting.discard(name)
+            self._ranks[name] = _folder(self._storage, place, catalogue)
+        ranks = [rank.sent for _, rank in sorted(self._ranks.items()) if rank.sent is not None]
+        for sent in ranks:
+            sent.others = ranks
+
+    def folder(self, name: str) -> Folder:
+        """The directory `name` inside this one."""
+        if name in self._waiting and name.startswith("attempt"):
+            return _attempt(self._storage, name)
+        self.expect([name])
+        if name in self._ranks:
+            return self._ranks[name]
+        inside = self._inside.get(name)
+        if inside is None:
+            raise FileNotFoundError(name)
+        if not isinstance(inside, dict):
+            raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
+        return RemoteFolder(self._storage, below(self._place, name), self.sent, inside)
+
+    def file(self, name: str) -> Handle:
+        """The file `name` inside this directory, for reading."""
+        extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
+        if not isinstance(extents, list) or self.sent is None:
+            raise FileNotFoundError(name)
+        remote = RemoteFile(self.sent, extents, f"{self.path}/{name}")
+        return _copied(remote) if self._place.rpartition("/")[2] == TENSORS else remote
+
+    def files(self) -> Iterator[tuple[str, Handle]]:
+        """All files in it, by their paths."""
+        self.expect(list(self._waiting))
+        for name in self.names():
+            if isinstance(self._inside.get(name), list):
+                yield name, self.file(name)
+            else:
+                inside = self.folder(name)
+                assert isinstance(inside, RemoteFolder)
+                yield from ((f"{name}/{path}", file) for path, file in inside.files())
+
+
+def _copied(remote: RemoteFile) -> Handle:
+    """A whole tensor as a file without a name, since it is mapped into memory."""
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        file.writelines(remote.blocks())
+        file.flush()
+        return Handle(os.dup(file.fileno()), remote.path)
+
+
+def open_remote(url: str) -> RemoteFolder | None:
+    """The directory of a run at a URL; None where one object is there.
+
+    Raises:
+        StoreError: there is nothing, or no run, or it cannot be read.
+    """
+    storage = Storage(url)
+    try:
+        entries = storage.entries()
+    except NothingThereError:
+        raise NoRunError(f"there is no run at {url}: check the URL") from None
+    if entries is None:
+        return None
+    if CATALOGUE in entries:
+        [catalogue] = catalogues(storage, [""])
+        return _folder(storage, "", catalogue)
+    if MANIFEST in entries:
+        return _launch(storage, "", entries)
+    runs = sorted(name for name, size in entries.items() if size < 0)
+    remedy = (
+        f"name one of the runs in it, such as {url}/{runs[0]}" if runs else "`introspect publish RUN URL` sends one"
+    )
+    raise NoRunError(f"{url} is not a run: it has no {CATALOGUE}; {remedy}")
+
+
+def _attempt(storage: Storage, name: str) -> RemoteFolder:
+    """The directory of another attempt of a launch; empty where it has no manifest yet."""
+    entries = storage.entries(name) or {}
+    return _launch(storage, name, entries) if MANIFEST in entries else RemoteFolder(storage, name, None, {})
+
+
+def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
+    """A directory whose ranks have a catalogue each."""
+    size = min(entries[MANIFEST], LIMIT_DOCUMENT)
+    path = below(place, MANIFEST)
+    [manifest] = storage.read([(path, 0, size)])
+    if isinstance(manifest, StoreError):
+        raise manifest
+    sent = Sent(storage, place, Catalogue(over=True, inline=manifest))
+    waiting = [name for name in entries if _FOLDER.fullmatch(name)]
+    return RemoteFolder(storage, place, sent, {MANIFEST: [Extent(INLINE, 0, len(manifest))]}, waiting)
+
+
+def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:
+    """A directory, given its catalogue; empty where none was put yet."""
+    if catalogue is None:
+        return RemoteFolder(storage, place, None, {})
+    inside: dict[str, Any] = {}
+    for name, extents in catalogue.files.items():
+        *folders, last = name.split("/")
+        into = inside
+        for folder in folders:
+            into = into.setdefault(folder, {})
+        into[last] = extents
+    return RemoteFolder(storage, place, Sent(storage, f"{place}/".lstrip("/"), catalogue), inside)
+
+
+def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
+    """The catalogues in some places, read at once; None where there is none.
+
+    One that fails its check may be about to be replaced, where storage does not replace an object at once.
+    """
+    read: dict[str, Catalogue | None] = {}
+    for again in range(_TORN):
+        left = [place for place in places if place not in read]
+        if not left:
+            break
+        if again:
+            time.sleep(_PAUSE)
+        names = [below(place, CATALOGUE) for place in left]
+        for place, name, data in zip(left, names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
+            if isinstance(data, NothingThereError):
+                read[place] = None
+            elif isinstance(data, StoreError):
+                raise data
+            else:
+                try:
+                    read[place] = decode_catalogue(data, f"{storage.url}/{name}", NAMES)
+                except DamageError:
+                    if again == _TORN - 1:
+                        raise
+    return [read[place] for place in places]
+
+
+def copy_of(folder: RemoteFolder, target: Path) -> None:
+    """Fetch all files of a run into a directory."""
+    for name, file in folder.files():
+        out = target / name
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("xb") as opened, file:
+            opened.writelines(file.blocks())

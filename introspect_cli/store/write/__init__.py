@@ -1,0 +1,1 @@
+"""Runs open for writing."""

@@ -1,0 +1,157 @@
+"""What is written once and named by number after: sites, layouts and modules.
+
+Each is a stream of rows. The writer hands out numbers and encodes the rows not yet written; see `name_tables` for the
+reader.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import Part
+from introspect_cli.store.format.arrow import encode_batch
+from introspect_cli.store.format.arrow_schema import Schema, schema_message
+from introspect_cli.store.format.columns import ColumnData, integer_lists, storable, text_lists, texts
+from introspect_cli.store.format.schemas import LIMIT_NAMES
+
+if TYPE_CHECKING:
+    from introspect_cli.records import Layout, ModuleInfo, Site, SiteInfo
+
+Row = TypeVar("Row")
+Encoded = Mapping[str, ColumnData]
+
+
+class Stream(NamedTuple):
+    """What a stream of names holds up to some row.
+
+    Attributes:
+        rows: how many.
+        length: bytes, the schema included.
+        crc: CRC-32 of the bytes.
+    """
+
+    rows: int
+    length: int
+    crc: int
+
+
+class Interner(Generic[Row]):
+    """Numbers rows and encodes those not yet written. Several threads may intern; one writes.
+
+    A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
+    here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
+    written, and no statement here leaves a number without its row.
+
+    Attributes:
+        begun: the stream before its first row.
+    """
+
+    def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
+        self._schema = schema
+        self._encoder = encoder
+        self._numbers: dict[Hashable, int] = {}
+        self._waiting: dict[int, Row] = {}
+        self._lock = threading.Lock()
+        first = schema_message(schema)
+        self.begun = Stream(0, len(first), zlib.crc32(first))
+
+    def keys(self) -> list[Hashable]:
+        """Keys of all rows, written or not."""
+        with self._lock:
+            return list(self._numbers)
+
+    def intern(self, key: Hashable, row: Row) -> int:
+        """The number of the row known by `key`; the first row wins."""
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                number = len(self._numbers)
+                self._waiting[number] = row  # before its number: one without the other is never read
+                self._numbers[key] = number
+            return number
+
+    @property
+    def waits(self) -> bool:
+        """Whether any row may have to be written yet."""
+        return bool(self._waiting)
+
+    def rest(self, written: Stream) -> tuple[bytes, Stream]:
+        """A batch of the rows that come after `written`, empty where there are none, and the stream with it.
+
+        The same rows again until they count as written.
+        """
+        if not self._waiting:
+            return b"", written
+        with self._lock:
+            for number in [number for number in self._waiting if number < written.rows]:
+                del self._waiting[number]
+            rows = [self._waiting[number] for number in range(written.rows, len(self._numbers))]
+        if not rows:
+            return b"", written
+        data = encode_batch(self._schema, self._encoder(rows), len(rows))
+        if written.length + len(data) > LIMIT_NAMES:
+            raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
+        return data, Stream(written.rows + len(rows), written.length + len(data), zlib.crc32(data, written.crc))
+
+
+def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+    """The columns of sites."""
+    sites = [site if site.fqn.isascii() and site.path.isascii() else _storable(site) for site, _ in rows]
+    return {
+        "key": np.array([site.key() for site in sites], np.uint64),  # of what is stored: it can be computed again
+        **_texts(sites, "phase", "kind", "fqn", "path"),
+        "call": np.array([site.call for site in sites], np.uint32),
+        **_texts([info for _, info in rows], "module_class", "op", "source"),
+    }
+
+
+def _texts(rows: Sequence[object], *names: str) -> dict[str, ColumnData]:
+    """The columns of texts that are attributes of rows."""
+    return {name: texts([getattr(row, name) for row in rows]) for name in names}
+
+
+def _storable(site: Site) -> Site:
+    return replace(site, fqn=storable(site.fqn), path=storable(site.path))
+
+
+_WHOLE = Part((), "", 1, "")
+"""What stands in the columns of parts where a rank holds the whole."""
+
+
+def encode_layouts(rows: Sequence[Layout]) -> Encoded:
+    """The columns of layouts."""
+    parts = [row.part or _WHOLE for row in rows]
+    return {
+        "shape": integer_lists([row.shape for row in rows]),
+        **_texts(rows, "dtype", "device", "strides"),
+        "part": integer_lists([_flat(part) for part in parts]),
+        "part_owed": texts([part.owed for part in parts]),
+        "part_owing": np.array([part.owing for part in parts], np.int32),
+        "part_source": texts([part.source for part in parts]),
+    }
+
+
+def _flat(part: Part) -> list[int]:
+    """For each dimension how many ranges there are, then each range."""
+    out: list[int] = []
+    for ranges in part.ranges:
+        out += [len(ranges), *(number for span in ranges for number in span)]
+    return out
+
+
+def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
+    """The columns of modules."""
+    return {
+        **_texts(rows, "fqn", "module_class", "source", "variable"),
+        **{name: text_lists([getattr(row, name) for row in rows]) for name in ("parameters", "buffers", "aliases")},
+        "attribute_names": text_lists([[name for name, _ in row.attributes] for row in rows]),
+        "attribute_values": text_lists([[value for _, value in row.attributes] for row in rows]),
+        "step": np.array([row.step for row in rows], np.int64),
+    }

@@ -1,0 +1,279 @@
+"""A store open for writing: the directory, its lock, its documents and tensors, and a writer for each rank.
+
+A capture must never overwrite what somebody may still need, share its directory with another capture, or be confused by
+a script that changes its directory. The directory is made here and nowhere else, a lock is held on it while the process
+lives, and everything is opened relative to its descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from introspect_cli.errors import DocumentTooLargeError, StoreError
+from introspect_cli.store.files.folders import (
+    FORMAT,
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    RUNS,
+    SETTINGS,
+    SOURCES,
+    TENSORS,
+    Folder,
+    reason,
+)
+from introspect_cli.store.files.handles import Handle, take_lock
+from introspect_cli.store.files.rank_folder import close_rank
+from introspect_cli.store.format import documents
+from introspect_cli.store.format.sources import encode
+from introspect_cli.store.write.launch import join_launch, lock_file, refuse_unless, set_aside
+from introspect_cli.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.write.rank_writer import RankWriter
+
+_NAME = re.compile(r"[a-z0-9_]{1,64}")
+_PRIVATE_FILE, _PRIVATE_DIRECTORY = 0o600, 0o700
+
+
+class StoreWriter:
+    """A run's directory, locked for writing until closed.
+
+    Attributes:
+        path: the directory, absolute.
+        id: 32 hex digits that every index of the run repeats, so that files of two runs cannot be mixed up.
+        tensor_bytes: bytes of whole tensors.
+    """
+
+    def __init__(
+        self, path: Path, folder: Folder, lock: Handle, run_id: str, *, durable: bool = False, rank: int | None = None
+    ) -> None:
+        self.path = path
+        self.id = run_id
+        self._folder = folder
+        self._lock = lock
+        self._durable = durable
+        self._rank = rank  # whose directory this is; None where one process writes the whole run
+        self._ranks: list[RankWriter] = []
+        self._tensors: Folder | None = None
+        self._stored: set[int] = set()
+        self._closed = False  # whether the lock is gone, as a rank's is
+        self.tensor_bytes = 0
+
+    @classmethod
+    def create(
+        cls, path: Path, *, force: bool = False, durable: bool = False, launch: Launch | None = None
+    ) -> StoreWriter:
+        """Make the directory of a new run and lock it.
+
+        Args:
+            path: where; parents are made. An empty directory that is there is used.
+            force: replace the run that is there.
+            durable: force each step to disk before the next begins, so that a power cut loses none.
+            launch: this process's part of the run, where several processes write one.
+
+        Raises:
+            StoreError: a run is there (without `force`), is being written, or something else is there; or the
+                directory cannot be made.
+        """
+        path = Path(os.path.abspath(path))  # noqa: PTH100 -- `resolve` would follow the link it is about to replace
+        try:
+            if path.parent.name == RUNS:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                ignored(path.parent)
+            if launch is None:
+                return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
+            place = join_launch(path, launch, force=force)
+            return cls._create(place, launch.id, force=force, durable=durable, rank=launch.rank)
+        except OSError as error:
+            raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
+
+    @classmethod
+    def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
+        if path.is_symlink():
+            path = path.resolve()
+        old = set_aside(path, force=force)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = Folder.at(str(path))
+        lock: Handle | None = None
+        try:
+            lock = lock_file(folder)
+            refuse_unless(take_lock(lock.fd) and folder.names() == [LOCK], path)
+            writer = cls(path, folder, lock, run_id, durable=durable, rank=rank)
+            writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
+        except BaseException:
+            folder.close()
+            if lock is not None:
+                lock.close()
+            raise
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        return writer
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest, all at once; `format` and `id` are added.
+
+        With the status `complete` the ranks are closed first: a manifest never says so of a run that could still be
+        cut off.
+        """
+        if manifest.get("status") == "complete":
+            self._close_ranks()
+        always = {"format": FORMAT, "id": self.id}
+        self._write_document(MANIFEST, {**always, **manifest, **always})
+
+    def write_settings(self, name: str, value: object) -> None:
+        """Write (or replace) the settings document `name`, readable by its owner only.
+
+        Raises:
+            ValueError: `name` is not lower-case letters, digits and underscores.
+            StoreError: it cannot be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name a settings document")
+        with self._writing("to {}"):
+            self._locked().make_folder(SETTINGS, _PRIVATE_DIRECTORY).close()
+        self._write_document(f"{SETTINGS}/{name}.yaml", value)
+
+    def save_source(self, digest: str, data: bytes) -> None:
+        """Keep the text of a source file under the digest of what it held, once, readable by its owner only.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        name = f"{digest}.gz"
+        with (
+            self._writing("the sources of {}"),
+            self._locked().make_folder(SOURCES, _PRIVATE_DIRECTORY) as folder,
+        ):
+            if name not in folder:
+                folder.replace(name, [encode(data)], _PRIVATE_FILE, durable=self._durable)
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Say of an error of the system what cannot be written; the run's path stands in braces."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
+
+    def _locked(self) -> Folder:
+        """The run's directory; the lock is taken again if the script closed its descriptor."""
+        folder = self._folder.secure()
+        if self._closed:
+            self._closed, self._lock = False, lock_file(folder)
+            take_lock(self._lock.fd)
+        if not self._lock.is_ours():
+            self._lock.open_again(os.O_RDWR)
+            take_lock(self._lock.fd)
+        return folder
+
+    def _write_document(self, name: str, value: object) -> None:
+        """Write the document `name`, a path inside the run."""
+        data = documents.dump(value, name, self.id)
+        if len(data) > LIMIT_DOCUMENT:
+            raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
+        parent, _, file_name = name.rpartition("/")
+        with self._writing(f"{{}}/{name}"), ExitStack() as stack:
+            run = self._locked()
+            folder = stack.enter_context(run.folder(parent)) if parent else run
+            folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
+
+    def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
+        """Keep a tensor's data under its checksum, once; bytes written."""
+        if checksum in self._stored:
+            return 0
+        self._stored.add(checksum)
+        name = f"{checksum:016x}.safetensors"
+        with self._writing("a tensor to {}"):
+            if self._tensors is None:
+                self._tensors = self._locked().make_folder(TENSORS)
+            if name in self._tensors.secure():
+                return 0
+            data = memoryview(array).cast("B")
+            from introspect_cli.store.format import tensorfile
+
+            head = tensorfile.encode(data, checksum, dtype, shape)
+            written = self._tensors.replace(name, [head, data], 0o666, durable=self._durable)
+        self.tensor_bytes += written
+        return written
+
+    def drop_tensors(self, checksums: Iterable[int]) -> None:
+        """Remove whole tensors that no record names any more, where that can be done."""
+        for checksum in checksums:
+            name = f"{checksum:016x}.safetensors"
+            with suppress(OSError):
+                if self._tensors is not None and checksum in self._stored:
+                    size = os.stat(name, dir_fd=self._tensors.secure().fd).st_size
+                    os.unlink(name, dir_fd=self._tensors.fd)
+                    self._stored.remove(checksum)
+                    self.tensor_bytes -= size
+
+    def rank(self, rank: int, **kept: Any) -> RankWriter:
+        """The writer of what `rank` records; what is `kept` says which columns, see `schemas.record_columns`."""
+        from introspect_cli.store.format.schemas import record_columns
+        from introspect_cli.store.write.rank_writer import RankWriter
+
+        schema = record_columns(**kept)
+        with self._writing("to {}"):
+            run = self._locked()
+            folder = run.make_folder(f"rank{rank}") if rank != self._rank else Folder.at(run.path)
+        several = self._rank is not None
+        writer = RankWriter(folder, rank, schema, bytes.fromhex(self.id), durable=self._durable, totals=several)
+        self._ranks.append(writer)
+        return writer
+
+    def abandon(self) -> None:
+        """Close every descriptor and write nothing: what a forked child does first."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.abandon()
+        self._release()
+
+    def close(self) -> None:
+        """Close the ranks, each with its mark of a proper end, and give the lock back; again is harmless.
+
+        Raises:
+            StoreError: a mark could not be written; everything is closed all the same.
+        """
+        try:
+            self._close_ranks()
+            if self._rank is not None:
+                close_rank(self._folder)
+                self._closed = True
+        finally:
+            self._release()
+
+    def _close_ranks(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        with ExitStack() as stack:
+            for rank in ranks:
+                stack.callback(rank.close)
+
+    def _release(self) -> None:
+        if self._tensors is not None:
+            self._tensors.close()
+        self._folder.close()
+        self._lock.close()
+
+    def __enter__(self) -> StoreWriter:  # noqa: PYI034 -- typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def ignored(runs: Path) -> None:
+    """Have git leave out the directory of runs that were given none, as caches of other tools are."""
+    with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
+        file.write("# made by introspect\n*\n")
