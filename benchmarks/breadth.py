@@ -81,7 +81,7 @@ def spread(names: list[str], count: int) -> list[str]:
 
 
 def in_a_process(library: str, name: str, seconds: float) -> tuple[str, str]:
-    """Compare one architecture in a process of its own, which finds the library and all of ours imported."""
+    """Compare one architecture in a process of its own, which finds the library and introspect imported."""
     _imported(library)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)

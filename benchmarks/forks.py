@@ -46,6 +46,8 @@ import numpy, pyarrow, torch, torch._dynamo  # every optimizer imports the last 
 {_PACKAGE}
 import introspect_cli.commands.capture
 imported("script", "store", "capture")
+from introspect_cli.capture.background import BackgroundProcess
+BackgroundProcess.patience = 900.0  # no answer depends on how busy the machine is
 from introspect_cli.capture.environment import sources
 from introspect_cli.capture.frames import pass_by
 import sys

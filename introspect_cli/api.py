@@ -51,7 +51,7 @@ def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
         the run's directory.
 
     Raises:
-        UsageError: a name is unknown, or a capture is under way already.
+        UsageError: a name is unknown, or a capture is already running.
         StoreError: the directory exists, or cannot be made.
     """
     with capturing(model, path, options) as place:
@@ -76,7 +76,7 @@ def capturing(
     from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
-        raise UsageError(f"a capture is under way already, into {_active[0]}: end it before the next")
+        raise UsageError(f"a capture into {_active[0]} is already running: end it before you start another")
     for name in ("output", "compile", "deterministic", "seed", "children"):
         if name in given:
             raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
@@ -174,7 +174,7 @@ def compare_transformed(
         Exception: whatever either model raises.
     """
     if level not in _LEVELS:
-        raise UsageError(f'no level is called "{level}": give one of {", ".join(_LEVELS)}')
+        raise UsageError(f'unknown level "{level}": give one of {", ".join(_LEVELS)}')
     for what in (model, transformed):
         if not callable(what):
             raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
@@ -229,4 +229,4 @@ def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
 
     names = sorted({site.fqn for site in lost})
     shown = some(names, _SHOWN)
-    return (f"Not compared, since the transformed model does not show them: {len(lost)} values of {shown}.",)
+    return (f"Not compared, because the transformed model hides them: {len(lost)} values of {shown}.",)

@@ -40,12 +40,12 @@ VERBS = {
     "merge": "Put ranks that were recorded on several machines into one run.",
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
-    "report": "Write a page about one run, or about two.",
-    "runs": "List the runs there are, label them, and remove old ones.",
+    "report": "Write an HTML page about one run, or about two.",
+    "runs": "List runs, label them, and remove old ones.",
     "show": "Show what is in a run.",
-    "verify": "Check that a run on disk is whole.",
-    "watch": "Show a run while it goes on.",
-    "zoom": "Run two runs again and show which elements first differ.",
+    "verify": "Check that a run on disk is undamaged.",
+    "watch": "Show a run while it is running.",
+    "zoom": "Repeat two runs and show which elements first differ.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`, or else:"""
 
@@ -110,8 +110,8 @@ class _Verbs(click.Group):
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             near = f"; did you mean {_MEANT[name]}?" if name in _MEANT else did_you_mean(name, VERBS, cutoff=0.7)
-            hint = near or f": there are {', '.join(VERBS)}"
-            raise click.UsageError(f"no verb is called {name!r}{hint}", ctx)
+            hint = near or f"; choose from {', '.join(VERBS)}"
+            raise click.UsageError(f"unknown verb {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 

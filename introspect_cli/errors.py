@@ -75,7 +75,7 @@ _SCARCE = {
 def scarcity(error: BaseException) -> str:
     """What has run out, where that is all an error says; "" where it says something else.
 
-    A sound run must not be called damaged, nor an error of ours reported, because a machine is full.
+    A sound run must not be called damaged, nor a bug reported, because a machine is full.
     """
     if isinstance(error, MemoryError):
         return _SCARCE[errno.ENOMEM]
@@ -89,7 +89,7 @@ def scarcity(error: BaseException) -> str:
 
 
 _CALLED = sys.stdlib_module_names | {"builtins", "introspect_cli", "numpy", "torch", "yaml"}
-"""Top-level names of the modules that code of ours calls inside a script."""
+"""Top-level names of the modules that introspect calls inside a script."""
 
 
 def belongs_to_script(error: BaseException) -> bool:

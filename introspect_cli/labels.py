@@ -98,7 +98,7 @@ class Labelled:
             if not equals or not value:
                 raise UsageError(f"{part.strip()!r} names no step: {LABELS_HELP}")
             if name not in NAMES:
-                hint = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
+                hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
                 raise UsageError(f"steps have no label {name!r}{hint}: {LABELS_HELP}")
             if name in NUMBERED:
                 spans.append((name, span_of(value, text)))

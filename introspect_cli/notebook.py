@@ -229,7 +229,7 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
     names = {field.name for field in fields(DiffOptions)}
     for name in fields_given:
         if name not in names:
-            hint = did_you_mean(name, names) or f": there are {', '.join(sorted(names | {'noise'}))}"
+            hint = did_you_mean(name, names) or f"; choose from {', '.join(sorted(names | {'noise'}))}"
             raise UsageError(f"diff takes no option {name!r}{hint}")
     given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
     fields_given |= vars(read_selection(**given))

@@ -1,7 +1,7 @@
 """The words of the tool as types: phases, kinds, sites, layouts, summaries, records.
 
 Capture writes these, the store keeps them, compare reads them; the three meet nowhere else. Nothing here
-imports anything of ours, nor torch, nor numpy.
+imports another module of the package, nor torch, nor numpy.
 """
 
 from __future__ import annotations

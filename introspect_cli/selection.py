@@ -50,13 +50,13 @@ def choose(
     texts = tuple(texts)
     asked = words(texts)
     if texts and not asked:
-        raise UsageError(f"no {what} is named: known are {', '.join((*names, *groups))}")
+        raise UsageError(f"no {what} is given; choose from {', '.join((*names, *groups))}")
     if "none" in asked and "none" in groups and len(set(asked)) > 1:
-        raise UsageError(f"'none' cannot stand beside another {what}: give it alone or leave it out")
+        raise UsageError(f"'none' cannot be combined with another {what}: give it alone or leave it out")
     for name in asked:
         if name not in names and name not in groups:
             hint = did_you_mean(name, (*names, *groups))
-            raise UsageError(f"no {what} is called {name!r}{hint or ':'} known are {', '.join((*names, *groups))}")
+            raise UsageError(f"unknown {what} {name!r}{hint or ';'} choose from {', '.join((*names, *groups))}")
     chosen = {one for name in asked for one in groups.get(name, (name,))}
     return tuple(name for name in names if name in chosen)
 

@@ -1,4 +1,4 @@
-"""What every test gets: a way to run the command, and the assertion that nothing of ours is left in the process."""
+"""What every test gets: a way to run the command, and the assertion that introspect leaves nothing in the process."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def introspect(tmp_path, request):
     """Run `introspect ARGS...` in `tmp_path` unless `cwd` says otherwise.
 
     In a fork of a process that has imported all of it, where nothing else is asked: that takes longer than a small run
-    does. `afresh` asks for a process of its own.
+    does. `new_process` asks for one that is started for it.
     """
 
-    def run(*args, cwd=tmp_path, text=True, afresh=False, **settings):
-        own = dict(settings.get("env", os.environ).items() - os.environ.items())
+    def run(*args, cwd=tmp_path, text=True, new_process=False, **settings):
+        changed = dict(settings.get("env", os.environ).items() - os.environ.items())
         plain = not settings.keys() - {"env"} and settings.get("env", os.environ).keys() >= os.environ.keys()
-        if args and text and plain and not afresh and not any(map(_of_python, own)):
-            return request.getfixturevalue("forks")(*map(str, args), cwd=cwd, env=tuple(own.items()))
-        command = [PYTHON if afresh else sys.executable, "-m", "introspect_cli", *map(str, args)]
+        if args and text and plain and not new_process and not any(map(_of_python, changed)):
+            return request.getfixturevalue("forks")(*map(str, args), cwd=cwd, env=tuple(changed.items()))
+        command = [PYTHON if new_process else sys.executable, "-m", "introspect_cli", *map(str, args)]
         return subprocess.run(command, cwd=cwd, text=text, capture_output=True, check=False, **settings)
 
     return run
@@ -118,7 +118,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    threads = _threads_of_ours()
+    threads = _introspects_threads()
     process, torch_state = _process_state(), _torch_state()
     yield
     assert _process_state() == process
@@ -127,12 +127,12 @@ def _nothing_left_behind():
     assert [name for name, value in _hooked().items() if _is_ours(value)] == []
     assert [finder for finder in sys.meta_path if _is_ours(finder)] == []
     deadline = time.monotonic() + 60
-    while _threads_of_ours().keys() - threads.keys():
-        assert time.monotonic() < deadline, f"threads left running: {_threads_of_ours()}"
+    while _introspects_threads().keys() - threads.keys():
+        assert time.monotonic() < deadline, f"threads left running: {_introspects_threads()}"
         time.sleep(0.01)
 
 
-def _threads_of_ours():
+def _introspects_threads():
     """Threads that run code of the package, bare ones that `threading` does not know of included."""
     return {
         thread: frame.f_code.co_name
@@ -227,7 +227,7 @@ def fresh_compiler():
 @pytest.fixture
 def no_gc_callbacks():
     """Without those that testing libraries have: python passes nothing on that a signal's handler raises in them."""
-    own = gc.callbacks.copy()
+    callbacks = gc.callbacks.copy()
     gc.callbacks.clear()
     yield
-    gc.callbacks[:] = own
+    gc.callbacks[:] = callbacks

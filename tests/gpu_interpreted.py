@@ -76,7 +76,7 @@ def _language_patched_once_a_launch():
             return look(fn)
         if fn not in homes:
             language = interpreter.tl, interpreter.tl.core
-            homes[fn] = tuple(any(own is home for own in fn.__globals__.values()) for home in language)
+            homes[fn] = tuple(any(each is home for each in fn.__globals__.values()) for home in language)
         if homes[fn] in seen:
             return None
         seen.add(homes[fn])

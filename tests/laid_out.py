@@ -127,8 +127,8 @@ def swap(step, rank, site, record):
 def copy(site):
     """One rank's copy is another."""
 
-    def changed(step, rank, own, record):
-        if own == site and rank == 2 and step == 1:
+    def changed(step, rank, cut, record):
+        if cut == site and rank == 2 and step == 1:
             record[1] ^= 5
 
     return changed
@@ -137,8 +137,8 @@ def copy(site):
 def exchanged(names):
     """Two copies are another, one way or the other round."""
 
-    def changed(step, rank, own, record):
-        if own == STATES[0] and rank in names and step > 0:
+    def changed(step, rank, cut, record):
+        if cut == STATES[0] and rank in names and step > 0:
             record[1] ^= 1 + names.index(rank)
 
     return changed

@@ -64,7 +64,7 @@ class Process:
 
     def __init__(self, folder, argv, env):
         self._out, theirs = socket.socketpair()
-        self.told, self.is_open = b"", True
+        self.said, self.is_open = b"", True
         with theirs, open(os.devnull) as none:
             self._run = _forks().start(argv, env, folder, none.fileno(), theirs.fileno(), theirs.fileno())
 
@@ -77,7 +77,7 @@ class Process:
     def read(self):
         """Take what it has printed; False where it has ended: the pipe is closed by its end alone."""
         data = self._out.recv(1 << 16)
-        self.told += data
+        self.said += data
         if not data:
             self.is_open = False
             self._out.close()
@@ -94,10 +94,10 @@ def _forks():
 
 
 def _started(folder, world, argv):
-    told = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    each = [{**told, "RANK": rank, "LOCAL_RANK": rank} if world > 1 else {} for rank in range(world)]
+    said = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    each = [{**said, "RANK": rank, "LOCAL_RANK": rank} if world > 1 else {} for rank in range(world)]
     argv = [str(word) for word in argv]
-    return [Process(folder, argv, {name: str(value) for name, value in own.items()}) for own in each]
+    return [Process(folder, argv, {name: str(value) for name, value in item.items()}) for item in each]
 
 
 def launch(folder, name, world, *words, options=(), script=SCRIPT):
@@ -128,18 +128,18 @@ def finish(processes, timeout=300, after=60):
                 if not process.read() and not ended:
                     ended, deadline = True, min(deadline, time.monotonic() + after)
             if not ready:
-                assert ended, [process.told for process in processes]
+                assert ended, [process.said for process in processes]
                 for process in left:
                     process.kill()
                 deadline = time.monotonic() + timeout
-        return [process.told.decode(errors="replace") for process in processes]
+        return [process.said.decode(errors="replace") for process in processes]
 
 
 def recorded(folder, started):
     """Wait for launches, by the names of the runs in `folder` that each of them leaves."""
     for name, processes in started.items():
-        told = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), told
+        said = finish(processes)
+        assert (folder / name / "manifest.yaml").exists(), said
 
 
 def free_port():

@@ -82,7 +82,7 @@ class Tiny(nn.Module):
     def load(self, theirs):
         """Take the weights of transformers' GPT-2, whose `Conv1D` holds them transposed."""
         state = {name: value.clone() for name, value in theirs.state_dict().items()}
-        own = {
+        renamed = {
             "tokens.weight": "transformer.wte.weight",
             "places.weight": "transformer.wpe.weight",
             "to_words.weight": "lm_head.weight",
@@ -93,9 +93,9 @@ class Tiny(nn.Module):
         for number in range(len(self.layers)):
             for mine, other in names.items():
                 for part in ("weight", "bias"):
-                    own[f"layers.{number}.{mine}.{part}"] = f"transformer.h.{number}.{other}.{part}"
+                    renamed[f"layers.{number}.{mine}.{part}"] = f"transformer.h.{number}.{other}.{part}"
         turned = ("mixer.inp.weight", "mixer.out.weight", "wide.weight", "narrow.weight")
-        found = {mine: state[name].T if mine.endswith(turned) else state[name] for mine, name in own.items()}
+        found = {mine: state[name].T if mine.endswith(turned) else state[name] for mine, name in renamed.items()}
         if self.fault == "weight":
             found["layers.1.wide.weight"][3] = 0
         self.load_state_dict(found)
@@ -117,7 +117,7 @@ class Rotary:
 
     def __call__(self, x):
         angle = torch.arange(x.shape[2])[:, None] * self.turns
-        cos, sin = (torch.cat([own, own], -1) for own in (angle.cos(), angle.sin()))
+        cos, sin = (torch.cat([each, each], -1) for each in (angle.cos(), angle.sin()))
         one, two = x.chunk(2, -1)
         return x * cos + torch.cat([-two, one], -1) * sin
 
@@ -173,9 +173,11 @@ class Fused(nn.Module):
         found["out_norm.gain"] = state["model.norm.weight"]
         for number in range(len(self.stack)):
             old, new = f"model.layers.{number}.", f"stack.{number}."
-            found[f"{new}att.inp.weight"] = torch.cat([state[f"{old}self_attn.{own}_proj.weight"] for own in "qkv"])
+            found[f"{new}att.inp.weight"] = torch.cat([state[f"{old}self_attn.{each}_proj.weight"] for each in "qkv"])
             found[f"{new}att.out.weight"] = state[f"{old}self_attn.o_proj.weight"]
-            found[f"{new}ff.both.weight"] = torch.cat([state[f"{old}mlp.{own}_proj.weight"] for own in ("gate", "up")])
+            found[f"{new}ff.both.weight"] = torch.cat(
+                [state[f"{old}mlp.{each}_proj.weight"] for each in ("gate", "up")]
+            )
             found[f"{new}ff.down.weight"] = state[f"{old}mlp.down_proj.weight"]
             found[f"{new}n1.gain"] = state[f"{old}input_layernorm.weight"]
             found[f"{new}n2.gain"] = state[f"{old}post_attention_layernorm.weight"]
@@ -218,7 +220,7 @@ class Seen(nn.Module):
     def load(self, theirs):
         """Take the weights of transformers' ViT, three of which are one here."""
         state = theirs.state_dict()
-        own = {
+        renamed = {
             "cut.weight": state["vit.embeddings.patch_embeddings.projection.weight"].flatten(1),
             "cut.bias": state["vit.embeddings.patch_embeddings.projection.bias"],
             "first": state["vit.embeddings.cls_token"].flatten(),
@@ -232,11 +234,11 @@ class Seen(nn.Module):
             pairs[f"{new}mixer.out"] = f"{old}attention.o_proj"
             for part in ("weight", "bias"):
                 found = [state[f"{old}attention.{one}_proj.{part}"] for one in "qkv"]
-                own[f"{new}mixer.inp.{part}"] = torch.cat(found)
-        own |= {
+                renamed[f"{new}mixer.inp.{part}"] = torch.cat(found)
+        renamed |= {
             f"{mine}.{part}": state[f"{name}.{part}"] for mine, name in pairs.items() for part in ("weight", "bias")
         }
         if self.fault == "bias":
-            own["stages.0.narrow.bias"] = own["stages.0.narrow.bias"].flip(0)
-        self.load_state_dict(own)
+            renamed["stages.0.narrow.bias"] = renamed["stages.0.narrow.bias"].flip(0)
+        self.load_state_dict(renamed)
         return self

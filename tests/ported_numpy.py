@@ -16,8 +16,8 @@ class Dumped(dict):
 
 
 def _norm(x, scale, shift, eps):
-    apart = x - x.mean(-1, keepdims=True)
-    return apart / np.sqrt((apart**2).mean(-1, keepdims=True) + np.float32(eps)) * scale + shift
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(eps)) * scale + shift
 
 
 def _gelu(x, exact):
@@ -41,20 +41,20 @@ def forward(state, tokens, heads, fault=""):
         heads: attention heads.
         fault: what is wrong in its last layer.
     """
-    own = {name.removeprefix("transformer."): value for name, value in state.items()}
+    weights = {name.removeprefix("transformer."): value for name, value in state.items()}
     seen = Dumped({"batch/tokens": tokens})
-    layers = 1 + max(int(name.split(".")[1]) for name in own if name.startswith("h."))
+    layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("h."))
     if fault == "weight":
-        own[f"h.{layers - 1}.mlp.c_fc.weight"] = own[f"h.{layers - 1}.mlp.c_fc.weight"].copy()
-        own[f"h.{layers - 1}.mlp.c_fc.weight"][:, 3] = 0
-    for name, value in own.items():
+        weights[f"h.{layers - 1}.mlp.c_fc.weight"] = weights[f"h.{layers - 1}.mlp.c_fc.weight"].copy()
+        weights[f"h.{layers - 1}.mlp.c_fc.weight"][:, 3] = 0
+    for name, value in weights.items():
         if name != "lm_head.weight":
             seen[f"param/model/{_theirs(name)}"] = value
     count, length = tokens.shape
-    x = seen("model/embed", own["wte.weight"][tokens] + own["wpe.weight"][:length])
+    x = seen("model/embed", weights["wte.weight"][tokens] + weights["wpe.weight"][:length])
     for at in range(layers):
         wrong = fault if at == layers - 1 else ""
-        part = {name.removeprefix(f"h.{at}."): value for name, value in own.items() if name.startswith(f"h.{at}.")}
+        part = {name.removeprefix(f"h.{at}."): value for name, value in weights.items() if name.startswith(f"h.{at}.")}
         place = f"model/layer_{at}"
         h = seen(f"{place}/norm_1", _norm(x, part["ln_1.weight"], part["ln_1.bias"], 1e-2 if wrong == "eps" else 1e-5))
         h = seen(f"{place}/qkv", h @ part["attn.c_attn.weight"] + part["attn.c_attn.bias"])
@@ -70,8 +70,8 @@ def forward(state, tokens, heads, fault=""):
         h = seen(f"{place}/up", h @ part["mlp.c_fc.weight"] + part["mlp.c_fc.bias"])
         h = _gelu(h, exact=wrong == "gelu")
         x = x + seen(f"{place}/down", h @ part["mlp.c_proj.weight"] + part["mlp.c_proj.bias"])
-    x = seen("model/norm", _norm(x, own["ln_f.weight"], own["ln_f.bias"], 1e-5))
-    seen("model", x @ own["wte.weight"].T)
+    x = seen("model/norm", _norm(x, weights["ln_f.weight"], weights["ln_f.bias"], 1e-5))
+    seen("model", x @ weights["wte.weight"].T)
     return seen
 
 
@@ -80,4 +80,4 @@ def _theirs(name):
     words = {"c_attn": "qkv", "c_fc": "up", "ln_1": "norm_1", "ln_2": "norm_2", "ln_f": "norm", "wte": "words"}
     words |= {"wpe": "places", "weight": "kernel", "attn": "", "mlp": ""}
     name = name.replace("attn.c_proj", "mix").replace("mlp.c_proj", "down").replace("h.", "layer_", 1)
-    return "/".join(own for part in name.split(".") if (own := words.get(part, part)))
+    return "/".join(word for part in name.split(".") if (word := words.get(part, part)))

@@ -267,15 +267,17 @@ def _batch(writer, source, rows, infos, layouts, *, differs):
     rng, count = source.rng, len(rows)
     checksum = [rng.choice((0, 1, 2**64 - 1, rng.getrandbits(64))) for _ in rows]
     if differs:
-        checksum = [own ^ 1 if rng.random() < 0.3 else own for own in checksum]
+        checksum = [each ^ 1 if rng.random() < 0.3 else each for each in checksum]
     counts, floats = {}, {}
-    for name, own in STATISTICS.items():
-        if own.type == "<i8":
+    for name, statistic in STATISTICS.items():
+        if statistic.type == "<i8":
             counts[name] = np.array([rng.choice(_COUNTS) if source.bad() else 0 for _ in rows], np.int64)
         else:
             with np.errstate(over="ignore"):
                 whole = rng.choice(_NUMBERS) if source.bad() and source.bad() else None
-                floats[name] = np.array([source.number() if whole is None else whole for _ in rows]).astype(own.type)
+                floats[name] = np.array([source.number() if whole is None else whole for _ in rows]).astype(
+                    statistic.type
+                )
     with np.errstate(over="ignore"):
         sketch = np.array([[source.number() for _ in range(16)] for _ in rows]).reshape(count, 16).astype(np.float32)
     given = {

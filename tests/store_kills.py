@@ -66,7 +66,7 @@ def problems(path, reported, count):
                 out.append("steps are missing in the middle")
             for step in {0, last - 1, last} & set(range(last + 1)):
                 names = [(r.site.fqn, r.summary.text) for r in reader.records(step)]
-                if names != [(own.fqn, repr(value)) for own, _, value in rows(step, count)]:
+                if names != [(each.fqn, repr(value)) for each, _, value in rows(step, count)]:
                     out.append(f"step {step} is not as it was written")
     out += verify_run(path).findings
     return out

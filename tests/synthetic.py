@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-COUNTS = tuple(name for name, own in STATISTICS.items() if own.type == "<i8")
-NUMBERS = tuple(name for name, own in STATISTICS.items() if own.type != "<i8" and not own.on_request)
+COUNTS = tuple(name for name, each in STATISTICS.items() if each.type == "<i8")
+NUMBERS = tuple(name for name, each in STATISTICS.items() if each.type != "<i8" and not each.on_request)
 """Statistics that every capture keeps."""
 
 Row = tuple[Site, SiteInfo, Any]
@@ -105,11 +105,11 @@ def batch(writer: RankWriter, rows: Iterable[Row]) -> StepBatch:
         name: np.array([s.stats.get(name, math.nan) for s in kept], np.float64) for name in (*NUMBERS, "med", "mode")
     }
     sketches = np.zeros((len(kept), SKETCH_SIZE), np.float32)
-    for number, own in enumerate(kept):
-        if own.sketch:
-            sketches[number] = own.sketch
+    for number, statistic in enumerate(kept):
+        if statistic.sketch:
+            sketches[number] = statistic.sketch
     return StepBatch(
-        site=np.array([writer.site(own, info) for own, info, _ in rows], np.uint32),
+        site=np.array([writer.site(each, info) for each, info, _ in rows], np.uint32),
         sequence=np.arange(len(rows), dtype=np.uint32),
         layout=np.array([writer.layout(s.layout) for s in kept], np.uint32),
         status=np.array([s.status.value for s in kept], np.uint8),
@@ -141,22 +141,22 @@ def write_run(
 
     Every rank gets the same rows. With `complete=False` the run ends as one that was killed.
     """
-    own = StoreWriter.create(path, force=force)
+    store = StoreWriter.create(path, force=force)
     about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": [], "exit_code": 0}
     for name, value in (settings or {}).items():
-        own.write_settings(name, value)
+        store.write_settings(name, value)
     for number in range(ranks):
-        writer = own.rank(number, stats=stats, sketch=sketch, sorted_stats=sorted_stats)
+        writer = store.rank(number, stats=stats, sketch=sketch, sorted_stats=sorted_stats)
         writer.modules(modules)
         for position, rows in enumerate(steps):
             step = numbers[position] if numbers is not None else first_step + position
             writer.append(step, batch(writer, rows))
     about["status"] = "complete" if complete else "running"
-    own.write_manifest({**about, **(manifest or {})})
+    store.write_manifest({**about, **(manifest or {})})
     if complete:
-        own.close()
+        store.close()
     else:
-        own.abandon()
+        store.abandon()
     return path
 
 

@@ -12,19 +12,19 @@ from introspect_cli.compare.result import SettingChange
 
 def test_switches_are_those_of_the_moment():
     before = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
-    told = settings.runtime()
-    assert (told["cudnn_benchmark"], told["flash_sdp"]) == before
+    answered = settings.runtime()
+    assert (answered["cudnn_benchmark"], answered["flash_sdp"]) == before
     try:
         torch.backends.cudnn.benchmark = not before[0]
         torch.backends.cuda.enable_flash_sdp(not before[1])
-        told = settings.runtime()
-        assert (told["cudnn_benchmark"], told["flash_sdp"]) == (not before[0], not before[1])
+        answered = settings.runtime()
+        assert (answered["cudnn_benchmark"], answered["flash_sdp"]) == (not before[0], not before[1])
     finally:
         torch.backends.cudnn.benchmark = before[0]
         torch.backends.cuda.enable_flash_sdp(before[1])
 
 
-def test_tf32_is_told_whichever_way_it_was_set():
+def test_tf32_is_reported_whichever_way_it_was_set():
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     try:

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from conftest import PYTHON
-from test_against import TRAIN, ended, pids
+from test_against import HANGS, TRAIN, ended, pids
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import open_run
@@ -39,7 +39,7 @@ def place(tmp_path_factory, forks):
 
 def begun(process, run):
     """Wait until what compares is there."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + HANGS
     while not (found := pids(str(run))):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
@@ -86,7 +86,7 @@ def trained(place, tmp_path, fault, python):
 
 def assert_unharmed(process, tmp_path, fault):
     """Training came to its end with all that it computes, one line or two say what became of the comparison."""
-    printed, said = process.communicate(timeout=120)
+    printed, said = process.communicate(timeout=HANGS)
     assert process.returncode == 0, said
     bare = subprocess.run(
         [sys.executable, "train.py", str(STEPS), str(fault), "0"],
@@ -191,7 +191,7 @@ def test_a_reference_that_goes_on_itself_is_compared_as_far_as_it_is(place, tmp_
         cwd=tmp_path, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + HANGS
         while not (tmp_path / "ref" / "rank0" / "index.bin").exists():
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -32,7 +32,7 @@ for step in range(steps):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(0.01 * dist.get_rank() * (steps > 100))
+    time.sleep(0.01 * min(1.15**step, 100) * dist.get_rank() * (steps > 100))  # ended meanwhile on a busy machine too
 print("end")
 dist.destroy_process_group()
 """
@@ -46,25 +46,25 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "train.py").write_text(TRAIN)
     (folder / "agent.py").write_text(AGENT)
-    told = finish(launch(folder, "ref", 2, "-1", "10", script="train.py", options=["--no-packages"]))
-    assert verify_run(folder / "ref").sound, told
+    said = finish(launch(folder, "ref", 2, "-1", "10", script="train.py", options=["--no-packages"]))
+    assert verify_run(folder / "ref").sound, said
     return folder
 
 
 def started(place, *command):
     """The exit status of a command, and what it prints."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))}
     done = subprocess.run(
         [str(word) for word in command],
-        cwd=place, env={**own, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False, timeout=240,
+        cwd=place, env={**variables, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, check=False, timeout=900,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
-def assert_ended_together(run, told):
-    assert "First divergence at step 4, on both ranks" in told
-    assert "(--stop)" in told
-    assert "end\n" not in told
+def assert_ended_together(run, said):
+    assert "First divergence at step 4, on both ranks" in said
+    assert "(--stop)" in said
+    assert "end\n" not in said
     with open_run(run) as opened:
         assert opened.state is RunState.COMPLETE
         lengths = [len(opened.rank(rank)) for rank in opened.ranks]
@@ -76,25 +76,25 @@ def assert_ended_together(run, told):
 def test_all_ranks_end_after_the_same_step_with_the_status_of_diff(place):
     torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2")
     words = ("-m", "introspect_cli", "capture", "--force", *OPTIONS, *torchrun, "train.py", "4", "4000")
-    code, told = started(place, sys.executable, *words)
-    assert code == 1, told
-    assert_ended_together(place / "run", told)
+    code, said = started(place, sys.executable, *words)
+    assert code == 1, said
+    assert_ended_together(place / "run", said)
 
 
 @pytest.mark.sweep
 def test_the_same_where_torchrun_starts_the_captures(place):
     words = ("--standalone", "--nproc-per-node", "2", "-m", "introspect_cli", "capture", "--force", *OPTIONS)
-    code, told = started(place, PYTHON, "agent.py", *words, "train.py", "4", "4000")
-    assert code == 1, told
-    assert_ended_together(place / "run", told)
+    code, said = started(place, PYTHON, "agent.py", *words, "train.py", "4", "4000")
+    assert code == 1, said
+    assert_ended_together(place / "run", said)
 
 
 @pytest.mark.sweep
 def test_ranks_that_do_not_diverge_end_with_success(place):
     torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2")
     words = ("-m", "introspect_cli", "capture", "--force", *OPTIONS, *torchrun, "train.py", "-1", "10")
-    code, told = started(place, sys.executable, *words)
-    assert code == 0, told
+    code, said = started(place, sys.executable, *words)
+    assert code == 0, said
     assert not (place / "run" / "rank0" / "divergence.jsonl").exists()
 
 

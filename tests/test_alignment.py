@@ -94,7 +94,7 @@ def run(tmp_path_factory):
 NEW = ("stem", "bend", "out")
 
 
-def test_copies_that_are_equal_at_first_are_told_apart_by_later_steps(tmp_path):
+def test_copies_that_are_equal_at_first_are_distinguished_by_later_steps(tmp_path):
     """Their outputs are equal in step 0; only from step 1 on does training part them."""
     lean = {"record": frozenset({Kind.OUTPUT, Kind.LOSS})}
     a = captured(tmp_path / "a", fit(lambda: Two("online", "target")), **lean)
@@ -113,10 +113,10 @@ def test_what_was_equal_by_chance_is_no_rename(tmp_path):
         return [
             [
                 row("start", "param", f"Net.{name}.weight", value),
-                row("start", "param", "Net.kept.weight", own),
-                row("loss", "loss", "loss", own.sum()),
+                row("start", "param", "Net.kept.weight", each),
+                row("loss", "loss", "loss", each.sum()),
             ]
-            for value, own in zip((start, later), kept, strict=True)
+            for value, each in zip((start, later), kept, strict=True)
         ]
 
     write_run(tmp_path / "a", steps("red", rng.normal(size=(3, 3))))
@@ -173,10 +173,10 @@ def test_what_was_near_in_the_first_step_alone_is_no_rename(tmp_path, record, mo
     start, kept = rng.normal(size=(3, 3)), [rng.normal(size=(3, 3)) for _ in range(2)]
     name = "weight" if record == "param" else ""
 
-    def steps(own, values, shift):
+    def steps(differing, values, shift):
         return [
             [
-                row("start" if name else "forward", record, f"Net.{own}{'.' * bool(name)}{name}", value),
+                row("start" if name else "forward", record, f"Net.{differing}{'.' * bool(name)}{name}", value),
                 row("start", "param", "Net.kept.weight", held + shift * place),
                 row("loss", "loss", "loss", held.sum() + shift * place),
             ]
@@ -202,8 +202,8 @@ def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
     values = [rng.normal(size=(3, 3)) for _ in range(6)]
 
     def steps(name, first):
-        return [[row("start", "param", f"Net.{name}.weight", own), row("loss", "loss", "loss", own.sum())]
-                for own in values[first:]]  # fmt: skip
+        return [[row("start", "param", f"Net.{name}.weight", each), row("loss", "loss", "loss", each.sum())]
+                for each in values[first:]]  # fmt: skip
 
     write_run(tmp_path / "a", steps("old", 0))
     write_run(tmp_path / "b", steps("new", 3))
@@ -258,10 +258,10 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList()
         for _ in range(2):
             if wrapped:
-                own = (PreNorm(Attention()), PreNorm(Feed()))
+                blocks = (PreNorm(Attention()), PreNorm(Feed()))
             else:
-                own = (Attention(nn.LayerNorm(6)), Feed(nn.LayerNorm(6)))
-            self.layers.append(nn.ModuleList(own))
+                blocks = (Attention(nn.LayerNorm(6)), Feed(nn.LayerNorm(6)))
+            self.layers.append(nn.ModuleList(blocks))
         self.inp, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
 
     def forward(self, x):
@@ -275,7 +275,7 @@ class Layers(nn.Module):
 @pytest.mark.parametrize("back", [False, True])
 def test_a_norm_that_moves_from_a_wrapper_into_what_it_wraps_changes_no_number(tmp_path, back):
     """The wrapper's name is that of what it wrapped now: both are there in both runs, and mean another module."""
-    runs = [captured(tmp_path / str(own), fit(lambda own=own: Layers(wrapped=own))) for own in (not back, back)]
+    runs = [captured(tmp_path / str(each), fit(lambda each=each: Layers(wrapped=each))) for each in (not back, back)]
     result = compared(*runs)
     assert result.verdict is Verdict.SAME, result.sentence
     assert result.counts.records > 0

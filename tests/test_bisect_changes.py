@@ -53,8 +53,8 @@ def search(names, rule, most=100, likely=1):
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Path(), {}, {}, {}, {}, tuple(elements), (), Path(), (), Path(), ("", ""))
     around = Surroundings(Path(), Path(), (), (), ())
-    told = []
-    asked = Asked(sides, elements, around, Reference(Path(), 3), (), Path("runs"), most, told.append)
+    answered = []
+    asked = Asked(sides, elements, around, Reference(Path(), 3), (), Path("runs"), most, answered.append)
     asked.rule = rule
     proof = _Search(asked, (around, around), DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof

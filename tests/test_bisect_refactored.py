@@ -107,5 +107,5 @@ def test_of_thirty_commits_with_ten_refactorings_the_one_that_moved_a_number_is_
     good = git(path, "rev-parse", "HEAD~29")
     answer = introspect(path, "bisect", "--good", good, "train.py", code=1)
     assert "scale the hidden layer" in answer.stdout
-    told = [line for line in answer.stderr.splitlines() if " is good" in line]
-    assert told, answer.stderr
+    said = [line for line in answer.stderr.splitlines() if " is good" in line]
+    assert said, answer.stderr

@@ -134,7 +134,10 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd)
     run = captured(tmp_path / "run", work, options, width=30_000)
     said = capfd.readouterr().err
     assert "whole tensors of the last 1 step are held, in 300 kB of memory at most (--keep-size)" in said
-    assert "values of a step, param of Sequential.1.weight the first, are not held whole: a step has 100 kB" in said
+    assert (
+        "values of a step (the first: param of Sequential.1.weight) are not held whole: --keep-size leaves 100 kB"
+        in said
+    )
     with open_run(run) as opened:
         assert any("are not held whole" in note for note in opened.manifest["not_observed"])
     sizes = [len(data) for data in stored(run).values()]
@@ -191,7 +194,7 @@ def test_a_store_without_room_costs_the_tensors_and_not_the_run(tmp_path, monkey
     run = captured(tmp_path / "run", nan=3, options={"keep_around": 2})
     with open_run(run) as opened:
         assert opened.last_step == 5
-        assert any("are not held any more" in note for note in opened.manifest["not_observed"])
+        assert any("are no longer held" in note for note in opened.manifest["not_observed"])
 
 
 def test_a_comparison_that_comes_late_finds_the_steps_that_were_set_aside(tmp_path):
@@ -210,7 +213,7 @@ def test_a_comparison_that_comes_late_finds_the_steps_that_were_set_aside(tmp_pa
         for step in range(9):
             late.add(step, {}, b"", not_finite=False)
         late.diverged(4)
-        assert said == ["whole tensors of step 4 are not held any more: it was compared 4 steps later"]
+        assert said == ["whole tensors of step 4 are no longer held: it was compared 4 steps later"]
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,14 @@ class Whole(nn.Module):
         super().__init__()
         self.stem, self.blocks, self.head = nn.Linear(4, 8), nn.Sequential(block(), block()), nn.Linear(8, 3)
         source = torch.Generator().manual_seed(3)
-        layers = [own for own in self.modules() if isinstance(own, nn.Linear)]
+        layers = [each for each in self.modules() if isinstance(each, nn.Linear)]
         with torch.no_grad():
-            for own in layers:
-                own.weight.normal_(0, 0.5, generator=source)
-            for own in self.modules():
-                if isinstance(own, nn.LayerNorm):  # told apart by their values
-                    own.weight.normal_(1, 0.2, generator=source)
-                    own.bias.normal_(0, 0.2, generator=source)
+            for layer in layers:
+                layer.weight.normal_(0, 0.5, generator=source)
+            for layer in self.modules():
+                if isinstance(layer, nn.LayerNorm):  # told apart by their values
+                    layer.weight.normal_(1, 0.2, generator=source)
+                    layer.bias.normal_(0, 0.2, generator=source)
 
     def forward(self, x):
         return self.head(self.blocks(self.stem(x)))
@@ -146,9 +146,9 @@ def test_a_module_of_the_same_name_is_compared_where_names_alone_are_matched(dif
     assert diff("outside", "inside", by_value=False).verdict is Verdict.DIVERGED
 
 
-def test_two_modules_of_one_name_are_told_once(diff):
-    told = [change.text for change in diff("outside", "inside").structure]
-    assert told == [
+def test_two_modules_of_one_name_are_reported_once(diff):
+    said = [change.text for change in diff("outside", "inside").structure]
+    assert said == [
         "Whole.blocks.*.norm is Whole.blocks.*.fn.norm in b",
         "Whole.blocks.*.fn is one module in a and another in b, with something else inside it",
     ]

@@ -58,13 +58,13 @@ def captured(tmp_path_factory, forks):
     (folder / "train.py").write_text(SCRIPT)
     made = {}
 
-    def capture(told, *options):
-        key = told, options
+    def capture(said, *options):
+        key = said, options
         if key not in made:
             made[key] = folder / f"run{len(made)}"
-            (folder / "told").write_text(told)
+            (folder / "told").write_text(said)
             run = forks(
-                "capture", "-q", *options, "-o", made[key].name, "train.py", *(["told"] if told else ()), cwd=folder
+                "capture", "-q", *options, "-o", made[key].name, "train.py", *(["told"] if said else ()), cwd=folder
             )
             assert run.returncode == 0, run.stderr
         return str(made[key])
@@ -82,23 +82,23 @@ CAUSES = [
 ]
 
 
-@pytest.mark.parametrize(("told", "cause"), CAUSES)
-def test_the_argument_that_differs_is_the_likely_cause(captured, introspect, told, cause):
-    answer = introspect("diff", captured(""), captured(told)).stdout.splitlines()[0]
+@pytest.mark.parametrize(("said", "cause"), CAUSES)
+def test_the_argument_that_differs_is_the_likely_cause(captured, introspect, said, cause):
+    answer = introspect("diff", captured(""), captured(said)).stdout.splitlines()[0]
     assert f"Likely cause: {cause}" in answer or f"It likely comes from {cause}" in answer
 
 
-@pytest.mark.parametrize(("told", "cause"), CAUSES)
-def test_so_it_is_where_losses_and_parameters_alone_were_recorded(captured, introspect, told, cause):
+@pytest.mark.parametrize(("said", "cause"), CAUSES)
+def test_so_it_is_where_losses_and_parameters_alone_were_recorded(captured, introspect, said, cause):
     lean = "--record", "param,grad,loss"
-    answer = introspect("diff", captured("", *lean), captured(told, *lean)).stdout
+    answer = introspect("diff", captured("", *lean), captured(said, *lean)).stdout
     assert f"  {cause}  (" in answer.partition("Settings that differ and can explain it:")[2]
 
 
 def test_a_loader_of_the_evaluation_is_no_cause_of_a_training_batch(captured, introspect):
     evaluated = "--eval"
-    told = "dict(noise=0.5, evaluated=2)"
-    runs = captured("", evaluated), captured(told, evaluated)
+    said = "dict(noise=0.5, evaluated=2)"
+    runs = captured("", evaluated), captured(said, evaluated)
     first = introspect("diff", *runs).stdout.splitlines()[0]
     assert "Likely cause: DataLoader (train.py:20): dataset.noise 0 -> 0.5" in first
     assert "batch_size" not in first

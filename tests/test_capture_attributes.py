@@ -165,7 +165,7 @@ def test_looks_again_only_where_something_changed(tmp_path, monkeypatch):
 def test_a_diff_names_the_attribute(tmp_path):
     a = captured(tmp_path / "a", trained(2))
     b = captured(tmp_path / "b", trained(2, eps=1e-3))
-    assert "eps 1e-05 -> 0.001" in told(a, b)
+    assert "eps 1e-05 -> 0.001" in answered(a, b)
 
 
 @pytest.mark.parametrize("options", [{}, {"record": frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})}])
@@ -178,7 +178,7 @@ def test_a_diff_names_the_argument_of_a_loss_object(tmp_path, options):
         optimizer.step()
 
     a, b = (captured(tmp_path / str(each), functools.partial(work, each), **options) for each in (0.0, 0.1))
-    said = told(a, b)
+    said = answered(a, b)
     assert "label_smoothing 0.0 -> 0.1" in said
     assert ("(CrossEntropyLoss: label_smoothing" in said) == bool(options), "what the loss was computed from is unseen"
 
@@ -186,10 +186,10 @@ def test_a_diff_names_the_argument_of_a_loss_object(tmp_path, options):
 def test_a_diff_names_what_changed_in_the_middle_of_a_run(tmp_path):
     a = captured(tmp_path / "a", trained(4, before={2: lambda net: net.drop.eval()}))
     b = captured(tmp_path / "b", trained(4))
-    assert "eval mode in a, train mode in b" in told(a, b)
+    assert "eval mode in a, train mode in b" in answered(a, b)
 
 
-def told(a, b):
+def answered(a, b):
     with open_run(a) as one, open_run(b) as two:
         result = compare_runs(one, two, DiffOptions())
     return result.sentence

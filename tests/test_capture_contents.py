@@ -37,7 +37,7 @@ def test_modules_and_tensors_come_once_and_another_name_is_noticed():
     named = {id(tensor) for tensor in [*root[0].parameters(), *root[0].buffers(), *root[2].parameters(), root.own]}
     assert {*map(id, tensors)} == named
     assert len(tensors) == len(named)
-    assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(own, nn.Parameter) for own in tensors]
+    assert [kind is Kind.BUFFER for kind in kinds] == [not isinstance(each, nn.Parameter) for each in tensors]
     assert tensors_in(references, frozenset({Kind.BUFFER}))[0] == [Kind.BUFFER] * 3
     assert tensors_in(references, frozenset()) == ([], [], [])
     assert tensors_in(references, BOTH)[2] == stand

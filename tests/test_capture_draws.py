@@ -144,8 +144,8 @@ def test_the_draw_is_named_and_no_module_is_blamed_for_it(tmp_path, plain, fault
 def test_what_draws_in_one_run_only_is_said_beside_the_answer(tmp_path, plain):
     result = answer(plain, tmp_path, "functional dropout off")
     assert "between Net.right and Net.head" in result.sentence
-    told = "Random numbers were drawn between Net.right and Net.head in a and not in b."
-    assert told in result.evidence
+    said = "Random numbers were drawn between Net.right and Net.head in a and not in b."
+    assert said in result.evidence
 
 
 LESS = {
@@ -172,9 +172,9 @@ def test_a_draw_that_is_on_record_elsewhere_is_not_called_one_runs_alone(tmp_pat
     for paths in ((plain, tmp_path / "run"), (tmp_path / "run", plain)):
         with open_run(paths[0]) as a, open_run(paths[1]) as b:
             result = compare_runs(a, b, DiffOptions(), [])
-        told = " ".join((result.sentence, *result.evidence))
-        assert "drew random numbers" not in told
-        assert "were drawn" not in told
+        said = " ".join((result.sentence, *result.evidence))
+        assert "drew random numbers" not in said
+        assert "were drawn" not in said
         if fault == "other p":
             assert result.first is not None
             assert result.first.site.fqn == "Net.head"
@@ -230,9 +230,10 @@ def draw_here_and_there():
 def states(path):
     with open_run(path) as run:
         rank = run.rank(0)
-        kept = [[own for own in rank.records(entry.step) if own.site.kind is Kind.RNG] for entry in rank.steps]
+        kept = [[each for each in rank.records(entry.step) if each.site.kind is Kind.RNG] for entry in rank.steps]
         return [
-            {own.site.path or own.site.fqn: (own.summary.checksum, own.summary.text) for own in step} for step in kept
+            {each.site.path or each.site.fqn: (each.summary.checksum, each.summary.text) for each in step}
+            for step in kept
         ]
 
 
@@ -250,8 +251,8 @@ def test_states_that_stand_as_they_did_are_recorded_as_if_they_were_asked_for(tm
     reused = states(tmp_path / "reused")
     assert reused == states(tmp_path / "asked")
     python, numpy = ([step[name] for step in reused] for name in ("python", "numpy"))
-    assert [python.index(own) for own in python] == [0, 1, 2, 2, 2, 2, 6, 0, 0, 0]
-    assert [numpy.index(own) for own in numpy] == [0, 0, 0, 3, 4, 4, 4, 4, 8, 8]
+    assert [python.index(each) for each in python] == [0, 1, 2, 2, 2, 2, 6, 0, 0, 0]
+    assert [numpy.index(each) for each in numpy] == [0, 0, 0, 3, 4, 4, 4, 4, 8, 8]
 
 
 def test_a_state_is_read_inside_a_transform_of_torch_func_too():

@@ -153,12 +153,12 @@ def test_an_evaluation_that_is_not_recorded_is_said_beside_same(tmp_path, alone)
     for name, options in {"unseen": {}, "seen": {"eval": True}}.items():
         with watched(tmp_path / name, **options):
             train(without_gradients, "in the middle")
-    told = "Run b could not see everything: evaluation ran and is not recorded (--eval records it)"
+    said = "Run b could not see everything: evaluation ran and is not recorded (--eval records it)"
     for name, notes in {"unseen": True, "seen": False}.items():
         with open_run(alone) as one, open_run(tmp_path / name) as other:
             result = compare_runs(one, other, DiffOptions(), [])
             assert result.verdict is Verdict.SAME, result.sentence
-            assert (told in result.notes) is notes, result.notes
+            assert (said in result.notes) is notes, result.notes
 
 
 @pytest.mark.parametrize("when", ["between a batch and its use", "in the middle", "after"])
@@ -203,7 +203,7 @@ def test_evaluation_before_anything_is_trained_counts_as_no_step(tmp_path, evalu
             train_late(way, by_hand=by_hand)
     assert_same(tmp_path / "a", tmp_path / "b")
     with open_run(tmp_path / "b") as run:
-        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
 
 
 def forwards_with_gradients(net, average, criterion, loader):
@@ -220,7 +220,7 @@ def test_forwards_with_gradients_of_which_nothing_is_left_count_as_no_step(tmp_p
             train_late(way, by_hand=by_hand)
     assert_same(tmp_path / "a", tmp_path / "b")
     with open_run(tmp_path / "b") as run:
-        assert any("was an evaluation and is not recorded" in told for told in run.manifest["not_observed"])
+        assert any("was taken for an evaluation and is not recorded" in said for said in run.manifest["not_observed"])
 
 
 def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path):

@@ -97,7 +97,7 @@ def spread(last, count):
 
 
 def test_an_interrupt_while_a_capture_finishes(finished, instants):
-    """It was swallowed by what it happened to meet, or ended in a traceback of ours and a run that is not closed."""
+    """It was swallowed by what it happened to meet, or ended in introspect's traceback and a run that is not closed."""
     assert problems(finished, "SIGINT", {-signal.SIGINT}, spread(instants, 10)) == []
 
 

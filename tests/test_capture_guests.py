@@ -121,7 +121,7 @@ torch drops what comes while it imports what it can do without."""
 
 SENDER = """
 def watch(frame, event, _):
-    names = []  # of what runs, up to code of ours
+    names = []  # of what runs, up to introspect's code
     while frame is not None and not is_introspects(frame):
         names.append(frame.f_code.co_name)
         frame = frame.f_back
@@ -185,8 +185,8 @@ def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them()
     found = []
     for path in Path(package.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
-        methods = [own for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for own in node.body]
-        assert "forget" not in [own.name for own in methods if isinstance(own, ast.FunctionDef)], path
+        methods = [each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body]
+        assert "forget" not in [each.name for each in methods if isinstance(each, ast.FunctionDef)], path
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             called = ast.unparse(call.func)
             if called in ("weakref.ref", "keyed") and len(call.args) > 1:
@@ -195,7 +195,7 @@ def test_callbacks_of_weak_references_have_the_name_by_which_signals_know_them()
     assert set(found) == {"forget"}
     assert len(found) == 4
     every = (ById()._forget, Names(NameFilter((), (), None))._module_gone)
-    assert {own.__name__ for own in every} == {"forget"}
+    assert {each.__name__ for each in every} == {"forget"}
 
 
 def test_tensors_can_be_swapped(tmp_path):

@@ -50,8 +50,8 @@ def trained(forks, tmp_path_factory):
     (folder / "train.py").write_text(SCRIPT)
 
     def run(times, stride=0, *options, gap=0):
-        own = map(str, (times, stride, gap))
-        done = forks("capture", "--force", "-o", f"run{times}", *options, "train.py", *own, cwd=folder)
+        arguments = map(str, (times, stride, gap))
+        done = forks("capture", "--force", "-o", f"run{times}", *options, "train.py", *arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
         assert verify_run(folder / f"run{times}").sound
         with open_run(folder / f"run{times}") as opened:
@@ -116,13 +116,13 @@ def test_an_interrupt_before_anything_of_a_step_is_set_aside_mixes_no_steps(tmp_
     came: list[bool] = []
     with watched(tmp_path / "undisturbed"):
         train()
-    own, calls = getattr(Recorder, name), []
+    original, calls = getattr(Recorder, name), []
 
     def interrupted(self):
         calls.append(True)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        own(self)
+        original(self)
 
     monkeypatch.setattr(Recorder, name, interrupted)
     with watched(tmp_path / "interrupted"):

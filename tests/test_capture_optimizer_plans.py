@@ -82,12 +82,12 @@ def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch)
     used = []
     values = Plan.values
 
-    def told(self, *given):
+    def said(self, *given):
         found = values(self, *given)
         used.append(found is not None)
         return found
 
-    monkeypatch.setattr(Plan, "values", told)
+    monkeypatch.setattr(Plan, "values", said)
     planned = contents(captured(tmp_path / "planned", train(change)))
     monkeypatch.setattr(Plan, "values", lambda *_: None)
     alone = contents(captured(tmp_path / "alone", train(change)))
@@ -102,7 +102,7 @@ class Container(torch.optim.Optimizer):
 
     def __init__(self, *optimizers):
         self.optimizers = list(optimizers)
-        groups = [group["params"] for own in optimizers for group in own.param_groups]
+        groups = [group["params"] for each in optimizers for group in each.param_groups]
         decay = optimizers[0].param_groups[0]["weight_decay"]
         super().__init__([one for params in groups for one in params], {"lr": 0.1, "weight_decay": decay})
 
@@ -137,7 +137,7 @@ def test_an_optimizer_that_is_made_of_others_shows_what_they_keep_and_step_with(
     assert kept == {(name, f"['{key}']") for name in names for key in ("step", "exp_avg", "exp_avg_sq")}
 
 
-def test_what_a_container_and_its_optimizers_were_given_alike_is_told_once(tmp_path):
+def test_what_a_container_and_its_optimizers_were_given_alike_is_reported_once(tmp_path):
     def trained(decay):
         def work():
             torch.manual_seed(0)

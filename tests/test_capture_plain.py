@@ -122,7 +122,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "how", "step", "place", "words"), FAULTS)
-def test_a_fault_is_told_without_modules_that_are_not_there(tmp_path, plain, fault, how, step, place, words):
+def test_a_fault_is_reported_without_modules_that_are_not_there(tmp_path, plain, fault, how, step, place, words):
     with watched(tmp_path / "run"):
         train(fault, how)
     with open_run(plain[how]) as a, open_run(tmp_path / "run") as b:
@@ -131,10 +131,10 @@ def test_a_fault_is_told_without_modules_that_are_not_there(tmp_path, plain, fau
     site = result.first.site
     assert (result.first.step, (site.phase, site.kind, site.fqn)) == (step, place), result.sentence
     assert words in result.sentence
-    told = " ".join([result.sentence, *result.evidence])
-    assert "module output" not in told
-    assert "loss code" not in told
-    assert "forward pass" not in told
+    said = " ".join([result.sentence, *result.evidence])
+    assert "module output" not in said
+    assert "loss code" not in said
+    assert "forward pass" not in said
 
 
 @pytest.mark.parametrize("how", HOWS)

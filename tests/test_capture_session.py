@@ -59,10 +59,10 @@ def captured(introspect, project):
     """Capture the script with options, and open the run."""
     runs = []
 
-    def capture(*options, args=(), code=0, afresh=False, **settings):
+    def capture(*options, args=(), code=0, new_process=False, **settings):
         out = project / f"run{len(runs)}"
         words = ("capture", "-o", str(out), *options, "train.py", *args)
-        done = introspect(*words, cwd=project, afresh=afresh, **settings)
+        done = introspect(*words, cwd=project, new_process=new_process, **settings)
         assert done.returncode == code, done.stderr
         runs.append(open_run(out))
         return runs[-1], done
@@ -113,7 +113,7 @@ def test_loss_is_the_one_that_the_script_computed(captured):
 def test_output_and_exit_code_are_the_scripts(captured, project):
     plain = subprocess.run([sys.executable, "train.py"], cwd=project, capture_output=True, text=True, check=True)
     assert captured()[1].stdout == plain.stdout
-    quiet = captured("-q", afresh=True)[1]
+    quiet = captured("-q", new_process=True)[1]
     assert (quiet.stdout, quiet.stderr) == (plain.stdout, "")
     assert plain.stderr == ""
 
@@ -139,7 +139,7 @@ def test_record_none_records_nothing_and_diff_says_nothing_is_in_common(captured
     assert introspect("diff", run.path, other.path).returncode == 2
 
 
-def test_a_glob_that_matches_no_module_is_told(captured):
+def test_a_glob_that_matches_no_module_is_reported(captured):
     run, done = captured("--modules", "body,hed", "--exclude", "nothing.*")
     assert "no module that ran matches hed; did you mean head?" in done.stderr
     assert "no module that ran matches nothing.*" in done.stderr
@@ -222,8 +222,8 @@ def test_settings_tell_what_ran_on_what(captured, project):
     assert settings["environment"]["PLAIN"] == "seen"
     assert settings["environment"]["URL"] == "https://<redacted>@host/x"
     assert settings["runtime"]["torch"].startswith("2.")
-    told = [one.metadata for one in importlib.metadata.distributions()]
-    assert settings["packages"] == {one["Name"]: one["Version"] for one in reversed(told)}
+    answered = [one.metadata for one in importlib.metadata.distributions()]
+    assert settings["packages"] == {one["Name"]: one["Version"] for one in reversed(answered)}
     assert set(settings["sources"]) == {"helper.py", "train.py"}
     (optimizer,) = settings["optimizers"]
     assert optimizer["class"] == "SGD"
@@ -313,7 +313,7 @@ def test_bad_input_is_one_sentence(introspect, project, words, said):
 
 def test_a_script_without_torch_is_run_and_said_to_have_shown_nothing(introspect, project):
     (project / "plain.py").write_text("import sys\nprint('torch' in sys.modules, 'numpy' in sys.modules)\n")
-    done = introspect("capture", "-o", "run", "plain.py", cwd=project, afresh=True)
+    done = introspect("capture", "-o", "run", "plain.py", cwd=project, new_process=True)
     assert done.stdout == "False False\n"
     assert "never imported torch" in done.stderr
     assert introspect("show", "run", cwd=project).returncode == 0

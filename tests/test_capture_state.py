@@ -70,7 +70,7 @@ def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between,
     assert found(path, 3) == set()
 
 
-def test_what_changes_between_two_calls_of_a_step_is_told_apart_by_its_count(tmp_path):
+def test_what_changes_between_two_calls_of_a_step_is_distinguished_by_its_count(tmp_path):
     def work():
         net = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -101,10 +101,10 @@ def test_a_line_search_shows_what_it_tries_under_the_models_names(tmp_path):
 
         optimizer.step(closure)
 
-    own = [r for r in records(captured(tmp_path / "run", work)) if r.site.kind is Kind.PARAM]
-    tried = [(r.site.fqn, r.site.call) for r in own if r.site.phase is Phase.OPTIMIZER]
+    params = [r for r in records(captured(tmp_path / "run", work)) if r.site.kind is Kind.PARAM]
+    tried = [(r.site.fqn, r.site.call) for r in params if r.site.phase is Phase.OPTIMIZER]
     assert tried == [(name, call) for call in (1, 2, 0) for name in ("Linear.weight", "Linear.bias")]
-    assert len({r.summary.checksum for r in own if r.site.fqn == "Linear.weight"}) == 3  # the last one tried stands
+    assert len({r.summary.checksum for r in params if r.site.fqn == "Linear.weight"}) == 3  # the last one tried stands
 
 
 def idle(*_):
@@ -117,7 +117,7 @@ class Idle(multiprocessing.get_context("fork").Process):
 
 
 @pytest.mark.parametrize(
-    ("start", "told"),
+    ("start", "answered"),
     [
         (lambda fork: fork.Process(target=idle), ["idle"]),
         (lambda fork: Idle(), ["Idle"]),
@@ -125,7 +125,7 @@ class Idle(multiprocessing.get_context("fork").Process):
     ],
     ids=["function", "class", "none"],
 )
-def test_processes_that_the_script_starts_are_told_of(tmp_path, start, told):
+def test_processes_that_the_script_starts_are_reported(tmp_path, start, answered):
     def work():
         process = start(multiprocessing.get_context("fork"))
         if process is not None:
@@ -135,12 +135,12 @@ def test_processes_that_the_script_starts_are_told_of(tmp_path, start, told):
         nn.Linear(1, 1)(torch.ones(1, 1))
 
     with open_run(captured(tmp_path / "run", work)) as run:
-        assert run.manifest["children"] == told
+        assert run.manifest["children"] == answered
         said = [text for text in run.manifest["not_observed"] if "in a process of its own" in text]
-    assert [text.split()[3] for text in said] == told
+    assert [text.split()[3] for text in said] == answered
 
 
-def test_spawned_ranks_are_told_of_by_their_function(tmp_path):
+def test_spawned_ranks_are_reported_by_their_function(tmp_path):
     def work():
         multiprocessing.start_processes(idle, nprocs=2, start_method="fork")
         nn.Linear(1, 1)(torch.ones(1, 1))

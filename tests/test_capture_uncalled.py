@@ -31,9 +31,9 @@ def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, capsys, fo
     finally:
         session.finish(Ending(0, "returned"))
     session.last_word()
-    told = capsys.readouterr().err
-    assert "recorded 1 step" in told
-    assert ("no module was called, so no inputs and outputs are in it" in told) == forward_alone
+    said = capsys.readouterr().err
+    assert "recorded 1 step" in said
+    assert ("no module was called, so no inputs and outputs are in it" in said) == forward_alone
 
 
 def resumed(model):
@@ -71,7 +71,7 @@ def test_parameters_have_the_names_of_their_model_where_the_optimizer_steps_firs
                 assert name in found
                 assert not any("Adam.group" in fqn for fqn in found)
         assert name in run.settings["optimizers"][0]["groups"][0]["params"]
-        assert not any("no module was called" in told for told in run.manifest["not_observed"])
+        assert not any("no module was called" in said for said in run.manifest["not_observed"])
 
 
 def test_parameters_have_their_names_though_the_model_only_runs_with_others_in_their_place(tmp_path):

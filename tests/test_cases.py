@@ -59,8 +59,8 @@ def test_changed_operators_are_counted_too():
     answer = {"verdict": "diverged", "status": 1, "sentence": "", "evidence": []}
     assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number}"}}) == []
     assert cases.wrong(case, {**answer, "first": {**expect, "source": f"train_ops.py:{number + 1}"}}) != []
-    told = localization.table([(case, True), (case, False)]).splitlines()
-    assert told[-1].split() == ["all", "2", "1", "0", "0"]
+    said = localization.table([(case, True), (case, False)]).splitlines()
+    assert said[-1].split() == ["all", "2", "1", "0", "0"]
 
 
 def test_a_wrong_answer_is_noticed():

@@ -13,7 +13,7 @@ PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\
 
 
 @pytest.fixture
-def told(project, introspect, tmp_path):  # noqa: F811 - the fixture
+def said(project, introspect, tmp_path):  # noqa: F811 - the fixture
     """The answer on the plain project and one with these files, as data and as text."""
 
     def compare(model=MODEL, train=TRAIN, options=(), more=None, base=MODEL, base_train=TRAIN):
@@ -30,8 +30,8 @@ def changes(document):
 
 
 @pytest.mark.parametrize("options", [(), ("--record", "param,grad,loss"), ("--every-seconds", "3600")])
-def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_likely(told, options):
-    document, text = told(
+def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_likely(said, options):
+    document, text = said(
         MODEL.replace("self.b(torch", "1.01 * self.b(torch"),
         TRAIN.replace("step in", "number in") + "print(1)\n",
         options,
@@ -42,58 +42,58 @@ def test_the_changed_line_of_a_forward_comes_first_and_what_only_prints_is_not_l
     assert document["code"]["changes"][0]["a"]["text"] == "return self.b(torch.relu(self.a(x)))"
 
 
-def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_does(told):
-    document, _ = told(MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)"))
+def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_does(said):
+    document, _ = said(MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)"))
     assert document["first"]["size"] == "rounding"
     assert "Likely cause: model.py changed at line 12 (Net.forward)" in document["sentence"]
 
 
-def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(told):
+def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):
     model = (
         MODEL
         + "\n    def train(self, mode=True):\n        self.a.weight.data.mul_({})\n        return super().train(mode)\n"
     )
     train = TRAIN.replace("    optimizer.step()", "    optimizer.step()\n    if step == 0:\n        net.train()")
-    document, _ = told(model.format(0.9), train, ("--every", "2"), base=model.format(0.8), base_train=train)
+    document, _ = said(model.format(0.9), train, ("--every", "2"), base=model.format(0.8), base_train=train)
     assert document["first"]["step"] == 2
     assert "(Net.train): self.a.weight.data.mul_(0.8) -> self.a.weight.data.mul_(0.9)" in document["sentence"]
 
 
-def test_the_only_change_between_two_steps_is_the_likely_cause(told):
-    document, _ = told(
+def test_the_only_change_between_two_steps_is_the_likely_cause(said):
+    document, _ = said(
         train=TRAIN.replace("    loss.backward()", "    [torch.rand(1) for _ in range(step)]\n    loss.backward()")
     )
     assert "Likely cause: train.py changed at line" in document["sentence"]
 
 
-def test_the_line_that_builds_an_optimizer_comes_first_where_parameters_differ_after_its_step(told):
-    document, _ = told(MODEL.replace("Net(torch", "Net(  torch"), TRAIN.replace("lr=0.1", "lr=0.2"))
+def test_the_line_that_builds_an_optimizer_comes_first_where_parameters_differ_after_its_step(said):
+    document, _ = said(MODEL.replace("Net(torch", "Net(  torch"), TRAIN.replace("lr=0.1", "lr=0.2"))
     assert changes(document)[0] == ("train.py:7", "", True)
 
 
-def test_the_line_that_seeds_comes_first_where_random_states_differ(told):
-    document, _ = told(MODEL.replace("x)))", "x))) + 0"), TRAIN.replace("seed(0)", "seed(1)"))
+def test_the_line_that_seeds_comes_first_where_random_states_differ(said):
+    document, _ = said(MODEL.replace("x)))", "x))) + 0"), TRAIN.replace("seed(0)", "seed(1)"))
     assert changes(document)[0] == ("train.py:5", "", True)
     assert changes(document)[1] == ("model.py:12", "Net.forward", False)
 
 
-def test_what_comes_after_the_first_value_that_differs_is_not_likely(told):
+def test_what_comes_after_the_first_value_that_differs_is_not_likely(said):
     model = MODEL.replace(
         "        return self.b(torch.relu(self.a(x)))",
         "        x = self.a(x{})\n        x = self.b(x)\n        return x{}",
     )
-    document, _ = told(model.format(" * 2", " * 1"))
-    plain, _ = told(model.format("", ""))
+    document, _ = said(model.format(" * 2", " * 1"))
+    plain, _ = said(model.format("", ""))
     assert plain["verdict"] == "diverged"
     assert changes(document)[0][2]
 
 
-def test_a_file_that_changed_in_comments_alone_explains_nothing(told, introspect, tmp_path):
-    document, _ = told(MODEL.replace("class Net", "# a comment\nclass Net"), TRAIN.replace("seed(0)", "seed(1)"))
+def test_a_file_that_changed_in_comments_alone_explains_nothing(said, introspect, tmp_path):
+    document, _ = said(MODEL.replace("class Net", "# a comment\nclass Net"), TRAIN.replace("seed(0)", "seed(1)"))
     assert document["code"]["in_comments"] == []  # a secret is in that file: more than comments may differ
     assert document["code"]["unread"] == [{"file": "model.py", "why": "secret"}]
     open_model = MODEL.replace("hunter2-is-long", "")
-    document, _ = told(open_model, TRAIN)
+    document, _ = said(open_model, TRAIN)
     assert document["verdict"] == "same"
     assert "model.py" in introspect("diff", "a", "b", "--changes").stdout
 
@@ -137,8 +137,8 @@ def test_two_scripts_of_two_names_are_laid_beside_one_another(project, introspec
     assert changes(document) == [("train2.py:7", "", True)]
 
 
-def test_the_page_shows_both_sides(told, introspect, tmp_path):
-    told(MODEL.replace("self.b(torch", "1.01 * self.b(torch"))
+def test_the_page_shows_both_sides(said, introspect, tmp_path):
+    said(MODEL.replace("self.b(torch", "1.01 * self.b(torch"))
     introspect("report", "a", "b", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert '<pre class="b"><small>b 12</small>\nreturn 1.01 * self.b(torch.relu(self.a(x)))</pre>' in page
@@ -176,15 +176,15 @@ def test_the_page_shows_both_sides(told, introspect, tmp_path):
         ),
     ],
 )
-def test_a_run_that_ended_by_an_exception_is_told_first(told, model, train, begins):
-    document, text = told(model, train)
+def test_a_run_that_ended_by_an_exception_is_reported_first(said, model, train, begins):
+    document, text = said(model, train)
     assert document["sentence"].startswith(begins)
     assert text.startswith(begins)
 
 
-def test_an_exception_after_the_first_divergence_is_a_note(told):
+def test_an_exception_after_the_first_divergence_is_a_note(said):
     train = TRAIN.replace("lr=0.1", "lr=0.5") + "raise RuntimeError('late token=abcdefgh12345678')\n"
-    document, _ = told(train=train)
+    document, _ = said(train=train)
     assert document["sentence"].startswith("First divergence at step 0")
     (note,) = [note for note in document["notes"] if "exception" in note]
     assert note == (
@@ -192,9 +192,9 @@ def test_an_exception_after_the_first_divergence_is_a_note(told):
     )
 
 
-def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(told):
+def test_of_two_exceptions_the_one_that_cut_off_the_divergence_leads(said):
     base = MODEL.replace("self.a(x)))", "self.a(x)[:, :5]))")
-    document, _ = told(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
+    document, _ = said(MODEL, TRAIN + "raise RuntimeError('late')\n", base=base)
     assert document["sentence"].startswith(
         "Run a ended by an exception in step 0 where run b goes on: RuntimeError: mat1"
     )
@@ -274,8 +274,8 @@ def test_a_function_that_is_called_under_a_condition_alone_comes_after_code_that
     assert "Likely cause: train.py changed at line 9" in document["sentence"]
 
 
-def test_an_exception_after_the_last_step_is_told_where_everything_before_agrees(told):
-    document, _ = told(train=TRAIN + "raise RuntimeError('late')\n")
+def test_an_exception_after_the_last_step_is_reported_where_everything_before_agrees(said):
+    document, _ = said(train=TRAIN + "raise RuntimeError('late')\n")
     assert document["verdict"] == "same"
     assert document["sentence"].endswith(
         " After that, run b ended by an exception: RuntimeError: late, at train.py:13."
@@ -324,7 +324,7 @@ def test_a_module_that_one_run_lacks_is_explained_by_the_line_that_gives_it_to_t
     assert changes(document)[0] == ("model.py:8", "Around.__init__", True)
 
 
-def test_a_module_of_another_class_is_told_as_one_and_the_line_that_builds_it_comes_first(two):
+def test_a_module_of_another_class_is_reported_as_one_and_the_line_that_builds_it_comes_first(two):
     other = PARTS.replace("Around(Part(4)), Around(Part(4))", "Around(Part(4)), torch.nn.LayerNorm(4)")
     document = two(TRAIN, TRAIN, (PARTS, other.replace("width):", "width, *, more=1):")))
     assert "the structure differs: Net.parts.1 is Around in a and LayerNorm in b; the " in document["sentence"]
@@ -583,7 +583,7 @@ def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong
     project("b", train=EPOCHS.replace("    net.eval()\n", ""))
     document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
     assert (
-        "it likely has other samples, for since the step began, one run drew other random numbers"
+        "it likely has other samples, because since the step began, one run drew other random numbers"
         in document["sentence"]
     )
     assert changes(document) == [("train.py:15", "", True)]

@@ -100,8 +100,8 @@ def test_a_frozen_parameter_that_an_optimizer_holds_has_no_gradient_and_none_of_
             optimizer.step()
 
     result = found(opcapture.captured(tmp_path / "run", work))
-    (told,) = [finding.evidence for finding in result.findings if finding.rule == "no-gradient"]
-    assert told == "it has no gradient at each of 8 steps, though an optimizer holds it"
+    (said,) = [finding.evidence for finding in result.findings if finding.rule == "no-gradient"]
+    assert said == "it has no gradient at each of 8 steps, though an optimizer holds it"
 
 
 @pytest.mark.parametrize("kind", ["none", "two-heads", "batchnorm"])
@@ -121,7 +121,7 @@ def test_nothing_is_found_in_healthy_scripts(introspect, tmp_path, script):
     assert "nothing found" in done.stdout or "remark" in done.stdout
 
 
-def test_the_site_that_made_the_first_nan_is_told_from_those_that_passed_it_on(train, tmp_path):
+def test_the_site_that_made_the_first_nan_is_reported_from_those_that_passed_it_on(train, tmp_path):
     finding = captured(train, tmp_path / "run", "nan-module").findings
     made = next(f for f in finding if f.rule == "nonfinite")
     assert "Root Net.act made them" in made.evidence
@@ -155,28 +155,28 @@ def test_the_list_says_of_every_rule_when_it_finds_something_and_fits_a_terminal
     done = introspect("check", "--list")
     assert done.returncode == 0
     assert re.findall(r"^([a-z-]+)  (?:error|warning|info)$", done.stdout, re.MULTILINE) == [rule.id for rule in RULES]
-    told = " ".join(done.stdout.split())
-    assert all(f"{rule.about} when: {rule.when}" in told for rule in RULES)
+    said = " ".join(done.stdout.split())
+    assert all(f"{rule.about} when: {rule.when}" in said for rule in RULES)
     assert max(map(len, done.stdout.splitlines())) <= 80
     rules = json.loads(introspect("check", "--list", "--format", "json", "--rule", "loss-*").stdout)["rules"]
-    assert [(own["rule"], own["when"]) for own in rules] == [(rule.id, rule.when) for rule in choose(["loss-*"], [])]
+    assert [(each["rule"], each["when"]) for each in rules] == [(rule.id, rule.when) for rule in choose(["loss-*"], [])]
 
 
 def test_each_number_that_a_rule_tells_is_a_constant_that_its_file_decides_by():
-    told = 0
+    said = 0
     for path in (Path(introspect_cli.__file__).parent / "health").glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         bodies = [part for node in tree.body if isinstance(node, ast.FunctionDef) for part in node.body]
         used = {node.id for body in bodies for node in ast.walk(body) if isinstance(node, ast.Name)}
         for call in ast.walk(tree):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {"rule", "rank_rule"}:
-                when, told = call.args[3], told + 1
+                when, said = call.args[3], said + 1
                 parts = when.values if isinstance(when, ast.JoinedStr) else [when]
                 words = "".join(part.value for part in parts if isinstance(part, ast.Constant))
                 # Names of types and norms, one over or two to the power of a constant, and years of publication.
                 assert not re.search(r"\d", re.sub(r"float(16|32)|L2|1/|2\^-|, (19|20)\d\d\b", "", words)), words
                 assert {node.id for node in ast.walk(when) if isinstance(node, ast.Name)} <= used, words
-    assert told == len(RULES)
+    assert said == len(RULES)
 
 
 def test_without_data_no_rule_speaks(tmp_path):

@@ -84,7 +84,7 @@ def place(tmp_path_factory):
     torch.save(state, place / "weights.pt")
     torch.save(state, place / "old.bin", _use_new_zipfile_serialization=False)
     np.savez(place / "3.npz", **{name: value.numpy() for name, value in state.items()})
-    turned = {name: np.asfortranarray(own) if own.ndim else own.numpy() for name, own in state.items()}
+    turned = {name: np.asfortranarray(each) if each.ndim else each.numpy() for name, each in state.items()}
     np.savez_compressed(place / "packed.npz", **turned)
     return place
 
@@ -124,7 +124,7 @@ def test_a_tensor_in_a_file_has_the_checksum_and_statistics_of_a_captured_one(tm
 def test_every_kind_of_file_holds_the_same_model(place, name):
     verdict, sentence, beside = said(place / "3.safetensors", place / name)
     assert (verdict, sentence) == ("same", "The checkpoints hold the same: all 9 tensors of the model are equal.")
-    assert ("b alone holds optimizer state and random states: not compared" in beside) is (name == "3.pt")
+    assert ("only b holds optimizer state and random states: not compared" in beside) is (name == "3.pt")
 
 
 def test_a_checkpoint_says_what_it_holds_by_kind_and_names_its_optimizer_state(place):
@@ -162,12 +162,12 @@ def test_names_with_a_prefix_are_known_by_value_and_of_other_steps_by_the_names_
 @pytest.mark.parametrize("cast", ["bfloat16", "float16"])
 def test_a_cast_model_is_one_whose_values_are_rounded(place, tmp_path, cast):
     state = torch.load(place / "weights.pt")
-    small = {name: own.to(getattr(torch, cast)) if own.is_floating_point() else own for name, own in state.items()}
+    small = {name: each.to(getattr(torch, cast)) if each.is_floating_point() else each for name, each in state.items()}
     torch.save(small, tmp_path / "small.pt")
     verdict, sentence, _ = said(place / "3.safetensors", tmp_path / "small.pt")
     assert verdict == "diverged"
-    told = f"8 of 9 tensors are float32 in a and {cast} in b, the same values rounded to {cast}, element by element"
-    assert told in sentence
+    answered = f"8 of 9 tensors are float32 in a and {cast} in b, the same values rounded to {cast}, element by element"
+    assert answered in sentence
     verdict, sentence, _ = said(tmp_path / "small.pt", place / "3.safetensors", rtol=1e-2)
     assert (verdict, "8 of them only within the tolerance" in sentence) == ("same", True)
     small["up.weight"] = small["up.weight"] * 1.5
@@ -176,7 +176,7 @@ def test_a_cast_model_is_one_whose_values_are_rounded(place, tmp_path, cast):
     assert "not all are the other's values rounded" in sentence
 
 
-def test_a_tensor_that_is_missing_has_another_shape_or_is_tied_is_told_as_that(place, tmp_path):
+def test_a_tensor_that_is_missing_has_another_shape_or_is_tied_is_reported_as_that(place, tmp_path):
     state = torch.load(place / "weights.pt")
     del state["up.bias"]
     torch.save(state, tmp_path / "b.pt")
@@ -238,7 +238,7 @@ def test_two_steps_of_one_training_differ_in_all_and_say_how_far_each_is(place):
     assert "lr" in settings
 
 
-def test_tensors_that_differ_by_rounding_are_told_as_that(tmp_path):
+def test_tensors_that_differ_by_rounding_are_reported_as_that(tmp_path):
     torch.manual_seed(0)
     state = {f"layer.{place}.weight": torch.randn(8, 8) for place in range(6)}
     torch.save(state, tmp_path / "a.pt")
@@ -279,7 +279,7 @@ def test_what_a_run_did_not_record_is_not_called_equal(place):
     verdict, sentence, beside = said(place / "lean", place / "3.pt")
     assert verdict == "same"
     assert sentence.endswith("has the parameters that run a has after step 3: all 6 tensors of the model are equal.")
-    assert "b alone holds buffers, optimizer state and random states: not compared" in beside
+    assert "only b holds buffers, optimizer state and random states: not compared" in beside
 
 
 def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_path):
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_no_step_names_the_nearest_and_what_differs(place, tmp_p
         "At no recorded step has run a all tensors of the checkpoint: nearest is after step 3, where 1 of 9 tensors of "
         "the model differs: up.weight (relative L2 0."
     )
-    torch.save({name: own.bfloat16() for name, own in state.items() if "up" not in name}, tmp_path / "small.pt")
+    torch.save({name: each.bfloat16() for name, each in state.items() if "up" not in name}, tmp_path / "small.pt")
     verdict, sentence, beside = said(place / "run", tmp_path / "small.pt")
     assert (verdict, "nearest is after step 3, where" in sentence) == ("diverged", True)
     assert "b lacks 2 tensors of a: Net.up.weight" in beside.replace("up.weight", "Net.up.weight")
@@ -304,15 +304,15 @@ def test_a_checkpoint_of_a_part_of_the_model_says_what_it_lacks(place, tmp_path)
     torch.save(state, tmp_path / "part.pt")
     verdict, sentence, _ = said(place / "run", tmp_path / "part.pt")
     assert verdict == "diverged"
-    told = "What checkpoint b holds of the model, run a has after step 3, but b lacks 1 tensor of a: up.bias."
-    assert sentence == told
+    answered = "What checkpoint b holds of the model, run a has after step 3, but b lacks 1 tensor of a: up.bias."
+    assert sentence == answered
 
 
 def test_weights_that_hardly_any_step_has_are_set_beside_the_nearest_and_not_beside_a_chance(place, tmp_path):
     """Zeros that the run begins with are in every checkpoint that never trained them."""
     state = torch.load(place / "weights.pt")
     noisy = {
-        name: own + 1e-4 * torch.randn_like(own) if own.is_floating_point() else own for name, own in state.items()
+        name: each + 1e-4 * torch.randn_like(each) if each.is_floating_point() else each for name, each in state.items()
     }
     torch.save({**noisy, "bn.bias": torch.zeros(16)}, tmp_path / "other.pt")
     _, sentence, _ = said(place / "run", tmp_path / "other.pt")
@@ -376,7 +376,7 @@ def test_one_checkpoint_is_shown_checked_and_exported_as_what_it_is(place, tmp_p
     done = introspect("check", tmp_path / "nan.pt")
     assert (done.returncode, done.stdout.startswith("error: nonfinite: param ")) == (1, True)
     done = introspect("report", place / "2.pt", "-o", "page.html")
-    assert (done.returncode, "is a checkpoint, which has no course to draw: `introspect show" in done.stderr) == (
+    assert (done.returncode, "is a checkpoint, which has no history to draw: `introspect show" in done.stderr) == (
         2,
         True,
     )

@@ -49,10 +49,10 @@ def entry(**other):
 
 def refused(path):
     """The sentence that opening it gives."""
-    with pytest.raises(IntrospectError) as told, open_any(path):
+    with pytest.raises(IntrospectError) as answered, open_any(path):
         pass
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(answered.value)
+    return str(answered.value)
 
 
 @pytest.mark.parametrize("ending", [".pt", ".pth", ".bin", ".ckpt"])
@@ -64,17 +64,17 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, ending, w
         path.write_bytes(pickle.dumps(held["odd"]))
     else:
         torch.save(held, path, _use_new_zipfile_serialization=way == "zip")
-    told = refused(path)
-    assert str(path) in told
-    assert ("holds more than tensors and plain values" in told) or way == "bare"
+    answered = refused(path)
+    assert str(path) in answered
+    assert ("holds more than tensors and plain values" in answered) or way == "bare"
     assert not sign.exists()
 
 
 def test_a_whole_model_that_was_saved_names_its_class_and_what_to_do(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
-    told = refused(tmp_path / "model.pt")
-    assert "torch.nn.modules.linear.Linear" in told
-    assert "save the state dicts alone" in told
+    answered = refused(tmp_path / "model.pt")
+    assert "torch.nn.modules.linear.Linear" in answered
+    assert "save the state dicts alone" in answered
 
 
 def test_the_metadata_of_a_distributed_checkpoint_runs_nothing(tmp_path):
@@ -92,8 +92,8 @@ def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
     good(tmp_path)
     good(tmp_path / "c" / "sub")
     (tmp_path / "c" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    told = refused(tmp_path / "c")
-    assert "which is no file beside it" in told or "it has no weight_map" in told
+    answered = refused(tmp_path / "c")
+    assert "which is no file beside it" in answered or "it has no weight_map" in answered
 
 
 def test_parts_of_a_distributed_checkpoint_lie_beside_its_metadata(tmp_path):
@@ -110,7 +110,7 @@ def test_parts_of_a_distributed_checkpoint_lie_beside_its_metadata(tmp_path):
     torch.save(torch.zeros(4), tmp_path / "outside")
     torch.save(torch.zeros(4), tmp_path / "c" / "inside")
     length = min((place / name).stat().st_size for place, name in ((tmp_path, "outside"), (tmp_path / "c", "inside")))
-    for file, first, sizes, told in (
+    for file, first, sizes, answered in (
         ("../outside", 0, [4], "which is no file beside it"),
         ("nothing", 0, [4], "nothing is missing"),
         ("inside", 1 << 40, [4], "lies beyond the end of inside"),
@@ -121,7 +121,7 @@ def test_parts_of_a_distributed_checkpoint_lie_beside_its_metadata(tmp_path):
         about = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), [chunk])
         stored = {MetadataIndex("w", torch.Size([0])): _StorageInfo(file, first, length)}
         (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Metadata({"w": about}, None, stored)))
-        assert told in refused(tmp_path / "c")
+        assert answered in refused(tmp_path / "c")
 
 
 HEADERS = {
@@ -145,9 +145,9 @@ def test_a_header_that_lies_is_one_sentence(tmp_path, kind):
     path = with_header(tmp_path, *HEADERS[kind])
     if kind == "longer than the file":
         path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
-    told = refused(path)
-    assert str(path) in told
-    assert ("is not a .safetensors file" in told) or kind == "empty"
+    answered = refused(path)
+    assert str(path) in answered
+    assert ("is not a .safetensors file" in answered) or kind == "empty"
 
 
 def test_files_that_are_cut_are_one_sentence(tmp_path):
@@ -172,9 +172,9 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     os.mkfifo(tmp_path / "pipe.pt")
     for name in ("pipe.safetensors", "pipe.pt"):
-        assert "is no regular file" in refused(tmp_path / name)
+        assert "is not a regular file" in refused(tmp_path / name)
     (tmp_path / "zero.npz").symlink_to("/dev/zero")
-    assert "is no regular file" in refused(tmp_path / "zero.npz")
+    assert "is not a regular file" in refused(tmp_path / "zero.npz")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / ".metadata")
     assert "is no metadata" in refused(tmp_path / "c")

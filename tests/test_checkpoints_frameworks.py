@@ -66,14 +66,14 @@ def test_a_sharded_checkpoint_is_the_one_that_is_not(trainer):
     assert len(list((trainer / "sharded").glob("*.safetensors"))) > 1
     verdict, sentence, beside = said(trainer / "checkpoint-4", trainer / "sharded")
     assert (verdict, sentence) == ("same", "The checkpoints hold the same: all 16 tensors of the model are equal.")
-    assert "a alone holds optimizer state and random states: not compared" in beside
+    assert "only a holds optimizer state and random states: not compared" in beside
 
 
 def test_a_trainer_checkpoint_whose_optimizer_is_missing_is_no_other_model(trainer, tmp_path):
     shutil.copytree(trainer / "checkpoint-4", tmp_path / "c")
     (tmp_path / "c" / "optimizer.pt").unlink()
     verdict, _, beside = said(trainer / "checkpoint-4", tmp_path / "c")
-    assert (verdict, "a alone holds optimizer state: not compared" in beside) == ("same", True)
+    assert (verdict, "only a holds optimizer state: not compared" in beside) == ("same", True)
 
 
 def test_lightning_checkpoints_name_their_optimizer_states_and_are_found_in_their_run(tmp_path):
@@ -207,7 +207,7 @@ def test_what_accelerate_saves_is_read(tmp_path):
     accelerator.save_state(str(tmp_path / "saved"))
     torch.save(net.state_dict(), tmp_path / "net.pt")
     verdict, _, beside = said(tmp_path / "saved", tmp_path / "net.pt")
-    assert (verdict, "a alone holds optimizer state and random states" in beside) == ("same", True)
+    assert (verdict, "only a holds optimizer state and random states" in beside) == ("same", True)
 
 
 def test_an_index_that_lacks_a_tensor_says_which(trainer, tmp_path):

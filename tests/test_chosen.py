@@ -28,7 +28,7 @@ def home(tmp_path, monkeypatch):
 
 def test_runs_are_counted_from_the_last_one(home):
     assert [Path(chosen(f"@{number}")).name for number in (1, 2, 3)] == ["b", "a", "c"]
-    with pytest.raises(UsageError, match="@4 stands for no run: there are 3 runs below introspect-runs/ here"):
+    with pytest.raises(UsageError, match="@4 names no run: there are 3 runs below introspect-runs/ here"):
         chosen("@4")
     with pytest.raises(UsageError, match="@1 is the last one"):
         chosen("@0")
@@ -71,7 +71,7 @@ def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_pa
     done = introspect("diff", cwd=tmp_path / "empty")
     assert (done.returncode, done.stderr) == (
         2,
-        "introspect: there are 0 runs below introspect-runs/ here: name a run by its path.\n",
+        "introspect: there are no runs below introspect-runs/ here: name a run by its path.\n",
     )
 
 

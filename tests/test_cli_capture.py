@@ -90,11 +90,11 @@ def test_each_option_sets_its_field(asked, words, settings):
 
 
 WRONG = [
-    (("--record", "inputs"), "no kind is called 'inputs'; did you mean input\\?"),
-    (("--record", "op_output"), "no kind is called 'op_output'"),
-    (("--record", ""), "no kind is named"),
-    (("--record", "none,input"), "'none' cannot stand beside"),
-    (("--stats", "l1"), "no statistic is called 'l1'"),
+    (("--record", "inputs"), "unknown kind 'inputs'; did you mean input\\?"),
+    (("--record", "op_output"), "unknown kind 'op_output'"),
+    (("--record", ""), "no kind is given"),
+    (("--record", "none,input"), "'none' cannot be combined with"),
+    (("--stats", "l1"), "unknown statistic 'l1'"),
     (("--stats", "Mean"), "did you mean mean"),
     (("--steps", "ten"), "schedule"),
     (("--every", "0"), "--every"),
@@ -111,10 +111,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_what_is_wrong_is_told(asked, words, sentence):
-    with pytest.raises((UsageError, click.UsageError)) as told:
+def test_what_is_wrong_is_reported(asked, words, sentence):
+    with pytest.raises((UsageError, click.UsageError)) as said:
         asked(*words, *(() if words in (item[0] for item in WRONG[-5:]) else ("train.py",)))
-    message = told.value.format_message() if isinstance(told.value, click.UsageError) else str(told.value)
+    message = said.value.format_message() if isinstance(said.value, click.UsageError) else str(said.value)
     assert re.search(sentence, message), message
     assert "\n" not in message
 
@@ -185,13 +185,13 @@ def test_a_schedule_in_a_file_may_be_a_list_or_unquoted(asked):
         ("seed: 1\n" * 10_000, "longer than 65,536 characters"),
     ],
 )
-def test_a_wrong_file_is_told(asked, text, sentence):
+def test_a_wrong_file_is_reported(asked, text, sentence):
     Path("capture.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises((UsageError, click.UsageError), match=sentence):
         asked("--config", "capture.yaml", "train.py")
 
 
-def test_a_file_that_is_not_there_is_told(asked):
+def test_a_file_that_is_not_there_is_reported(asked):
     with pytest.raises(UsageError, match=r"'absent\.yaml' cannot be read: No such file"):
         asked("--config", "absent.yaml", "train.py")
 

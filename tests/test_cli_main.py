@@ -80,12 +80,12 @@ def test_the_version_tells_what_a_bug_report_needs(introspect):
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("dif", "did you mean diff?"), ("list", "did you mean show?"), ("xyz", f"there are {', '.join(VERBS)}")],
+    [("dif", "did you mean diff?"), ("list", "did you mean show?"), ("xyz", f"choose from {', '.join(VERBS)}")],
 )
-def test_an_unknown_verb_is_told_what_there_is(introspect, word, hint):
+def test_an_unknown_verb_is_reported_what_there_is(introspect, word, hint):
     done = introspect(word)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.match(f"introspect: no verb is called '{word}'[:;] {re.escape(hint)}", done.stderr)
+    assert re.match(f"introspect: unknown verb '{word}'[:;] {re.escape(hint)}", done.stderr)
     assert done.stderr.count("\n") == 1
 
 
@@ -122,7 +122,7 @@ def test_a_verb_may_leave_its_work_until_click_is_gone():
 
 @pytest.mark.parametrize("error", [UsageError, StoreError])
 @pytest.mark.parametrize("later", [False, True])
-def test_an_error_of_ours_is_its_sentence(error, later):
+def test_an_introspect_error_is_its_sentence(error, later):
     assert issubclass(error, IntrospectError)
     body = f"def fail(): raise {error.__name__}('what, where, what to do')\n    return fail{'' if later else '()'}"
     done = pretend(body)
@@ -130,7 +130,7 @@ def test_an_error_of_ours_is_its_sentence(error, later):
     assert done.stderr == "introspect: what, where, what to do\n"
 
 
-def test_a_mistake_of_ours_is_never_taken_for_an_answer():
+def test_a_bug_is_never_taken_for_an_answer():
     done = pretend("1 / 0")
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
@@ -170,7 +170,7 @@ def test_the_script_decides_the_exit_code(introspect, tmp_path):
         assert done.stdout == f"['script.py', '{code}', '--version']\n"
 
 
-def test_an_answer_that_cannot_be_written_is_no_mistake_of_ours(introspect):
+def test_an_answer_that_cannot_be_written_is_not_reported_as_a_bug(introspect):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "introspect_cli", "--version"],
@@ -188,7 +188,7 @@ def test_the_interpreter_is_left_out(introspect):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_stream_that_a_shell_has_closed_is_no_mistake_of_ours(closed):
+def test_a_stream_that_a_shell_has_closed_is_not_reported_as_a_bug(closed):
     for body, code in (("return 0", 0), ("raise UsageError('no')", 2)):
         source = PRETEND.format(body=body)
         done = subprocess.run(
@@ -207,7 +207,7 @@ def test_a_sentence_quotes_what_a_terminal_would_obey_as_its_escape(introspect):
     assert done.stderr.rstrip("\n").isprintable()
 
 
-def test_a_name_that_the_system_refuses_is_told(introspect, tmp_path):
+def test_a_name_that_the_system_refuses_is_reported(introspect, tmp_path):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "file").write_text("")
     for words in (["golden", "save", "-o", "n" * 5000], ["golden", "save", "-o", "file"]):
@@ -238,13 +238,13 @@ def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspe
     assert done.stderr.rstrip("\n").endswith(end)
 
 
-def test_a_sentence_that_can_be_read_is_told_whole():
+def test_a_sentence_that_can_be_read_is_reported_whole():
     path = "a/" * 150
     assert abridged(f"there is no run at {path}") == f"there is no run at {path}"
     assert abridged("no " + "x" * 1000) == f"no {'x' * 150}...(700 characters)...{'x' * 150}"
 
 
-def test_a_name_that_is_no_text_is_told_in_the_answer(introspect, tmp_path):
+def test_a_name_that_is_no_text_is_reported_in_the_answer(introspect, tmp_path):
     write_run(tmp_path / "run", [[row("forward", "output", "Net", np.ones(2, np.float32))]])
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # as in most languages; in C, bytes pass
     done = introspect("export", "run", "--format", "csv", "-o", "to\udc80", env=strict)

@@ -104,8 +104,8 @@ def look(right, tmp_path):
     def run(fault, **options):
         path = captured(tmp_path / "b", train(fault), level="op", **{"save_tensors": ("*",), **options})
         with open_run(right) as a, open_run(path) as b:
-            own = closeup(a, b, worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))[-1])
-        return own, "\n".join(getattr(block, "text", "") for block in closeup_blocks(own, 100))
+            shown = closeup(a, b, worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))[-1])
+        return shown, "\n".join(getattr(block, "text", "") for block in closeup_blocks(shown, 100))
 
     return run
 
@@ -127,11 +127,11 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_shown_where_they_are(look, fault):
     fqn, which, how = FAULTS[fault]
-    own, text = look(fault)
-    assert own.divergence.site.fqn == fqn
-    assert own.missing == ""
-    assert which in "; ".join(own.difference.where)
-    assert how in "; ".join(own.difference.relation)
+    shown, text = look(fault)
+    assert shown.divergence.site.fqn == fqn
+    assert shown.missing == ""
+    assert which in "; ".join(shown.difference.where)
+    assert how in "; ".join(shown.difference.relation)
     assert which in text
     assert how in text
     assert "is the largest of" in text or "a cell is an element" in text
@@ -143,31 +143,31 @@ def test_padding_is_known_without_a_loader_by_what_the_model_is_given(tmp_path):
         for fault in ("none", "padding")
     ]
     with open_run(paths[0]) as a, open_run(paths[1]) as b:
-        own = closeup(a, b, worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))[-1])
-    assert "only at positions that are padding (12 of 12)" in own.difference.where
+        shown = closeup(a, b, worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))[-1])
+    assert "only at positions that are padding (12 of 12)" in shown.difference.where
 
 
-def test_what_an_operator_was_given_is_told(look):
-    own, text = look("one head")
-    assert own.divergence.site.path.startswith("aten.mul")
-    assert {given.state for given in own.given} == {"equal", "differs"}
-    assert any("aten.div" in given.text and given.state == "equal" for given in own.given)
+def test_what_an_operator_was_given_is_reported(look):
+    shown, text = look("one head")
+    assert shown.divergence.site.path.startswith("aten.mul")
+    assert {given.state for given in shown.given} == {"equal", "differs"}
+    assert any("aten.div" in given.text and given.state == "equal" for given in shown.given)
     assert "are equal" in text or "is equal" in text
 
 
 def test_tensors_that_were_not_stored_are_no_elements(look):
-    own, text = look("one sample", save_tensors=())
-    assert own.difference is None
-    assert own.missing == "run b has not stored it whole"
+    shown, text = look("one sample", save_tensors=())
+    assert shown.difference is None
+    assert shown.missing == "run b has not stored it whole"
     assert "No elements to show: run b has not stored it whole." in text
     assert "std " in text
 
 
-def test_an_operator_of_one_run_alone_is_told_and_what_it_changed_is_shown(right, tmp_path):
+def test_an_operator_of_one_run_alone_is_reported_and_what_it_changed_is_shown(right, tmp_path):
     path = captured(tmp_path / "b", train("padding"), level="op", save_tensors=("*",))
     with open_run(right) as a, open_run(path) as b:
-        looked = [closeup(a, b, own) for own in worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))]
-    assert [own.missing for own in looked] == ["only run b has it", ""]
+        looked = [closeup(a, b, each) for each in worth_a_look(compare_runs(a, b, DiffOptions(limit=None)))]
+    assert [each.missing for each in looked] == ["only run b has it", ""]
     # how torch writes a number where a mask is true depends on its version
     assert looked[0].divergence.site.path.startswith(("aten.index_put_", "aten.masked_fill_"))
     assert looked[1].difference is not None

@@ -145,10 +145,10 @@ def test_a_run_that_was_ended_for_nothing_is_made_again_whole(repository: Path, 
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLOW", "0.3")
     monkeypatch.setattr(commits._Captures, "_diverges", lambda *_: False)  # as if it had only looked so
-    told: list[str] = []
+    answered: list[str] = []
     asked = commits.Question((), ("train.py", "14"))
-    pair = commits.captured("first", "faulty", (None, None), asked, told.append)
-    assert [line for line in told if line.startswith("b: ")][-1].startswith("b: 14 steps")
+    pair = commits.captured("first", "faulty", (None, None), asked, answered.append)
+    assert [line for line in answered if line.startswith("b: ")][-1].startswith("b: 14 steps")
     assert "-to-" not in Path(pair.b).name
 
 
@@ -203,13 +203,13 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
         env={**os.environ, "PAUSE": "0.05"},
     )
     kept = repository / "introspect-runs" / "commits"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not list(kept.glob("*/manifest.yaml")) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert list(kept.glob("*/manifest.yaml"))
     os.killpg(running.pid, number) if number != signal.SIGTERM else running.send_signal(number)
     with running:
-        assert running.wait(30) != 0
+        assert running.wait(600) != 0
     after = everything(repository)
     if number == signal.SIGKILL:
         after[str(["worktree", "list"])] = before[str(["worktree", "list"])]  # the next one removes it
@@ -223,9 +223,9 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
 
 def test_a_capture_ends_with_the_one_who_is_killed(tmp_path: Path):
     code = "import sys; from pathlib import Path; from introspect_cli.rerun.variant import logged\n"
-    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'], "
+    code += "logged([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(900)'], "
     running = subprocess.Popen([PYTHON, "-c", f"{code}Path('log'), Path.cwd())"], cwd=tmp_path)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -260,7 +260,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
     assert "is in no git repository that has it as a revision" in outside.stderr
 
 
-def test_a_script_that_fails_at_one_commit_is_told_with_its_exception(repository: Path):
+def test_a_script_that_fails_at_one_commit_is_reported_with_its_exception(repository: Path):
     counting = "self.n = getattr(self, 'n', 0) + 1\n        if self.n == 3:\n            raise ValueError('bad shape')"
     commit(repository, "later", model=MODEL.replace("{fault}", "").replace("return", f"{counting}\n        return"))
     commit(repository, "at_once", model="raise ImportError('no such thing')\n")
@@ -354,6 +354,18 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
         modules = Path(tree.paths.split(os.pathsep)[0])
         assert [path.name for path in modules.iterdir()] == ["model.py"]
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
+
+
+def test_a_search_path_has_no_entry_that_is_no_file_of_the_project(repository: Path, monkeypatch):
+    placeholder = "__editable__.project-1.0.finder.__path_hook__"  # setuptools' for an editable installation
+    (repository / "lib").mkdir()
+    (repository / "lib.zip").write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [*sys.path, placeholder, str(repository / "lib"), str(repository / "lib.zip")])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(repository)
+    revision = revisions.revision_of(Repository(repository), "first")
+    with revisions.checked_out(revision, revisions.Unversioned((), {}, ()), (), repository.parent / "base") as tree:
+        assert tree.paths.split(os.pathsep) == [str(tree.root / "lib"), str(tree.root / "lib.zip")]
 
 
 @pytest.mark.sweep

@@ -213,7 +213,7 @@ class TestSteps:
         with pytest.raises(UsageError, match="no step of 2: is in either run"):
             diff(train(steps=2), train(steps=2), late)
 
-    def test_runs_with_nothing_in_common_cannot_be_told(self, diff):
+    def test_runs_with_nothing_in_common_cannot_be_reported(self, diff):
         result = diff(train(steps=2), train(steps=2), about_b={"first_step": 50})
         assert result.verdict is Verdict.UNDECIDED
         a = [[row("forward", "output", "Net", X)]]
@@ -222,6 +222,10 @@ class TestSteps:
             Verdict.UNDECIDED,
             "Could not tell: the runs have no step in common.",
         )
+
+    def test_a_run_without_a_step_is_named(self, diff):
+        assert diff(train(steps=2), []).sentence == "Could not tell: run b has no complete step."
+        assert diff([], []).sentence == "Could not tell: neither run has a complete step."
 
     def test_steps_of_other_schedules_meet_where_both_recorded(self, diff):
         a, b = train(steps=7), train(steps=7)
@@ -283,8 +287,8 @@ class TestOffset:
         assert result.verdict is Verdict.DIVERGED
         assert result.resumed is None
         assert result.first.step_b == result.first.step == 0
-        told = next(note for note in result.notes if "--offset 3" in note)
-        assert "nothing else says that it is resumed" in told
+        said = next(note for note in result.notes if "--offset 3" in note)
+        assert "nothing else says that it is resumed" in said
 
     def test_a_checkpoint_that_one_run_alone_read_says_so(self, diff):
         read = {"settings": {"beginning": {"read": ["checkpoints/last.pt"]}}}
@@ -360,9 +364,9 @@ class TestCoverage:
         a = train()
         b = [[record for record in rows if record[0].kind is not Kind.GRAD_INPUT] for rows in a]
         kinds = [kind.value for kind in Kind if kind is not Kind.GRAD_INPUT]
-        told = {"manifest": {"observed": kinds}}
+        said = {"manifest": {"observed": kinds}}
         whole = {"manifest": {"observed": [kind.value for kind in Kind]}}
-        result = diff(a, b, about_a=whole, about_b=told)
+        result = diff(a, b, about_a=whole, about_b=said)
         assert result.verdict is Verdict.SAME
         assert "Run b did not record grad_input: not compared." in result.notes
         strict = DiffOptions(strict=True)
@@ -371,8 +375,8 @@ class TestCoverage:
     def test_modules_one_side_left_out_are_no_divergence(self, diff):
         a = chain(["Net.a", "Net.b"])
         b = chain(["Net.a"])
-        told = {"manifest": {"options": {"modules": ["a"]}}}
-        result = diff(a, b, about_a={"manifest": {"options": {"modules": []}}}, about_b=told)
+        said = {"manifest": {"options": {"modules": ["a"]}}}
+        result = diff(a, b, about_a={"manifest": {"options": {"modules": []}}}, about_b=said)
         assert result.verdict is Verdict.SAME
         assert any("chose modules differently" in note for note in result.notes)
 
@@ -419,7 +423,9 @@ class TestCoverage:
     def test_ranks_that_only_one_has_are_copies_that_count_once(self, diff):
         result = diff(train(), train(), about_a={"ranks": 2})
         assert result.verdict is Verdict.SAME
-        assert result.notes[0].startswith("The layouts differ (a: 2 ranks, b: one process), so wholes are compared")
+        assert result.notes[0].startswith(
+            "The layouts differ (a: 2 ranks, b: one process), so whole tensors are compared"
+        )
         assert diff(train(), train(), DiffOptions(ranks=(0,)), about_a={"ranks": 2}).notes == (
             "Only run a has rank 1: not compared.",
         )
@@ -557,9 +563,9 @@ class TestMap:
         assert states == {"Net": "diverged", "Net.a": "equal", "Net.norm": "origin", "Net.b": "equal"}
 
 
-def test_what_the_captures_were_told_is_said_in_its_own_words():
-    told = option_notes({"options": {"ranks": None}}, {"options": {"ranks": "one-per-replica", "last": 3}})
-    assert told == [
+def test_what_the_captures_were_reported_is_said_in_its_own_words():
+    said = option_notes({"options": {"ranks": None}}, {"options": {"ranks": "one-per-replica", "last": 3}})
+    assert said == [
         f"The captures recorded different {which}): {what} that only one recorded are not compared."
         for which, what in (
             ("ranks (a: all, b: one-per-replica", "ranks"),

@@ -29,8 +29,8 @@ def compare(tmp_path):
     """Compare two lists of steps; what `write_run` takes is given to both sides, or as a pair in `both`."""
 
     def run(a, b, *, options=None, both=({}, {}), **about):
-        for name, steps, own in (("a", a, both[0]), ("b", b, both[1])):
-            write_run(tmp_path / name, steps, force=True, **{"modules": MODULES, **about, **own})
+        for name, steps, more_about in (("a", a, both[0]), ("b", b, both[1])):
+            write_run(tmp_path / name, steps, force=True, **{"modules": MODULES, **about, **more_about})
         with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
             return compare_runs(one, two, options or DiffOptions())
 
@@ -56,9 +56,9 @@ def lean(steps, *kinds):
 )
 def test_what_was_not_recorded_is_never_called_equal(compare, fault, kinds, place, lacks, never):
     result = compare(lean(train(), *kinds), lean(train(fault), *kinds))
-    _, _, told = result.sentence.partition("or lies in what was not recorded")
+    _, _, said = result.sentence.partition("or lies in what was not recorded")
     assert (result.first.role, result.first.reason) == (Role.PROPAGATED, "gap")
-    assert lacks in told
+    assert lacks in said
     assert never not in result.sentence
     assert f"the cause is {place}" in result.sentence
     assert "or lies in what was not recorded" in result.sentence
@@ -76,7 +76,7 @@ def test_between_sampled_steps_no_more_is_said_than_between_which(compare):
     def sampled(*faults):
         rows = train(*faults, steps=4, at=1)
         found = [entry for entry in rows[2] if entry[0].kind is Kind.PARAM]
-        again = [(site("start", "param", own.fqn), info, value) for own, info, value in found]
+        again = [(site("start", "param", each.fqn), info, value) for each, info, value in found]
         return [rows[0], [*again, *rows[3]]]
 
     result = compare(sampled(), sampled("scaled"), numbers=[0, 3])
@@ -87,11 +87,11 @@ def test_between_sampled_steps_no_more_is_said_than_between_which(compare):
 
 def test_within_tolerance_is_not_called_equal_and_the_optimizer_may_amplify_it(compare):
     def steps(grad, value):
-        told = row("optimizer", "hyperparameter", "AdamW", 0.1, path="[0]['lr']")
+        said = row("optimizer", "hyperparameter", "AdamW", 0.1, path="[0]['lr']")
         return [
             [
                 row("start", "param", "Net.a.weight", X),
-                told,
+                said,
                 row("optimizer", "grad", "Net.a.weight", grad),
                 row("optimizer", "param", "Net.a.weight", value),
             ]
@@ -133,7 +133,7 @@ class TestRounding:
 
     def test_threads_are_named_before_a_changed_script(self, compare):
         settings = tuple({"runtime": {"threads": n}, "sources": {"train.py": str(n)}} for n in (1, 2))
-        both = tuple({"settings": own} for own in settings)
+        both = tuple({"settings": each} for each in settings)
         result = compare(outputs(X), outputs(X * F32(1 + 2.5e-7)), modules=ACT, both=both)
         assert "and these settings can change it: threads 1 -> 2" in result.sentence
         assert (result.settings[0].name, result.settings[0].explains) == ("threads", True)
@@ -150,7 +150,7 @@ class TestSettings:
             ["-o", f"/x/{run}", "--run-name", run, "--out-dir", run, "--logdir=" + run, f"hydra.run.dir={run}"]
             for run in "ab"
         ]
-        both = tuple({"settings": {"command": {"argv": own}, "environment": {"WANDB_NAME": own[1]}}} for own in argv)
+        both = tuple({"settings": {"command": {"argv": each}, "environment": {"WANDB_NAME": each[1]}}} for each in argv)
         result = compare(train(), train("module"), both=both)
         assert "Likely" not in result.sentence
         assert not any(change.explains for change in result.settings)
@@ -165,7 +165,9 @@ class TestSettings:
         assert result.settings[0].name == "model.py"
         assert "Likely cause: model.py changed (Linear is at model.py:42)." in result.sentence
 
-    def test_the_changed_line_of_the_class_is_told_where_both_commits_are_known(self, compare, tmp_path, monkeypatch):
+    def test_the_changed_line_of_the_class_is_reported_where_both_commits_are_known(
+        self, compare, tmp_path, monkeypatch
+    ):
         work = tmp_path / "work"
         work.mkdir()
         monkeypatch.chdir(work)
@@ -185,8 +187,8 @@ class TestSettings:
             {"settings": {"sources": {"model.py": digest}, "git": {"commit": commit, "dirty": False}}}
             for commit, digest in zip(commits, digests, strict=True)
         )
-        told = "model.py changed at line 5 (Linear.forward): return x / 2 -> return x / 3"
-        assert told in compare(train(), train("module"), both=both, modules=modules).sentence
+        said = "model.py changed at line 5 (Linear.forward): return x / 2 -> return x / 3"
+        assert said in compare(train(), train("module"), both=both, modules=modules).sentence
         both[1]["settings"]["sources"] = {"model.py": "0" * 16}  # what ran was not what was committed
         assert "line 5" not in compare(train(), train("module"), both=both, modules=modules).sentence
         both[1]["settings"] = {"sources": {"model.py": digests[1]}, "git": {"commit": "--help", "dirty": False}}
@@ -241,7 +243,7 @@ class TestBatches:
         assert "PYTHONHASHSEED is not set" in compare(batches(X), batches(X[::-1].copy()), **plain).sentence
         assert "PYTHONHASHSEED" not in compare(batches(X), batches(X[::-1].copy()), **pinned).sentence
 
-    def test_of_several_batches_a_step_the_equal_ones_are_told(self, compare):
+    def test_of_several_batches_a_step_the_equal_ones_are_reported(self, compare):
         def steps(last):
             return [
                 [row("data", "batch", "DataLoader", X, call=call) for call in range(5)]
@@ -261,7 +263,7 @@ class TestStart:
             in compare(steps(X), steps(X.astype(np.float16))).sentence
         )
 
-    def test_exchanged_initial_values_are_told(self, compare):
+    def test_exchanged_initial_values_are_reported(self, compare):
         def steps(one, two):
             return [[row("start", "param", "Net.q.weight", one), row("start", "param", "Net.k.weight", two)]]
 
@@ -285,7 +287,7 @@ class TestStart:
         assert "initialisation" not in sentence
 
     @pytest.mark.parametrize(
-        ("apart", "words"),
+        ("rows_of_b", "words"),
         [
             ({"n.a": 1.0}, ". The other 3 tensors recorded there are equal"),
             (
@@ -296,11 +298,11 @@ class TestStart:
             (dict.fromkeys(("n.a", "n.b", "n.c", "n.d"), 1.0), ". The other 3 tensors recorded there differ, too"),
         ],
     )
-    def test_of_the_other_initial_tensors_no_more_is_said_than_is_known(self, compare, apart, words):
+    def test_of_the_other_initial_tensors_no_more_is_said_than_is_known(self, compare, rows_of_b, words):
         def steps(values):
             return [[row("start", "param", name, X + values.get(name, 0)) for name in ("n.a", "n.b", "n.c", "n.d")]]
 
-        assert words in compare(steps({}), steps(apart), options=DiffOptions(rtol=1e-6)).sentence
+        assert words in compare(steps({}), steps(rows_of_b), options=DiffOptions(rtol=1e-6)).sentence
 
     def test_untouched_in_one_run_and_seeded_in_the_other_is_no_divergence(self, compare):
         def steps(state):
@@ -362,7 +364,7 @@ def test_how_the_module_is_set_up_differently_is_the_cause(compare):
     assert "the cause is inside this module: train mode in a, eval mode in b; eps 1e-05 -> 0.001." in result.sentence
 
 
-def test_a_gap_in_a_store_with_an_unknown_layout_is_told_too(compare):
+def test_a_gap_in_a_store_with_an_unknown_layout_is_reported_too(compare):
     lost = replace(summary(None), layout=Layout((2,), "float32"))
     rows = [(site("forward", "input", "Net.act", path="[0]"), SiteInfo(), lost)]
     result = compare(
@@ -412,7 +414,7 @@ def train_ppo(eps):
     optimizer.step()
 
 
-def test_the_eps_of_an_advantage_is_told_as_the_loss(tmp_path):
+def test_the_eps_of_an_advantage_is_reported_as_the_loss(tmp_path):
     for name, eps in (("a", 1e-8), ("b", 1e-3)):
         with watched(tmp_path / name):
             train_ppo(eps)
@@ -445,7 +447,7 @@ class Back(torch.autograd.Function):
         return gradient * 1.5
 
 
-def test_code_between_modules_is_not_told_as_the_loss(tmp_path):
+def test_code_between_modules_is_not_reported_as_the_loss(tmp_path):
     def train(plain):
         torch.manual_seed(0)
         net = Bent(plain)
@@ -459,16 +461,16 @@ def test_code_between_modules_is_not_told_as_the_loss(tmp_path):
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         result = compare_runs(one, two, DiffOptions())
     assert result.first.site.fqn == "Bent.inner.wide"
-    told = "which no module takes: the forward code of Bent.inner or what is around it, or the loss code."
-    assert told in result.sentence
+    said = "which no module takes: the forward code of Bent.inner or what is around it, or the loss code."
+    assert said in result.sentence
 
 
-def test_a_seed_that_differs_with_the_parameters_is_told_with_them(tmp_path):
+def test_a_seed_that_differs_with_the_parameters_is_reported_with_them(tmp_path):
     def train(bias):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 3, bias=bias), nn.Linear(3, 2, bias=bias))
-        for own in net.parameters():
-            nn.init.normal_(own)
+        for trained in net.parameters():
+            nn.init.normal_(trained)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.ones(3, 4)).square().mean().backward()
         optimizer.step()
@@ -479,5 +481,5 @@ def test_a_seed_that_differs_with_the_parameters_is_told_with_them(tmp_path):
         (tmp_path / name / "settings/beginning.yaml").unlink()  # as of a capture that saw no draw before the first step
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
         result = compare_runs(one, two, DiffOptions())
-    told = "Only a has Sequential.0.bias and 1 more parameter: if they are drawn at random, that explains it."
-    assert told in result.sentence
+    said = "Only a has Sequential.0.bias and 1 more parameter: if they are drawn at random, that explains it."
+    assert said in result.sentence

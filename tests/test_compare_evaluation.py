@@ -72,8 +72,8 @@ def train(*, sign=-1.0, rate=0.1, late=1.0, decay=0.9, forgotten=False, also=(),
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for mean, own in zip(average.parameters(), net.parameters(), strict=True):
-                mean.lerp_(own, 1 - decay)
+            for mean, trained in zip(average.parameters(), net.parameters(), strict=True):
+                mean.lerp_(trained, 1 - decay)
         if (step % EVERY == 1 and not (ends_early and step == STEPS - 1)) or step in also:
             validate()
     if tail:
@@ -152,14 +152,14 @@ def test_one_validation_more_is_not_blamed_for_a_loss_that_differs_later(runs):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "said"),
     [({"tail": True}, "Net runs 4 times in a step of b"), ({"also": (0,)}, "only b evaluates in step 1")],
     ids=["tail", "more often"],
 )
-def test_one_validation_more_is_the_same(runs, fault, told):
+def test_one_validation_more_is_the_same(runs, fault, said):
     found = compared(runs(), runs(**fault))
     assert found.verdict is found.training.verdict is found.evaluation.verdict is Verdict.SAME
-    assert told in found.sentence
+    assert said in found.sentence
     assert "only a" not in found.sentence
 
 
@@ -237,8 +237,8 @@ def test_a_hand_trained_model_that_only_one_capture_saw_evaluated_is_the_same(tm
                     net.eval()
                     net(torch.ones(2, 4))
 
-    bare, seen = (captured(tmp_path / str(own), work, eval=own) for own in (False, True))
-    assert [own.site for own in records(seen, 2) if own.site.phase is Phase.START and own.site.call]
+    bare, seen = (captured(tmp_path / str(each), work, eval=each) for each in (False, True))
+    assert [each.site for each in records(seen, 2) if each.site.phase is Phase.START and each.site.call]
     with open_run(bare) as a, open_run(seen) as b:
         result = compare_runs(a, b, DiffOptions())
     assert result.verdict is Verdict.SAME, result.sentence

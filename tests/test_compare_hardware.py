@@ -161,7 +161,7 @@ class Scaled(torch.nn.Conv2d):
         return y if x.is_contiguous() else y * (1 + 1e-6)
 
 
-def test_a_memory_format_that_differs_is_told_beside_what_it_may_explain(tmp_path):
+def test_a_memory_format_that_differs_is_reported_beside_what_it_may_explain(tmp_path):
     def work(memory_format):
         torch.manual_seed(0)
         model = torch.nn.Sequential(Scaled(3, 4, 3))
@@ -176,7 +176,7 @@ def test_a_memory_format_that_differs_is_told_beside_what_it_may_explain(tmp_pat
     assert "its input [0] is contiguous in a and channels_last in b, which may choose another kernel" in said
 
 
-def test_a_memory_format_that_explains_nothing_is_not_told(tmp_path):
+def test_a_memory_format_that_explains_nothing_is_not_reported(tmp_path):
     def work(memory_format, scale):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())

@@ -60,6 +60,6 @@ def test_ranks_have_one_measure_between_them(tmp_path):
         for name, by in (("a", 0.0), ("b", 0.5))
     ]
     whole, part, some = compared(paths), compared(paths, later=0), compared(paths, later=6)
-    assert [own.counts.steps_compared for own in (whole, part, some)] == [12, 3, 6]
+    assert [each.counts.steps_compared for each in (whole, part, some)] == [12, 3, 6]
     assert any(note.startswith("9 later steps, over all ranks, were not compared") for note in part.notes)
     assert (part.first, part.candidates) == (whole.first, whole.candidates)

@@ -36,8 +36,8 @@ def q_learning(*, gamma=0.99, tau=0.0, double=False):
     optimizer = torch.optim.AdamW(policy.parameters())
     states, following, rewards = torch.randn(8, 4), torch.randn(8, 4), torch.randn(8)
     with torch.no_grad():
-        for own in target.parameters():
-            own.mul_(1 + tau)
+        for parameter in target.parameters():
+            parameter.mul_(1 + tau)
     for _ in range(2):
         q = policy(states).max(1).values
         with torch.no_grad():
@@ -64,7 +64,7 @@ def adapt(*, scaling=2.0, momentum=0.1, frozen=False, evaluates=True):
     """An adapter that adds nothing yet, before a norm in train mode."""
     torch.manual_seed(0)
     net = nn.Sequential(Adapter(scaling), nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD([own for own in net.parameters() if own.requires_grad or frozen], lr=0.1)
+    optimizer = torch.optim.SGD([each for each in net.parameters() if each.requires_grad or frozen], lr=0.1)
     for x in torch.randn(2, 6, 4):
         optimizer.zero_grad()
         net.train()(x).square().mean().backward()
@@ -242,13 +242,13 @@ def test_a_gradient_that_a_module_computes_in_its_own_code_is_not_laid_to_clippi
     assert "or how Sequential.0 itself uses the parameter (scaling 2.0 -> 2.8284271247461903)" in found.sentence
 
 
-def test_a_buffer_names_what_its_module_is_told(compared):
+def test_a_buffer_names_what_its_module_is_reported(compared):
     found = compared(adapt, momentum=0.01)
     assert found.first.site.fqn == "Sequential.1.running_mean"
     assert found.sentence.endswith("it is updated differently: its module has momentum 0.1 -> 0.01.")
 
 
-def test_a_flag_is_told_with_both_values(compared):
+def test_a_flag_is_reported_with_both_values(compared):
     found = compared(decode, forced=False)
     assert "the input [2] of Decoder differs (True in a, False in b)" in found.sentence
 
@@ -256,16 +256,16 @@ def test_a_flag_is_told_with_both_values(compared):
 def test_the_same_script_in_another_folder_explains_nothing():
     """A pair of worktrees: the path of the script differs, and what it holds is told by its hash."""
 
-    def told(path_a, path_b, **more):
+    def said(path_a, path_b, **more):
         a, b = (
             SimpleNamespace(settings={"command": {"argv": [path, "--lr", "1e-3"]}, **more}, manifest={})
             for path in (path_a, path_b)
         )
         return [change.name for change in setting_changes(a, b)]
 
-    assert told("/projects/one/train.py", "/projects/two/train.py", sources={}) == []
-    assert told("/projects/one/train.py", "/projects/two/train.py") == ["argument 0"]  # what they hold is not on record
-    assert told("/projects/one/train.py", "/projects/two/other.py", sources={}) == ["argument 0"]
+    assert said("/projects/one/train.py", "/projects/two/train.py", sources={}) == []
+    assert said("/projects/one/train.py", "/projects/two/train.py") == ["argument 0"]  # what they hold is not on record
+    assert said("/projects/one/train.py", "/projects/two/other.py", sources={}) == ["argument 0"]
 
 
 def test_a_module_that_the_loader_runs_is_laid_to_the_data_pipeline_and_the_batch_follows_from_it(compared):

@@ -163,12 +163,12 @@ NEUTRAL = (
     ],
 )
 def test_the_setting_that_can_explain_a_divergence_comes_first(tmp_path, reason, rounding, a, b, strongest):
-    for path, own, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
-        shared = {name: {**value, **own.get(name, {})} for name, value in neutral.items()}
-        write_run(tmp_path / path, [], settings={**own, **shared})
-    told = [Difference("hyperparameter", "lr", "0.1", "0.2", "lr")] if reason == "optimizer" else []
+    for path, differing, neutral in (("a", a, NEUTRAL[0]), ("b", b, NEUTRAL[1])):
+        shared = {name: {**value, **differing.get(name, {})} for name, value in neutral.items()}
+        write_run(tmp_path / path, [], settings={**differing, **shared})
+    said = [Difference("hyperparameter", "lr", "0.1", "0.2", "lr")] if reason == "optimizer" else []
     with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        found = setting_changes(one, two, Blame(reason_named(reason), told, rounding=rounding))
+        found = setting_changes(one, two, Blame(reason_named(reason), said, rounding=rounding))
     assert found[0].name == strongest
     assert found[0].explains
     assert found[0].weight > max(change.weight for change in found if change.name in {"rich", "FOO", "--name"})

@@ -15,7 +15,7 @@ from introspect_cli.compare.element.pattern import About, difference
 FLOAT32 = ("float32", "float32")
 
 
-def planted(shape, at, change=lambda own: own + 1.0, seed=0):
+def planted(shape, at, change=lambda x: x + 1.0, seed=0):
     """Random numbers, and the same with those at an index changed."""
     a = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     b = a.copy()
@@ -23,8 +23,8 @@ def planted(shape, at, change=lambda own: own + 1.0, seed=0):
     return a, b
 
 
-def clauses(shape, at, about=None, change=lambda own: own * 1.7 + np.random.default_rng(9).standard_normal(own.shape)):
-    a, b = planted(shape, at, lambda own: np.asarray(change(own), np.float32))
+def clauses(shape, at, about=None, change=lambda x: x * 1.7 + np.random.default_rng(9).standard_normal(x.shape)):
+    a, b = planted(shape, at, lambda x: np.asarray(change(x), np.float32))
     return "; ".join(difference(a, b, FLOAT32, about).where)
 
 
@@ -94,22 +94,22 @@ def test_no_clause_says_every_element_of_what_has_equal_ones_in_it():
 
 
 RELATIONS = {
-    "zeroed": (np.s_[2], lambda own: own * 0, "b is 0 in all of them"),
-    "constant": (np.s_[2], lambda own: own * 0 + 3, "b is 3 in all of them"),
-    "factor": (np.s_[:], lambda own: own * 2, "b is 2 times a"),
-    "negated": (np.s_[:], lambda own: -own, "b is -a"),
-    "summand": (np.s_[:], lambda own: own + np.float32(0.5), "b is a + 0.5"),
-    "nan": (np.s_[1], lambda own: own * np.nan, "b is NaN in all of them"),
-    "infinite": (np.s_[1], lambda own: own * 0 + np.inf, "b is infinite in all of them"),
-    "bfloat16": (np.s_[:], lambda own: rounded(own, "bfloat16"), "b is a rounded to bfloat16"),
-    "float16": (np.s_[:], lambda own: own.astype(np.float16).astype(np.float32), "b is a rounded to float16"),
-    "clamped": (np.s_[:], lambda own: np.clip(own, -0.5, 0.75), "b is a clamped to -0.5 to 0.75"),
-    "moved": (np.s_[:], lambda own: np.roll(own, 1, 0), "b is a moved by 1 along dimension 0"),
-    "moved back": (np.s_[:], lambda own: np.roll(own, -1, 1), "b is a moved by -1 along dimension 1"),
-    "reversed": (np.s_[:], lambda own: own[:, ::-1], "b is a with dimension 1 reversed"),
-    "transposed": (np.s_[:], lambda own: own.T.copy(), "b is a transposed"),
-    "rows shuffled": (np.s_[:], lambda own: own[[3, 1, 0, 2, 4, 5, 7, 6]], "slices of a along dimension 0 in another"),
-    "shuffled": (np.s_[:], lambda own: np.sort(own.reshape(-1)).reshape(8, 8), "the values of a in another order"),
+    "zeroed": (np.s_[2], lambda x: x * 0, "b is 0 in all of them"),
+    "constant": (np.s_[2], lambda x: x * 0 + 3, "b is 3 in all of them"),
+    "factor": (np.s_[:], lambda x: x * 2, "b is 2 times a"),
+    "negated": (np.s_[:], lambda x: -x, "b is -a"),
+    "summand": (np.s_[:], lambda x: x + np.float32(0.5), "b is a + 0.5"),
+    "nan": (np.s_[1], lambda x: x * np.nan, "b is NaN in all of them"),
+    "infinite": (np.s_[1], lambda x: x * 0 + np.inf, "b is infinite in all of them"),
+    "bfloat16": (np.s_[:], lambda x: rounded(x, "bfloat16"), "b is a rounded to bfloat16"),
+    "float16": (np.s_[:], lambda x: x.astype(np.float16).astype(np.float32), "b is a rounded to float16"),
+    "clamped": (np.s_[:], lambda x: np.clip(x, -0.5, 0.75), "b is a clamped to -0.5 to 0.75"),
+    "moved": (np.s_[:], lambda x: np.roll(x, 1, 0), "b is a moved by 1 along dimension 0"),
+    "moved back": (np.s_[:], lambda x: np.roll(x, -1, 1), "b is a moved by -1 along dimension 1"),
+    "reversed": (np.s_[:], lambda x: x[:, ::-1], "b is a with dimension 1 reversed"),
+    "transposed": (np.s_[:], lambda x: x.T.copy(), "b is a transposed"),
+    "rows shuffled": (np.s_[:], lambda x: x[[3, 1, 0, 2, 4, 5, 7, 6]], "slices of a along dimension 0 in another"),
+    "shuffled": (np.s_[:], lambda x: np.sort(x.reshape(-1)).reshape(8, 8), "the values of a in another order"),
 }
 
 
@@ -128,20 +128,20 @@ def test_noise_has_no_relation():
     assert difference(a, b, FLOAT32).where == ("all of them",)
 
 
-def test_differences_of_the_size_of_rounding_are_told_as_that():
+def test_differences_of_the_size_of_rounding_are_reported_as_that():
     rng = np.random.default_rng(5)
     a = rng.standard_normal((8, 8)).astype(np.float32)
     b = (a.astype(np.float64) + 1e-7 * rng.standard_normal((8, 8))).astype(np.float32)
-    (told,) = difference(a, b, FLOAT32).relation
+    (said,) = difference(a, b, FLOAT32).relation
     assert re.fullmatch(
-        r"no difference is larger than [0-9.]+ ULPs of the largest element, as .*rounding differs", told
+        r"no difference is larger than [0-9.]+ ULPs of the largest element, as .*rounding differs", said
     )
     assert difference(a, a * np.float32(1.01), FLOAT32).relation == ("b is 1.01 times a",)
-    narrow = [own.astype(np.float16).astype(np.float32) for own in (a, b * np.float32(1.0005))]
+    narrow = [each.astype(np.float16).astype(np.float32) for each in (a, b * np.float32(1.0005))]
     assert "rounding" in difference(*narrow, ("float16", "float16")).relation[0]
 
 
-def test_signs_of_zeros_are_told():
+def test_signs_of_zeros_are_reported():
     a, b = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)
     b[1] = -0.0
     found = difference(a, b, FLOAT32)
@@ -219,16 +219,16 @@ def test_a_picture_folds_by_the_largest():
 @pytest.mark.parametrize("room", [48, 16, 8, 4, 3])
 def test_no_cell_of_a_picture_goes_over_the_end_of_a_sample_or_head(room):
     """Head 2 of 4 in each of 4 samples is told from its neighbours, or all of a sample is one cell."""
-    apart = np.zeros((4, 4, 11, 16))
-    apart[:, 2] = 1.0
-    picture = picture_of(apart, apart > 0, (room, 16))
-    told = [row[0] for row in smaller(picture, (room, 16)).cells]
-    per = len(told) // min(4, len(told))
+    slices = np.zeros((4, 4, 11, 16))
+    slices[:, 2] = 1.0
+    picture = picture_of(slices, slices > 0, (room, 16))
+    said = [row[0] for row in smaller(picture, (room, 16)).cells]
+    per = len(said) // min(4, len(said))
     head = {48: [0] * 6 + [1] * 3 + [0] * 3, 16: [0, 0, 1, 0], 8: [0, 1], 4: [1], 3: [1]}[room]
-    assert told == head * (len(told) // per)
-    again = smaller(picture_of(apart, apart > 0), (room, 16))
+    assert said == head * (len(said) // per)
+    again = smaller(picture_of(slices, slices > 0), (room, 16))
     assert (again.cells, again.tile) == (picture.cells, picture.tile)
-    assert math.prod(picture.tile) * len(told) * len(picture.cells[0]) >= apart.size
+    assert math.prod(picture.tile) * len(said) * len(picture.cells[0]) >= slices.size
     assert picture.is_even == (room != 48)
 
 

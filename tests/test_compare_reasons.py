@@ -182,7 +182,7 @@ FAULTS = [
     ("stale", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["zero_grad is missing", "in b"]),
     ("kernel", 1, "optimizer", "grad", "Net.a.weight", "gradient", ["rounding"]),
     ("missed", 1, "optimizer", "param", "Net.b.weight", "optimizer", ["in b, SGD leaves this parameter as it was"]),
-    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started anew"]),
+    ("fresh", 1, "optimizer", "param", "Net.a.weight", "optimizer", ["optimizer state of b started from scratch"]),
     (
         "buffer",
         1,
@@ -251,7 +251,7 @@ def test_without_batches_the_data_pipeline_is_suspected(compare):
     assert "no data loader was recorded" in result.sentence
 
 
-def test_untied_parameter_is_told_from_a_new_one(compare):
+def test_untied_parameter_is_reported_from_a_new_one(compare):
     tied = (*MODULES[:3], ModuleInfo("Net.b", "Linear", "", (), (), ("weight=Net.a.weight",)))
 
     def steps(names):
@@ -279,7 +279,7 @@ def test_another_rng_state_makes_a_random_modules_output_propagated(compare):
     assert roles["output", "Net.a"] is Role.PROPAGATED
 
 
-def test_extra_calls_are_told_beside_another_reason(compare):
+def test_extra_calls_are_reported_beside_another_reason(compare):
     result = compare(train(), train("module", "accumulate"))
     assert result.first.site.fqn == "Net.a"
     assert "Net runs once in this step of a and twice in b." in result.evidence
@@ -381,7 +381,7 @@ def test_a_step_without_a_forward_pass(compare):
     assert "holds no forward pass" in result.sentence
 
 
-def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
+def test_a_norm_in_eval_mode_is_reported_by_its_buffers(compare):
     x = np.arange(12, dtype=F32).reshape(3, 4)
 
     def steps(output, mean):
@@ -395,7 +395,7 @@ def test_a_norm_in_eval_mode_is_told_by_its_buffers(compare):
     assert "its buffers do not change in b: it is in eval mode there." in result.sentence
 
 
-def test_draws_since_the_step_began_are_told_where_the_batch_is_the_first_to_show_them(compare):
+def test_draws_since_the_step_began_are_reported_where_the_batch_is_the_first_to_show_them(compare):
     x = np.arange(12, dtype=F32).reshape(3, 4)
 
     def steps(order, state):
@@ -418,28 +418,28 @@ def test_a_buffer_that_differs_before_training_names_how_its_module_is_set_up(co
     assert "Net.norm is set up differently: train mode in a, eval mode in b." in sentence
 
 
-def test_items_in_another_order_and_a_mapping_are_each_told_once(compare):
+def test_items_in_another_order_and_a_mapping_are_each_reported_once(compare):
     loaders = [
         {"loaders": {"DataLoader": {"dataset": "Names", "dataset.chars": str(chars)}}}
         for chars in (["a", "b"], ["b", "a"])
     ]
     for side, (a, b) in zip(loaders, ((1, 2), (2, 1)), strict=True):
         side["loaders"]["DataLoader"] |= {"dataset.stoi.a": a, "dataset.stoi.b": b}
-    told = compare(train(), train("batch"), settings=[{"built": side} for side in loaders]).settings
-    assert [(one.name, one.a, one.b) for one in told] == [
+    said = compare(train(), train("batch"), settings=[{"built": side} for side in loaders]).settings
+    assert [(one.name, one.a, one.b) for one in said] == [
         ("DataLoader: dataset.chars", "['a', 'b']", "the same 2 items in another order"),
         ("DataLoader: dataset.stoi", "{'a': 1, 'b': 2}", "{'a': 2, 'b': 1}"),
     ]
 
 
-def test_a_lonely_environment_variable_is_suspected(compare):
+def test_a_one_sided_environment_variable_is_suspected(compare):
     settings = ({"environment": {"PWD": "/a"}}, {"environment": {"PWD": "/b", "MY_FLAG": "1"}})
     result = compare(train(), train("module"), settings=settings)
     assert [change.name for change in result.settings] == ["MY_FLAG"]
     assert "Likely cause: MY_FLAG = 1, set only in b." in result.sentence
 
 
-def test_other_arguments_are_told_apart_from_another_module(compare):
+def test_other_arguments_are_distinguished_from_another_module(compare):
     x = np.ones((2, 2), F32)
 
     def steps(path, kind="input"):
@@ -542,8 +542,8 @@ def test_an_optimizer_that_evaluates_the_model_again_within_its_step(compare):
             row("forward", "output", "Net.a", inner * 2, call=1),
         ]
         after = [row("optimizer", "grad", "Net.a.w", inner * 3), row("optimizer", "param", "Net.a.w", inner * 4)]
-        told = row("optimizer", "hyperparameter", "LBFGS", lr, path="[0]['lr']")
-        return [[row("start", "param", "Net.a.w", x), told, *called, *again, *after]]
+        said = row("optimizer", "hyperparameter", "LBFGS", lr, path="[0]['lr']")
+        return [[row("start", "param", "Net.a.w", x), said, *called, *again, *after]]
 
     result = compare(steps(x * 2, 1.0), steps(x * 3, 0.5))
     assert (result.first.site.fqn, result.first.site.call, result.first.reason) == ("Net.a.w", 1, "optimizer")
@@ -552,7 +552,7 @@ def test_an_optimizer_that_evaluates_the_model_again_within_its_step(compare):
     assert [d.role for d in result.divergences] == [Role.ORIGIN] + [Role.PROPAGATED] * (len(result.divergences) - 1)
 
 
-def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_told_as_that(compare):
+def test_an_optimizer_that_evaluates_the_loss_more_often_within_its_step_is_reported_as_that(compare):
     x = np.ones((2, 2), F32)
 
     def steps(times, *, lean=False):
@@ -693,7 +693,7 @@ def test_a_new_reason_is_one_new_file(compare, tmp_path, monkeypatch):
 def test_a_long_setting_is_shown_around_its_difference(compare):
     """Two arguments that are alike for longer than a line has room for."""
     words = [["--layers", ",".join(["64"] * 60) + last] for last in (",128", ",256")]
-    settings = tuple({"command": {"argv": own}} for own in words)
+    settings = tuple({"command": {"argv": each}} for each in words)
     (change,) = compare(train(), train("module"), settings=settings).settings
     assert change.a.endswith("64,128")
     assert change.b.endswith("64,256")

@@ -43,20 +43,20 @@ def changes(one, two):
     return changed_statements("net.py", one, two)
 
 
-def told(found):
+def said(found):
     return [(change.place, change.scope, change.unit) for change in found]
 
 
 def test_one_changed_line_of_a_forward_is_one_change():
     (change,) = changes(NET, NET.replace("torch.relu(x)", "torch.tanh(x)"))
-    assert told([change]) == [("net.py:16", "Net.forward", "statement")]
+    assert said([change]) == [("net.py:16", "Net.forward", "statement")]
     assert (change.a.text, change.b.text) == ("x = torch.relu(x)", "x = torch.tanh(x)")
     assert (change.a.first, change.a.last) == (16, 16)
 
 
 def test_a_changed_line_inside_a_branch_or_a_loop_is_one_change():
     after = NET.replace("x, 0.1,", "x, 0.2,").replace("ones(2, 4)", "ones(2, 5)")
-    assert told(changes(NET, after)) == [
+    assert said(changes(NET, after)) == [
         ("net.py:15", "Net.forward", "statement"),
         ("net.py:21", "train", "statement"),
     ]
@@ -83,7 +83,7 @@ def test_comments_docstrings_formatting_and_moved_definitions_are_no_change():
 def test_a_change_inside_a_definition_that_moved_is_found():
     head, train = NET.split("def train")
     moved = "import torch\n\ndef train" + train.replace("range(3)", "range(2)") + head.replace("import torch\n", "", 1)
-    assert told(changes(NET, moved)) == [("net.py:4", "train", "statement")]
+    assert said(changes(NET, moved)) == [("net.py:4", "train", "statement")]
 
 
 def test_a_statement_that_left_a_loop_has_moved():

@@ -257,7 +257,7 @@ def test_modules_that_call_themselves_without_end_end_as_without_us(tmp_path):
         assert session.probes._modules.stack.calls == []
 
 
-def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_mistake_beside_the_extension_is_reported_and_training_goes_on(tmp_path, monkeypatch):
     def fails(self, *_args):
         raise RuntimeError("broken by the test")
 
@@ -271,8 +271,8 @@ def test_a_mistake_beside_the_extension_is_told_and_training_goes_on(tmp_path, m
         monkeypatch.setattr(ModuleValues, "value", fails)
         assert torch.equal(net(x), bare)
         assert torch.equal(net(x), bare)
-    (told,) = session._guard.details
-    assert "broken by the test" in told
+    (said,) = session._guard.details
+    assert "broken by the test" in said
 
 
 @pytest.mark.usefixtures("no_gc_callbacks")

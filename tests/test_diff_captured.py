@@ -132,9 +132,9 @@ class TestAlignment:
     def test_renamed_modules_are_suggested_and_then_meet(self, compare):
         a, b = fit(net), fit(net, changed(rename))
         assert compare(a, b).verdict is Verdict.SAME
-        apart = compare(a, b, options=DiffOptions(strict=True, by_value=False))
-        assert apart.verdict is Verdict.DIVERGED
-        assert any(r"--rename" in suggestion for suggestion in apart.suggestions)
+        diverged = compare(a, b, options=DiffOptions(strict=True, by_value=False))
+        assert diverged.verdict is Verdict.DIVERGED
+        assert any(r"--rename" in suggestion for suggestion in diverged.suggestions)
         again = compare(a, b, options=DiffOptions(rename=((r"body\.(\d)", r"body.layer\1"),)))
         assert again.verdict is Verdict.SAME
 
@@ -228,7 +228,7 @@ class TestOffset:
             assert result.verdict is Verdict.SAME, result.sentence
             assert result.counts.steps_compared == 3
 
-    def test_what_parts_after_resuming_is_told_in_both_numberings(self, compare):
+    def test_what_parts_after_resuming_is_reported_in_both_numberings(self, compare):
         result = compare(*self.runs(fault=1.5), capture={"record": RECORDED})
         assert (result.first.step, result.first.step_b, result.first.reason) == (4, 1, "loss")
         assert "step 4 of a (step 1 of b)" in result.sentence
@@ -308,7 +308,7 @@ class TestNoise:
         assert (result.first.step, result.first.site.fqn, result.first.reason) == (2, "Net.head.weight", "outside")
         assert result.first.role is Role.ORIGIN
 
-    def test_by_how_much_is_told(self, compare):
+    def test_by_how_much_is_reported(self, compare):
         result = compare(self.jitter(1), self.jitter(2, size=1e-3), self.jitter(3), self.jitter(4))
         first = result.first
         assert first.site.fqn.startswith("Net.body.0")
@@ -339,10 +339,10 @@ class TestExact:
         assert not at(plain).exact
         assert 0.5 < at(plain).rel_l2 / at(kept).rel_l2 < 2
         before, after = weights[0]
-        apart = (after - before).norm() / max(after.norm(), before.norm())
+        diverged = (after - before).norm() / max(after.norm(), before.norm())
         bent = [d for d in kept.divergences if (d.site.kind.value, d.site.fqn) == ("param", "Net.body.1.up.weight")]
         assert bent[1].exact
-        assert bent[1].rel_l2 == pytest.approx(float(apart), rel=0.05)  # an optimizer step later
+        assert bent[1].rel_l2 == pytest.approx(float(diverged), rel=0.05)  # an optimizer step later
 
     def test_it_does_not_matter_which_run_comes_first(self, compare):
         def bend(model, step):

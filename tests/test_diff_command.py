@@ -72,9 +72,9 @@ def test_the_first_stands_alone_and_the_rest_of_its_step_is_counted_by_kind(intr
     assert len(text.splitlines()) <= 24
     assert text.count("origin") == 1
     (parameters,) = (shown for shown in text.splitlines() if shown.startswith("parameters after the step"))
-    own = [d for d in every[1:] if d["step"] == 1 and d["kind"] == "param"]
-    largest = max(own, key=lambda d: d["rel_l2"])
-    assert parameters.split()[4] == str(len(own))
+    params = [d for d in every[1:] if d["step"] == 1 and d["kind"] == "param"]
+    largest = max(params, key=lambda d: d["rel_l2"])
+    assert parameters.split()[4] == str(len(params))
     assert largest["fqn"] in parameters
     assert f"{len(every) - 1} not listed" in text
 
@@ -90,8 +90,8 @@ def test_all_lists_every_divergence(introspect, runs):
 
 def test_verbose_shows_what_differs_and_no_more(introspect, runs):
     text = introspect("diff", "a", "other", "-v", "--limit", "1", cwd=runs).stdout
-    (told,) = text.split("step 1: output of Net.a (Linear)\n")[1].split("46 divergences")[:1]
-    changes = [one.split(maxsplit=1)[1].split(" -> ") for one in " ".join(told.split()).split(", ")]
+    (answered,) = text.split("step 1: output of Net.a (Linear)\n")[1].split("46 divergences")[:1]
+    changes = [one.split(maxsplit=1)[1].split(" -> ") for one in " ".join(answered.split()).split(", ")]
     assert len(changes) >= 4
     assert all(a != b for a, b in changes)
     assert "checksum" not in text

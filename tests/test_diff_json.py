@@ -111,7 +111,7 @@ def test_nan_and_infinity_become_null_or_text(document):
     assert "inf" in [value for values in one_sided["map"]["values"] for value in values]
 
 
-def test_strange_names_are_told_as_the_reader_gives_them(document):
+def test_strange_names_are_reported_as_the_reader_gives_them(document):
     name = "Net.[bold]\x1b[31mred\u202e\n"
 
     def steps(value):

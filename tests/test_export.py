@@ -174,10 +174,10 @@ def test_the_yaml_report_has_the_format_s_keys_in_its_order(introspect, run):
     digest = data.rpartition("|")[2]
     assert document["parameters"]["__all_data__"] == hashlib.md5(digest.encode()).hexdigest()
     assert document["buffers"]["norm.running_mean"].startswith("2|fp32|1∞̟|0∞̠|")
-    own = document["optimizers"][0]
-    assert own["__type__"] == "SGD"
-    assert own["param_groups"] == [{"lr": 0.1, "nesterov": False, "params": [0]}]
-    assert list(own["state"][0]) == ["momentum_buffer"]
+    adam = document["optimizers"][0]
+    assert adam["__type__"] == "SGD"
+    assert adam["param_groups"] == [{"lr": 0.1, "nesterov": False, "params": [0]}]
+    assert list(adam["state"][0]) == ["momentum_buffer"]
     assert document["batch"]["__batch_idx__"] == 1
     assert document["batch"]["__batch__"][1]["label"].startswith("2|i64|")
     assert max(len(line) for line in text.splitlines()) > 150  # nothing is folded

@@ -125,11 +125,11 @@ def ended(folder):
             run("direct")
         bin_ = str(Path(sys.executable).parent)
         paths = [str(Path(__file__).parents[1]), *([str(folder / "own")] if name == "site" else [])]
-        own = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
+        variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
         return subprocess.run(
             [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run {name}", *COMMANDS[name]],
             cwd=folder,
-            env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -198,13 +198,13 @@ def test_an_exception_ends_the_run_as_it_ends_the_script(folder, ended):
         assert run.last_step == 1
 
 
-def test_an_end_that_was_not_seen_is_not_told(folder, ended):
+def test_an_end_that_was_not_seen_is_not_reported(folder, ended):
     assert ended("python").returncode == 0
     with open_run(folder / "run python") as run:
         assert (run.manifest["exit_code"], run.manifest["how"]) == (None, "ended")
 
 
-def test_where_nothing_is_recorded_the_line_to_use_is_told(folder, ended):
+def test_where_nothing_is_recorded_the_line_to_use_is_reported(folder, ended):
     assert "plain.py ended without importing torch" in ended("plain").stderr
     assert "no python process with introspect-cli was seen below python" in ended("isolated").stderr
     assert "use `introspect capture -o 'run isolated' train.py` instead" in ended("isolated").stderr
@@ -229,7 +229,7 @@ def test_all_children_are_those_that_train_and_no_loaders_worker(folder, ended):
 
 
 def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
-    done = introspect("capture", "--children", "none", "torchrun", "train.py", afresh=True)
+    done = introspect("capture", "--children", "none", "torchrun", "train.py", new_process=True)
     assert done.returncode == 2
     assert "--children none follows none: nothing would be recorded" in done.stderr
 
@@ -257,7 +257,7 @@ def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
         ("python -", Role.HELPER, "python -c"),
     ],
 )
-def test_processes_are_told_apart_by_their_command_lines(words, role, name):
+def test_processes_are_distinguished_by_their_command_lines(words, role, name):
     process = described([word.replace("~", " ") for word in words.split()])
     assert (process.role, process.name) == (role, name)
 
@@ -278,8 +278,9 @@ def test_scripts_run_in_this_process_and_commands_in_their_own(tmp_path, monkeyp
 
 
 def test_the_line_to_use_instead_is_one_that_works():
-    own = "-m introspect_cli capture -o run train.py 1"
+    line = "-m introspect_cli capture -o run train.py 1"
     assert (
-        instead(["torchrun", "--x", "train.py", "1"], module=False, output="run") == f"use `torchrun --x {own}` instead"
+        instead(["torchrun", "--x", "train.py", "1"], module=False, output="run")
+        == f"use `torchrun --x {line}` instead"
     )
     assert "`introspect capture -o RUN` in the place of `python`" in instead(["make"], module=False, output="run")

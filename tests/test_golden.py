@@ -81,7 +81,7 @@ def test_a_tolerance_of_its_own_lets_a_kind_pass_and_no_other(kept, tmp_path):
     assert compared(path, Golden(tolerance=loose), other).first.site.kind.value != "output"
 
 
-def test_rounding_on_another_machine_is_told_apart_from_a_change(kept, tmp_path):
+def test_rounding_on_another_machine_is_distinguished_from_a_change(kept, tmp_path):
     path = kept()
     b = captured(tmp_path / "b", lambda: train(scale=1 + 2e-7))
     said = compared(path, Golden(), b)
@@ -106,7 +106,7 @@ def test_noise_that_repeats_show_is_let_pass(kept, tmp_path):
     assert compared(path, Golden(), new, [again]).verdict.value == "same"
 
 
-def test_what_is_no_golden_run_is_told(tmp_path, kept):
+def test_what_is_no_golden_run_is_reported(tmp_path, kept):
     with pytest.raises(StoreError, match="no golden run at"):
         golden.check(tmp_path / "none")
     path = kept()

@@ -196,7 +196,7 @@ def test_a_table_is_not_written_while_a_launch_may_read_it():
     assert len(engine._tables) == 3
 
 
-def test_rows_are_copied_on_a_stream_of_ours_behind_those_that_wrote_them():
+def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
     cuda, rows, _, engine = made()
     x = torch.randn(32)
     for stream in (1, 5, 1):

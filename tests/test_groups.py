@@ -49,7 +49,15 @@ def test_runs_that_diverge_alike_are_one_group(runs):
         ["module", "again"],
         ["loss"],
     ]
-    assert found.sentence == "5 runs fall into 3 groups, of 2 runs, 2 runs and 1 run."
+    assert found.sentence == "The 5 runs form 3 groups with the same numbers: 2 runs, 2 runs and 1 run."
+
+
+def test_runs_of_which_none_agrees_with_another_differ_from_each_other(runs):
+    assert grouped(runs, "a", "module", "loss").sentence == "All 3 runs differ from each other."
+    assert grouped(runs, "a", "b", "module", "loss").sentence == (
+        "2 of 4 runs have the same numbers; the other 2 differ from each other too."
+    )
+    assert grouped(runs, "a", "module", "short").sentence == "None of the 3 runs is known to agree with another."
 
 
 def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
@@ -61,8 +69,8 @@ def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
 def test_a_run_that_ends_early_is_in_no_group_and_said_to_be_undecided(runs):
     found = grouped(runs, "a", "b", "short")
     assert found.verdict is Verdict.UNDECIDED
-    assert "of" in found.sentence
-    assert "could not be told" in found.sentence
+    said = f"2 of 3 runs have the same numbers; whether {runs / 'short'} has them could not be told."
+    assert found.sentence == said
 
 
 def test_a_run_named_twice_is_refused(runs):

@@ -34,7 +34,7 @@ def git(folder, *words):
 
 
 @pytest.mark.usefixtures("quick_python")
-def test_each_commit_is_captured_once_and_told_beside_its_lines(tmp_path, capsys):
+def test_each_commit_is_captured_once_and_reported_beside_its_lines(tmp_path, capsys):
     source = tmp_path / "source"
     source.mkdir()
     git(source, "init", "-q")
@@ -51,9 +51,9 @@ def test_each_commit_is_captured_once_and_told_beside_its_lines(tmp_path, capsys
     assert rate["named"].startswith("train.py:7: optimizer = ")
     assert rate["likely"]
     assert (broken["verdict"], broken["answer"]) == ("failed", "no such thing")
-    told = capsys.readouterr().out
-    assert "another rate \\| step | step 0, param Sequential.0.weight | First divergence at step 0" in told
-    assert "3 pairs: 1 same, 1 diverged, 1 failed; a statement is called likely in 1 of those that diverged." in told
+    said = capsys.readouterr().out
+    assert "another rate \\| step | step 0, param Sequential.0.weight | First divergence at step 0" in said
+    assert "3 pairs: 1 same, 1 diverged, 1 failed; a statement is called likely in 1 of those that diverged." in said
     made = {run.name: run.stat().st_mtime_ns for run in (tmp_path / "out" / "runs").iterdir() if run.is_dir()}
     histories.main([*words, "--", "train.py"])
     assert made.items() <= {run.name: run.stat().st_mtime_ns for run in (tmp_path / "out" / "runs").iterdir()}.items()

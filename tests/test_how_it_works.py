@@ -64,6 +64,6 @@ def test_the_example_is_answered_as_the_page_says(followed):
 
 
 def test_the_example_finds_what_the_page_says(followed):
-    (told,) = re.findall(r"In the example that list holds `(\w+)` alone", PAGE)
-    assert [type(found).__name__ for found in followed[1].findings] == [told]
+    (answered,) = re.findall(r"In the example that list holds `(\w+)` alone", PAGE)
+    assert [type(found).__name__ for found in followed[1].findings] == [answered]
     assert followed[1].code.ranked == ()

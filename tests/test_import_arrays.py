@@ -142,7 +142,7 @@ def test_names_of_another_framework_are_known_by_their_values(run, tmp_path):
             name = name.replace(f"Net.{old}", f"flax/{new}")
         return name.replace("Net", "flax").replace(".", "/")
 
-    for scale, verdict, told in (
+    for scale, verdict, said in (
         (1.0, Verdict.SAME, "which is the output of flax in b"),
         (1.5, Verdict.DIVERGED, "in or before Net.down (Linear) in a, which is flax.narrow in b"),
     ):
@@ -152,7 +152,7 @@ def test_names_of_another_framework_are_known_by_their_values(run, tmp_path):
         path = imported(as_archive(tmp_path / "dump", arrays), tmp_path / "theirs", "--force")
         result = compared(run, path)
         assert result.verdict is verdict, result.sentence
-        assert told in result.sentence
+        assert said in result.sentence
 
 
 def test_a_checkpoint_is_the_start_of_a_run(run, tmp_path):
@@ -202,15 +202,15 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
     names = ["output/z", "output/b", "output/a"]
     values = {name: rng.normal(size=3).astype(np.float32) for name in names}
     numbered = {f"{at:02d}-{name}": value for at, (name, value) in enumerate(values.items())}
-    for write, arrays, order, told in (
+    for write, arrays, order, said in (
         (as_archive, values, ["z", "b", "a"], []),
         (as_folder, numbered, ["z", "b", "a"], []),
         (as_folder, values, ["a", "b", "z"], [SORTED]),
     ):
-        place = tmp_path / f"{write.__name__}{len(told)}"
+        place = tmp_path / f"{write.__name__}{len(said)}"
         with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
             assert [record.site.fqn for record in run.rank(0).records(0)] == order
-            assert run.manifest["not_observed"] == told
+            assert run.manifest["not_observed"] == said
 
 
 def broken(place: Path, kind: str) -> Path:
@@ -256,7 +256,7 @@ def sampled(tmp_path_factory):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         weights.clear()
         for step in range(6):
-            weights.append({f"Net.{name}": own.detach().numpy().copy() for name, own in net.state_dict().items()})
+            weights.append({f"Net.{name}": each.detach().numpy().copy() for name, each in net.state_dict().items()})
             net(TOKENS).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -275,7 +275,7 @@ def sampled(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("run", "steps", "bad", "verdict", "told"),
+    ("run", "steps", "bad", "verdict", "said"),
     [
         ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps, 3 of them within the tolerance"),
         ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU) differs"),
@@ -288,7 +288,7 @@ def sampled(tmp_path_factory):
         ("every", [0], 7, Verdict.SAME, "agree up to and including step 0."),
     ],
 )
-def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run, steps, bad, verdict, told):
+def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run, steps, bad, verdict, said):
     """Only steps of both are; what a list ends with, or tells no setting of, is no difference."""
     runs, weights = sampled
     found = {
@@ -299,7 +299,7 @@ def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run,
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
     result = compared(runs[run], dump, rtol=1e-4, atol=1e-5)
-    assert (result.verdict, told in result.sentence) == (verdict, True), result.sentence
+    assert (result.verdict, said in result.sentence) == (verdict, True), result.sentence
     assert not result.settings
     other = compared(dump, runs[run], rtol=1e-4, atol=1e-5)
     assert (other.verdict, other.settings) == (verdict, ()), other.sentence
@@ -308,13 +308,13 @@ def test_a_list_of_arrays_is_compared_with_a_sampled_run(sampled, tmp_path, run,
 def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_the_step_before_left(sampled, tmp_path):
     """Nothing else is listed; a parameter that the third update left differently differs when step 3 begins."""
     runs, weights = sampled
-    found = {f"step={step}/param/{name}": own for step, held in enumerate(weights) for name, own in held.items()}
+    found = {f"step={step}/param/{name}": each for step, held in enumerate(weights) for name, each in held.items()}
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump")
     for a, b in ((runs["every"], dump), (dump, runs["every"])):
         result = compared(a, b)
         assert (result.verdict, result.counts.equal) == (Verdict.SAME, 24), result.sentence
-    found |= {name: own * np.float32(1.5) for name, own in found.items() if name >= "step=3" and "up.weight" in name}
+    found |= {name: each * np.float32(1.5) for name, each in found.items() if name >= "step=3" and "up.weight" in name}
     np.savez(tmp_path / "dump.npz", **found)
     dump = imported(tmp_path / "dump.npz", tmp_path / "dump", "--force")
     for a, b in ((runs["every"], dump), (dump, runs["every"])):
@@ -326,14 +326,14 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
 
 
 @pytest.mark.parametrize(
-    ("run", "step", "scale", "told"),
+    ("run", "step", "scale", "said"),
     [
         ("every", 2, 1.0, "The runs are the same: 8 records of 1 step, "),
         ("every", 2, 1.5, "Net.act"),
         ("odd", 3, 1.0, "(the first: output of Net.embed in the evaluation of step 3)"),
     ],
 )
-def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, scale, told):
+def test_arrays_of_an_evaluation_are_reported_as_that(sampled, tmp_path, run, step, scale, said):
     """It runs after step 1, and belongs to step 2; the run that holds odd steps alone has not recorded any."""
     runs, weights = sampled
     trained, evaluated = forward(weights[step], TOKENS.numpy()), forward(weights[2], TOKENS.numpy() + 1, scale=scale)
@@ -345,14 +345,14 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
     }
     np.savez(tmp_path / "dump.npz", **found)
     result = compared(runs[run], imported(tmp_path / "dump.npz", tmp_path / "dump"), rtol=1e-4, atol=1e-5)
-    assert told in result.sentence, result.sentence
+    assert said in result.sentence, result.sentence
     assert (result.verdict is Verdict.DIVERGED) == (scale != 1.0)
     if scale != 1.0:
         assert result.first.site.phase is Phase.EVAL
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "said"),
     [
         ("cut", "lies beyond the end of the file"),
         ("header", "its header claims more bytes than the file holds"),
@@ -368,8 +368,8 @@ def test_arrays_of_an_evaluation_are_told_as_that(sampled, tmp_path, run, step, 
         ("nothing", "has no arrays"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, told):
-    with pytest.raises(IntrospectError, match=told):
+def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, said):
+    with pytest.raises(IntrospectError, match=said):
         imported(broken(tmp_path / "d", kind), tmp_path / "run", "--kind", "output")
     assert not (tmp_path / "run").exists()
 
@@ -398,9 +398,9 @@ def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found
         "weight": f"{THEIRS}.h.1.mlp.c_fc.weight and model.layer_1.up.kernel have no equal on the other side",
     }
     assert set(ported_numpy.FAULTS) < set(places)
-    for fault, told in places.items():
+    for fault, said in places.items():
         dump = as_archive(tmp_path / "dump", ported_numpy.forward(state, tokens, 2, fault))
         result = compared(a, imported(dump, tmp_path / "b", "--force"))
         assert (result.verdict is Verdict.SAME) is (not fault), result.sentence
-        assert told in result.sentence
+        assert said in result.sentence
         assert not any("different steps" in note or "different statistics" in note for note in result.notes)

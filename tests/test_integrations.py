@@ -180,7 +180,7 @@ trainer.fit(Lit(), torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=Tru
 """
 
 
-FKAT = [  # our option for each of that callback's checksums, and the kinds that come of it
+FKAT = [  # the option for each checksum of that callback, and the kinds that it keeps
     ({"record": ["param"]}, {"param"}),
     ({"record": ["buffer"]}, {"buffer"}),
     ({"record": ["grad"]}, {"grad"}),
@@ -206,12 +206,12 @@ def trained(path, **options):
 
 
 @pytest.mark.parametrize(("options", "kinds"), FKAT)
-def test_what_fkats_callback_keeps_checksums_of_ours_keeps(tmp_path, options, kinds):
+def test_the_callback_keeps_the_kinds_that_its_options_name(tmp_path, options, kinds):
     with trained(tmp_path / "run", packages=False, **options) as run:
         assert {record.site.kind.value for step in run.steps for record in run.records(step)} == kinds
 
 
-def test_what_else_fkats_callback_is_told_ours_is(tmp_path):
+def test_the_callback_takes_statistics_steps_and_settings_too(tmp_path):
     stats = "shape,dtype,infs,nans,zeros,med,mean,amean,std,var,uvar,skew,kurt,mode,min,max"
     with trained(tmp_path / "a", stats=stats, steps="0:4:2", record=["param"]) as run:
         assert run.steps == [0, 2]
@@ -223,8 +223,8 @@ def test_what_else_fkats_callback_is_told_ours_is(tmp_path):
         assert not {"environment", "packages"} & set(run.settings)
 
 
-def test_an_option_that_there_is_not_is_told_with_the_one_that_was_meant(tmp_path):
-    with pytest.raises(UsageError, match="no option of a capture is called 'stat'; did you mean stats"):
+def test_an_option_that_there_is_not_is_reported_with_the_one_that_was_meant(tmp_path):
+    with pytest.raises(UsageError, match="capture has no option 'stat'; did you mean stats"):
         Window(tmp_path / "run", {"stat": ["mean"]}).begin(None)
     with pytest.raises(UsageError, match="seed is for `introspect capture`"):
         Window(tmp_path / "run", {"seed": 1}).begin(None)

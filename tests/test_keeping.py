@@ -55,12 +55,12 @@ rules = st.recursive(
     max_leaves=5,
 )
 ALONE = {
-    "First": lambda own, steps: range(min(own.steps, steps)),
-    "Last": lambda own, steps: range(max(steps - own.steps, 0), steps),
-    "Every": lambda own, steps: range(0, steps, own.steps),
+    "First": lambda x, steps: range(min(x.steps, steps)),
+    "Last": lambda x, steps: range(max(steps - x.steps, 0), steps),
+    "Every": lambda x, steps: range(0, steps, x.steps),
     "Schedule": lambda _, steps: range(steps)[3:11:2],
     "When": lambda _, steps: range(steps)[6:9],
-    "EverySeconds": lambda own, steps: range(0, steps, own.seconds),
+    "EverySeconds": lambda x, steps: range(0, steps, x.seconds),
 }
 
 
@@ -90,7 +90,7 @@ def test_epochs_are_those_of_the_framework():
     "text",
     ["", "first", "first(0)", "first(10", "last('x')", "import os", "first(1)(2)", "when('loss')[0]", "first(steps=1)"],
 )
-def test_what_is_no_rule_is_told(text):
+def test_what_is_no_rule_is_reported(text):
     with pytest.raises(UsageError):
         parse_rule(text)
 
@@ -294,7 +294,7 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
         train(60)
     steps, thinned = recorded(tmp_path / "run")
     assert steps == [0, 1, 55, 56, 57, 58, 59]
-    assert [(own.why, own.count, own.first, own.last) for own in thinned] == [("last", 53, 2, 54)]
+    assert [(each.why, each.count, each.first, each.last) for each in thinned] == [("last", 53, 2, 54)]
 
 
 def test_a_schedule_of_rules_is_named_by_its_option(tmp_path):
@@ -358,25 +358,23 @@ def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
     same = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
     assert same.same
     assert "10 steps that both runs kept agree" in same.sentence
-    assert (
-        "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --last): nothing is said"
-        in " ".join(same.result.notes)
-    )
+    answered = "Run b does not hold 30 steps between 0 and 29 (recorded, then dropped by --last): what was there is not"
+    assert answered in " ".join(same.result.notes)
     assert same.result.counts.steps_compared == 10
     assert introspect_cli.diff(tmp_path / "b", tmp_path / "c").result.counts.steps_compared == 10
-    apart = introspect_cli.diff(tmp_path / "b", tmp_path / "d")
-    assert not apart.same
-    assert "before step 30 are not kept in both runs" in apart.sentence, apart.sentence
-    assert "were not recorded" not in apart.sentence
+    diverged = introspect_cli.diff(tmp_path / "b", tmp_path / "d")
+    assert not diverged.same
+    assert "before step 30 are not kept in both runs" in diverged.sentence, diverged.sentence
+    assert "were not recorded" not in diverged.sentence
 
 
-def test_a_plain_script_has_no_epochs_and_is_told_so(tmp_path, introspect):
+def test_a_plain_script_has_no_epochs_and_is_reported_so(tmp_path, introspect):
     (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()\n")
     done = introspect("capture", "--epochs", "0", "-o", "run", "train.py")
     assert "--epochs keeps no step: only Lightning, transformers and accelerate count epochs" in done.stderr
     done = introspect("capture", "--when", "los > 3", "train.py")
     assert done.returncode == 2
-    assert "asks for 'los': known are loss, median" in done.stderr
+    assert "asks for 'los'; choose from loss, median" in done.stderr
 
 
 def test_sketches_and_rows_of_a_thinned_store_are_arrays_as_ever(tmp_path):

@@ -134,12 +134,12 @@ def resumed(tmp_path_factory):
 def test_lightnings_numbers_are_those_that_the_script_itself_prints(plain):
     _, labels, said = plain
     assert list(labels) == [0, 1, 2, 3, 4, 5]
-    for step, own in labels.items():
+    for step, label in labels.items():
         first, last = said[2 * step], said[2 * step + 1]
-        assert own["framework"] == "lightning"
-        assert own["stage"] == "train"
-        assert [own["global_step"], own["epoch"], own["batch"][0]] == list(map(int, first))
-        assert own["batch"][1] == int(last[2])
+        assert label["framework"] == "lightning"
+        assert label["stage"] == "train"
+        assert [label["global_step"], label["epoch"], label["batch"][0]] == list(map(int, first))
+        assert label["batch"][1] == int(last[2])
 
 
 def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
@@ -166,15 +166,15 @@ def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
 def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed):
     with introspect_cli.open_run(resumed / "resumed") as run:
         labels = run.run.rank(0).labels
-    assert [own["global_step"] for own in labels.values()] == [6, 7, 8, 9, 10, 11]
-    assert {own["epoch"] for own in labels.values()} == {1}
+    assert [each["global_step"] for each in labels.values()] == [6, 7, 8, 9, 10, 11]
+    assert {each["epoch"] for each in labels.values()} == {1}
     found = introspect_cli.diff(resumed / "whole", resumed / "resumed")
     assert any("same global_step" in note and "--offset 6" in note for note in found.result.notes)
     assert found.result.counts.steps_compared == 6
     assert "step 11 (epoch 1, batch 5)" in found.sentence, found.sentence
 
 
-def test_a_divergence_is_told_at_the_frameworks_step(resumed):
+def test_a_divergence_is_reported_at_the_frameworks_step(resumed):
     found = introspect_cli.diff(resumed / "whole", resumed / "faster")
     assert found.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): "), found.sentence
     done = introspect_cli.diff(resumed / "whole", resumed / "faster", steps="epoch=1,batch=2")
@@ -186,17 +186,19 @@ def test_a_divergence_is_told_at_the_frameworks_step(resumed):
 
 def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
     _, labels, said = captured(tmp_path_factory, "transformers", TRAINER)
-    assert [own["global_step"] for own in labels.values()] == [0, 1, 2, 3, 4, 5]
-    firsts = {int(own[0]): float(own[1]) for own in reversed(said)}
-    assert [own["epoch"] for own in labels.values()] == [int(firsts[step] + 1e-9) for step in labels]
-    assert [own["batch"] for own in labels.values()] == [(0, 1), (2, 3), 4] * 2
-    assert all(own["accumulation"] == 2 and own["framework"] == "transformers" for own in labels.values())
+    assert [each["global_step"] for each in labels.values()] == [0, 1, 2, 3, 4, 5]
+    firsts = {int(each[0]): float(each[1]) for each in reversed(said)}
+    assert [each["epoch"] for each in labels.values()] == [int(firsts[step] + 1e-9) for step in labels]
+    assert [each["batch"] for each in labels.values()] == [(0, 1), (2, 3), 4] * 2
+    assert all(each["accumulation"] == 2 and each["framework"] == "transformers" for each in labels.values())
 
 
-def test_accelerates_epochs_and_accumulation_are_told(tmp_path_factory):
+def test_accelerates_epochs_and_accumulation_are_reported(tmp_path_factory):
     path, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
-    assert [own["epoch"] for own in labels.values()] == [0, 0, 1, 1]
-    assert all(own == {"framework": "accelerate", "epoch": own["epoch"], "accumulation": 2} for own in labels.values())
+    assert [each["epoch"] for each in labels.values()] == [0, 0, 1, 1]
+    assert all(
+        each == {"framework": "accelerate", "epoch": each["epoch"], "accumulation": 2} for each in labels.values()
+    )
     assert (path / "rank0" / "labels.jsonl").exists()
 
 

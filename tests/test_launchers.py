@@ -69,12 +69,12 @@ def folder_of(tmp_path_factory, name):
 
 def start(folder, *command, **variables):
     """A process that no launcher of this test's own told anything."""
-    told = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES) or name == "SLURM_CONF"}
-    own = {**told, "OMP_NUM_THREADS": "1", **variables}
+    said = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES) or name == "SLURM_CONF"}
+    environment = {**said, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
-        env=own,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,9 +84,9 @@ def start(folder, *command, **variables):
 
 def ended(*processes):
     """What each printed; all of them have to end well."""
-    told = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), told
-    return told
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    return said
 
 
 def is_whole(path, ranks=2, steps=3):
@@ -123,8 +123,8 @@ def launched(tmp_path_factory):
         else:
             folders = [folder, folder] if name == "two nodes, one disk" else [folder, folder_of(tmp_path_factory, name)]
             each = (
-                start(own, sys.executable, "agent.py", *nodes, "--node-rank", node, *CAPTURE)
-                for node, own in enumerate(folders)
+                start(each, sys.executable, "agent.py", *nodes, "--node-rank", node, *CAPTURE)
+                for node, each in enumerate(folders)
             )
             ended(*each)
             (folder / "other").symlink_to(folders[1])
@@ -182,7 +182,7 @@ def test_tasks_that_mpirun_and_srun_number_write_one_run(tmp_path_factory, launc
     """By the variables alone, which are all that a capture takes from these launchers."""
     folder = folder_of(tmp_path_factory, "told")
     rank, size, job = TOLD[name]
-    ended(*(start(folder, sys.executable, *CAPTURE, **job, **{rank: str(own), size: "2"}) for own in range(2)))
+    ended(*(start(folder, sys.executable, *CAPTURE, **job, **{rank: str(each), size: "2"}) for each in range(2)))
     assert is_whole(folder / "run")
     assert is_same(launched("one node") / "run", folder / "run")
 
@@ -197,8 +197,8 @@ def test_mpiexec_starts_the_capture_and_the_other_way_round(tmp_path_factory, la
     if outside == "mpiexec":
         ended(start(folder, mpiexec, "-n", "2", sys.executable, *CAPTURE))
     else:
-        own = [mpiexec, "-n", "2", sys.executable, *CAPTURE[-2:]]
-        ended(start(folder, sys.executable, *CAPTURE[:-2], *own))
+        command = [mpiexec, "-n", "2", sys.executable, *CAPTURE[-2:]]
+        ended(start(folder, sys.executable, *CAPTURE[:-2], *command))
     assert is_whole(folder / "run")
     assert is_same(launched("one node") / "run", folder / "run")
 

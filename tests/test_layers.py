@@ -105,7 +105,7 @@ def imported(path):
 
 
 def target_of(name):
-    """The part of ours that a dotted name belongs to, None for a module of someone else's."""
+    """The part of the package that a dotted name belongs to, None for a module of someone else's."""
     words = name.split(".")
     if words[0] != "introspect_cli":
         return None

@@ -144,8 +144,8 @@ def test_classes_are_kept_once_a_run_and_equal_runs_stay_equal(run, tmp_path):
 
 
 def test_shown_as_a_tree_and_as_json(introspect, run):
-    told = introspect("show", run, "--tree", "--depth", "3").stdout
-    lines = [line.rstrip() for line in told.splitlines()]
+    said = introspect("show", run, "--tree", "--depth", "3").stdout
+    lines = [line.rstrip() for line in said.splitlines()]
     place = next(index for index, line in enumerate(lines) if line.split()[:2] == ["output", "Result"])
     assert lines[place + 1].split()[0] == ".logits"
     assert "2x3" in lines[place + 1]

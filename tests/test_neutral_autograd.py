@@ -434,7 +434,7 @@ def test_global_module_hooks_of_the_script(tmp_path):
 
 
 def test_script_watches_operations_and_functions(tmp_path):
-    """Dispatch and torch-function modes of the script's see its own operations, not ours."""
+    """Dispatch and torch-function modes of the script's see its own operations, not introspect's."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 

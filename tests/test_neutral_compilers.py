@@ -243,8 +243,8 @@ def test_meta_and_fake_models_compute_the_same(tmp_path):
     assert assert_neutral(train, tmp_path / "run").of("loss")
 
 
-def test_the_compiler_sees_no_frame_of_ours(tmp_path):
-    """After a graph break it looked at ours as well, numbered the script's regions differently, and failed in them."""
+def test_the_compiler_sees_no_frame_of_introspect(tmp_path):
+    """After a graph break it saw introspect's frames too, numbered the script's regions differently, and failed."""
 
     def broken(log):
         torch._dynamo.reset()

@@ -121,8 +121,8 @@ def test_two_models_in_two_threads(tmp_path):
         for thread in threads:
             thread.join()
         torch.manual_seed(0)
-        for own in logs:
-            log.entries += own.entries
+        for lines in logs:
+            log.entries += lines.entries
 
     seen = assert_neutral(train, tmp_path / "run")
     assert 30 <= len(seen.steps) <= 60  # a step in which nothing happened is none

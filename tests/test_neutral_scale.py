@@ -134,10 +134,10 @@ def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch, 
 
     dump = documents.dump
 
-    def padded(value, name, own):
+    def padded(value, name, keys):
         """The document of optimizers is too large with names; where it is to be lost, without them as well."""
         large = "optimizers" in name and (lost or value[0]["groups"][0]["params"])
-        return dump(value, name, own) + b"\n" * (LIMIT_DOCUMENT if large else 0)
+        return dump(value, name, keys) + b"\n" * (LIMIT_DOCUMENT if large else 0)
 
     def written(name):
         train_mlp()
@@ -176,9 +176,9 @@ def test_modules_made_anew_at_each_step(tmp_path, count):
     with watched(tmp_path / "run"):
         for step in range(count):
             head = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-            own = torch.optim.SGD(head.parameters(), lr=0.1)
+            head_optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
             nn.MSELoss()(head(shared(torch.ones(2, 4))), torch.zeros(2, 1)).backward()
-            own.step()
+            head_optimizer.step()
             optimizer.step()
             optimizer.zero_grad()
             if step in (count // 2, count - 1):

@@ -167,9 +167,9 @@ def lifetimes():
         loss = out.square().mean()
         loss.backward()
         optimizer.step()
-        own = {"input": x, "hidden": hidden, "output": out, "loss": loss, "gradient": x.grad}
-        references |= {f"{name} {step}": weakref.ref(value) for name, value in own.items()}
-        del own
+        watched = {"input": x, "hidden": hidden, "output": out, "loss": loss, "gradient": x.grad}
+        references |= {f"{name} {step}": weakref.ref(value) for name, value in watched.items()}
+        del watched
     loader = DataLoader(torch.randn(4, 8), batch_size=2)
     iterator = iter(loader)
     references |= {
@@ -254,7 +254,7 @@ def test_many_captures_in_one_process(tmp_path):
 
 
 def test_a_script_that_patches_torch_itself(tmp_path):
-    """A patch that the script puts on top of ours stays when ours goes, and still works."""
+    """A patch that the script puts on top of introspect's stays when that is removed, and still works."""
     calls = []
     original = nn.Module.__call__
     try:

@@ -130,7 +130,7 @@ def test_a_run_there_is_published_and_is_not_labelled(runs, bucket, ask, tmp_pat
     assert code == 0, err
     assert ask("diff", tmp_path / "out" / "a" / "a.introspect.zip", runs / "a")[0] == 0
     code, _, err = ask("publish", f"{bucket.url}/runs/a", f"{bucket.url}/copies")
-    assert (code, "s3://bucket/runs/a is no directory of a run" in err) == (2, True)
+    assert (code, "s3://bucket/runs/a is not a directory of a run" in err) == (2, True)
     code, _, err = ask("runs", "label", f"{bucket.url}/runs/a", "mine")
     assert (code, "cannot label s3://bucket/runs/a: label the run where it was recorded" in err) == (2, True)
 
@@ -186,9 +186,9 @@ def test_a_fault_that_lasts_is_one_sentence_with_the_url(what, where, says, runs
         with open_run(f"{bucket.url}/runs/a") as run:
             return [list(run.rank(rank).records(step)) for rank in run.ranks for step in range(STEPS)]
 
-    with bucket.failing(only(what, where)), pytest.raises(StoreError, match=says) as told:
+    with bucket.failing(only(what, where)), pytest.raises(StoreError, match=says) as answered:
         read()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(answered.value)
 
 
 def test_what_is_not_there_is_one_sentence(runs, bucket, ask, monkeypatch):
@@ -297,7 +297,7 @@ def test_what_could_not_be_sent_is_said_with_what_to_do(bucket, tmp_path, ask, m
         code, _, err = ask("publish", tmp_path / "run", f"{bucket.url}/down")
     assert code == 2
     says = (
-        r"run was not published to s3://bucket/down as a whole: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
+        r"run was not published to s3://bucket/down completely: [\d.]+ kB of \S+/run were not sent: cannot write s3://"
     )
     assert re.search(says, err), err
     assert re.search(r"; `introspect publish \S+/run s3://bucket/down` sends the rest", err), err

@@ -12,10 +12,10 @@ import introspect_cli
 
 
 class Net(nn.Module):
-    def __init__(self, told):
+    def __init__(self, said):
         super().__init__()
         self.lin = nn.Linear(4, 4)
-        self._told = told  # not plain: no attribute of the module tells of it
+        self._told = said  # not plain: no attribute of the module tells of it
 
     def forward(self, x):
         x = functional.gelu(self.lin(x), approximate=self._told.get("approximate", "none"))
@@ -23,9 +23,9 @@ class Net(nn.Module):
         return functional.leaky_relu(x, self._told.get("slope", 0.01))
 
 
-def train(path, told, late=None):
+def train(path, said, late=None):
     torch.manual_seed(0)
-    net = Net(dict(told))
+    net = Net(dict(said))
     with introspect_cli.recording(net, path, level="op"):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for step in range(2):
@@ -37,15 +37,15 @@ def train(path, told, late=None):
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("said", "words"),
     [
         ({"approximate": "tanh"}, "it is called with approximate none in a and tanh in b."),
         ({"eps": 0.5}, "it is called with eps 1e-05 in a and 0.5 in b."),
         ({"slope": 0.3}, "it is called with negative_slope 0.01 in a and 0.3 in b."),
     ],
 )
-def test_the_argument_that_differs_is_named(tmp_path, told, words):
-    sentence = introspect_cli.diff(train(tmp_path / "a", {}), train(tmp_path / "b", told)).sentence
+def test_the_argument_that_differs_is_named(tmp_path, said, words):
+    sentence = introspect_cli.diff(train(tmp_path / "a", {}), train(tmp_path / "b", said)).sentence
     assert words in sentence
     assert "has different options or a different kernel" not in sentence
 

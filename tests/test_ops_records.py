@@ -75,12 +75,12 @@ def test_operators_stand_under_the_module_that_ran_them_forward_and_backward(tmp
     ]
 
 
-def test_the_users_line_is_told_and_backward_operators_bear_the_forward_ones(tmp_path):
+def test_the_users_line_is_reported_and_backward_operators_bear_the_forward_ones(tmp_path):
     found = operators(run_op(tmp_path / "run", training(Two())))
     line = Two.forward.__code__.co_firstlineno + 1
-    own = [r for r in found if r.site.fqn.startswith("Two")]
-    assert {r.info.source.rpartition(":")[2] for r in own} == {str(line)}
-    assert {r.info.source.rpartition("/")[2].rpartition(":")[0] for r in own} == {"test_ops_records.py"}
+    of_two = [r for r in found if r.site.fqn.startswith("Two")]
+    assert {r.info.source.rpartition(":")[2] for r in of_two} == {str(line)}
+    assert {r.info.source.rpartition("/")[2].rpartition(":")[0] for r in of_two} == {"test_ops_records.py"}
 
 
 def test_inputs_are_named_by_the_sites_that_wrote_them(tmp_path):
@@ -109,13 +109,13 @@ def test_backward_operators_name_the_forward_operator_they_belong_to(tmp_path):
     path = run_op(tmp_path / "run", training(Two()))
     by_number = named(path)
     backward = [r for r in operators(path) if r.site.phase is Phase.BACKWARD]
-    told = {}
+    said = {}
     for record in backward:
         origin = forward_of(record, by_number)
-        told[record.site.fqn, record.info.op] = origin if isinstance(origin, str) else origin.info.op
-    assert told["Two", "aten.tanh_backward.default"] == "aten.tanh.default"
-    assert told["Two.second", "aten.mm.default"] == "aten.addmm.default"
-    assert told["script", "aten.mul.Tensor"] in {"aten.pow.Tensor_Scalar", "aten.mean.default"}
+        said[record.site.fqn, record.info.op] = origin if isinstance(origin, str) else origin.info.op
+    assert said["Two", "aten.tanh_backward.default"] == "aten.tanh.default"
+    assert said["Two.second", "aten.mm.default"] == "aten.addmm.default"
+    assert said["script", "aten.mul.Tensor"] in {"aten.pow.Tensor_Scalar", "aten.mean.default"}
 
 
 def test_the_numbers_are_those_of_the_operators(tmp_path):
@@ -249,8 +249,8 @@ def test_operators_of_custom_libraries_and_what_they_write_to(tmp_path):
                 return torch.ops.opstest.twice(x, torch.zeros(3))
 
         found = operators(run_op(tmp_path / "run", lambda: Uses()(torch.ones(3))))
-    own = {r.site.path: r.summary.checksum for r in found if r.info.op == "opstest.twice.default"}
-    assert own == {
+    checksums = {r.site.path: r.summary.checksum for r in found if r.info.op == "opstest.twice.default"}
+    assert checksums == {
         "opstest.twice.default": checksum(torch.full((3,), 2.0)),
         "opstest.twice.default['kept']": checksum(torch.ones(3)),
     }

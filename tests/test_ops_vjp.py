@@ -137,9 +137,9 @@ def test_products_can_be_asked_for_on_the_command_line(introspect, tmp_path):
         "model(torch.ones(4, 2)).sum().backward()\n",
         encoding="utf-8",
     )
-    told = introspect("capture", "-o", "run", "--vjp", "2:0", "--jacobian-norm", "2:0", "--probes", "4", "train.py")
-    assert told.returncode == 0, told.stderr
+    said = introspect("capture", "-o", "run", "--vjp", "2:0", "--jacobian-norm", "2:0", "--probes", "4", "train.py")
+    assert said.returncode == 0, said.stderr
     assert {"vjp(2:0)", "jacobian_norm(2:0)"} <= set(found(tmp_path / "run"))
-    told = introspect("capture", "-o", "other", "--vjp", "nonsense", "train.py")
-    assert told.returncode == 2
-    assert "OUTPUT:INPUT" in told.stderr
+    said = introspect("capture", "-o", "other", "--vjp", "nonsense", "train.py")
+    assert said.returncode == 2
+    assert "OUTPUT:INPUT" in said.stderr

@@ -46,7 +46,7 @@ def two_optimizers(path, *, swapped=False, crossed=False, record="default"):
     return path
 
 
-def test_optimizers_whose_parameters_were_exchanged_are_told_by_what_each_steps(tmp_path):
+def test_optimizers_whose_parameters_were_exchanged_are_reported_by_what_each_steps(tmp_path):
     runs = two_optimizers(tmp_path / "a"), two_optimizers(tmp_path / "b", swapped=True)
     sentence = introspect_cli.diff(*runs).sentence
     assert "AdamW steps it in a, SGD in b" in sentence
@@ -80,7 +80,7 @@ def adversarial(path, *, fault, record="default"):
         ("left out", "param,grad,loss", "the Adam that has it steps here, and in b the one that has ModuleDict.g."),
     ],
 )
-def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, record, said):
+def test_the_step_of_another_optimizer_is_reported_as_one(tmp_path, fault, record, said):
     runs = [adversarial(tmp_path / name, fault=how, record=record) for name, how in (("a", ""), ("b", fault))]
     sentence = introspect_cli.diff(*runs).sentence
     assert said in sentence
@@ -89,7 +89,7 @@ def test_the_step_of_another_optimizer_is_told_as_one(tmp_path, fault, record, s
 
 
 @pytest.mark.parametrize("record", ["default", "param,grad,loss"])
-def test_optimizers_that_step_in_another_order_are_told_so_where_each_step_is_its_own(tmp_path, record):
+def test_optimizers_that_step_in_another_order_are_reported_so_where_each_step_is_its_own(tmp_path, record):
     runs = [two_optimizers(tmp_path / name, crossed=name == "b", record=record) for name in "ab"]
     sentence = introspect_cli.diff(*runs).sentence
     assert "the optimizers step in a different order (AdamW in a; SGD in b)" in sentence

@@ -50,7 +50,7 @@ def fit(*, eps=1e-5, slope=0.1, lr=0.05, momentum=0.1, draw=False):
 
 
 @pytest.fixture
-def told(tmp_path):
+def said(tmp_path):
     """The comparison of a plain training with one that has some differences."""
 
     def run(**changes):
@@ -63,24 +63,26 @@ def places(result):
     return [(origin.divergence.site.kind.value, origin.divergence.site.fqn) for origin in result.origins]
 
 
-def test_one_cause_is_one_origin(told):
-    result = told(eps=0.1)
+def test_one_cause_is_one_origin(said):
+    result = said(eps=0.1)
     assert places(result) == [("output", "Sequential.1.norm")]
     assert "origins" not in diff_document(result)
-    assert "rests on nothing" not in text_of(diff_blocks(result))
+    assert "Independent divergences" not in text_of(diff_blocks(result))
 
 
-def test_two_branches_are_two_origins_each_with_its_cause(told):
-    result = told(eps=0.1, slope=0.3)
+def test_two_branches_are_two_origins_each_with_its_cause(said):
+    result = said(eps=0.1, slope=0.3)
     assert places(result) == [("output", "Sequential.1.norm"), ("output", "Sequential.1.act")]
     assert result.origins[0].divergence is result.first
     assert "eps 1e-05 -> 0.1" in result.origins[0].sentence
     assert "negative_slope 0.1 -> 0.3" in result.origins[1].sentence
-    roles = {own.site.fqn: own.role for own in result.divergences if own.site.kind is Kind.OUTPUT and own.step == 0}
+    roles = {
+        each.site.fqn: each.role for each in result.divergences if each.site.kind is Kind.OUTPUT and each.step == 0
+    }
     assert roles["Sequential.1.act"] is Role.ORIGIN
     assert roles["Sequential.1"] is Role.PROPAGATED
     text = text_of(diff_blocks(result), 200)
-    assert "Each of these rests on nothing that differs:" in text
+    assert "Independent divergences (nothing they depend on differs):" in text
     assert "negative_slope 0.1 -> 0.3" in text
     document = diff_document(result)
     assert [origin["divergence"]["fqn"] for origin in document["origins"]] == ["Sequential.1.norm", "Sequential.1.act"]
@@ -88,20 +90,20 @@ def test_two_branches_are_two_origins_each_with_its_cause(told):
     assert "negative_slope 0.1 -&gt; 0.3" in first_screen(result)
 
 
-def test_a_buffer_that_is_updated_differently_is_an_origin_beside_a_module(told):
-    result = told(eps=0.1, momentum=0.5)
+def test_a_buffer_that_is_updated_differently_is_an_origin_beside_a_module(said):
+    result = said(eps=0.1, momentum=0.5)
     assert ("output", "Sequential.1.norm") in places(result)
     assert any(kind == "buffer" and fqn.startswith("Sequential.0.running") for kind, fqn in places(result))
     assert len(result.origins) == 2, "both running statistics have one cause"
 
 
-def test_an_optimizer_is_none_where_its_gradients_differ(told):
+def test_an_optimizer_is_none_where_its_gradients_differ(said):
     """Every gradient differs, so that nothing says that the learning rate has changed a number by itself."""
-    assert places(told(eps=0.1)) == [("output", "Sequential.1.norm")]
+    assert places(said(eps=0.1)) == [("output", "Sequential.1.norm")]
 
 
-def test_a_generator_that_nothing_draws_from_is_no_origin(told):
+def test_a_generator_that_nothing_draws_from_is_no_origin(said):
     """Both differ when training begins; dropout draws from torch's alone."""
-    result = told(draw=True)
+    result = said(draw=True)
     assert result.first.site.fqn == "torch"
     assert places(result) == [("rng", "torch")]

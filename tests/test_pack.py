@@ -25,8 +25,8 @@ def _cache(tmp_path, monkeypatch):
 
 
 def pair(tmp_path):
-    for name, apart in (("a", 0.0), ("b", 1.0)):
-        steps = [[row("forward", "output", "Net", np.array([1.0 + apart * (n > 1)]))] for n in range(4)]
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        steps = [[row("forward", "output", "Net", np.array([1.0 + shift * (n > 1)]))] for n in range(4)]
         write_run(tmp_path / name, steps)
 
 
@@ -64,7 +64,7 @@ def test_a_relative_cache_makes_no_directory_where_one_works(introspect, tmp_pat
     assert (tmp_path / "home" / ".cache" / "introspect").is_dir()
 
 
-def test_without_a_home_the_way_out_is_told(tmp_path, monkeypatch):
+def test_without_a_home_the_way_out_is_reported(tmp_path, monkeypatch):
     pair(tmp_path)
     pack(tmp_path / "a", tmp_path / "a.zip")
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -116,7 +116,7 @@ def test_a_damaged_pack_is_a_sentence(tmp_path):
         list(run.rank(0).records(0))
 
 
-def test_a_url_is_fetched_once_and_its_size_told(tmp_path, capsys):
+def test_a_url_is_fetched_once_and_its_size_reported(tmp_path, capsys):
     pytest.importorskip("fsspec")
     pair(tmp_path)
     pack(tmp_path / "a", tmp_path / "a.zip")
@@ -124,9 +124,9 @@ def test_a_url_is_fetched_once_and_its_size_told(tmp_path, capsys):
     for _ in range(2):
         with open_run(url) as run:
             assert run.last_step == 3
-    told = capsys.readouterr().err
-    assert told.count("introspect: fetching") == 1
-    assert "MB" in told
+    said = capsys.readouterr().err
+    assert said.count("introspect: fetching") == 1
+    assert "MB" in said
     with pytest.raises(StoreError, match="there is no run at"):
         open_run(f"file://{tmp_path / 'nothing.zip'}")
     with pytest.raises(StoreError, match="cannot reach"):

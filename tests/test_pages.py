@@ -83,7 +83,9 @@ def test_links_between_pages_lead_somewhere():
             page = path.parent / target if target else path
             assert page.exists(), (path.name, target)
             heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if anchor else []
-            assert not anchor or anchor in {re.sub(r"[^a-z0-9 -]", "", own.lower()).replace(" ", "-") for own in heads}
+            assert not anchor or anchor in {
+                re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in heads
+            }
 
 
 def test_the_readme_describes_every_extra():
@@ -117,9 +119,9 @@ def test_the_scripts_of_the_page_on_lightning_run(run_page):
     same = introspect_cli.diff(place / "runA", place / "runB")
     assert same.same, same.sentence
     assert same.sentence.endswith("up to and including step 7 (epoch 1, batch 3).")
-    apart = introspect_cli.diff(place / "runA", place / "runC")
-    assert apart.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): ")
-    assert "lr" in apart.sentence
+    diverged = introspect_cli.diff(place / "runA", place / "runC")
+    assert diverged.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): ")
+    assert "lr" in diverged.sentence
     assert introspect_cli.diff(place / "runA", place / "runB", steps="epoch=1").result.counts.steps_compared == 4
 
 
@@ -127,10 +129,10 @@ def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     place = run_page("guides/transformers.md")
-    apart = introspect_cli.diff(place / "runA", place / "runB")
-    assert not apart.same
-    assert apart.first.step_words == "step 0 (epoch 0, batches 0-1)"
-    assert "lr" in apart.sentence
+    diverged = introspect_cli.diff(place / "runA", place / "runB")
+    assert not diverged.same
+    assert diverged.first.step_words == "step 0 (epoch 0, batches 0-1)"
+    assert "lr" in diverged.sentence
     done = introspect("show", "runA", "--step", "epoch=0,batch=7", "--kinds", "loss", cwd=place)
     assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
 
@@ -140,6 +142,6 @@ def test_the_script_of_the_page_on_accelerate_runs(run_page):
     place = run_page("guides/accelerate.md")
     with introspect_cli.open_run(place / "runA") as run:
         labels = run.run.rank(0).labels
-        assert [own["epoch"] for own in labels.values()] == [0] * 4 + [1] * 4
+        assert [each["epoch"] for each in labels.values()] == [0] * 4 + [1] * 4
         calls = {record.site.call for record in run.records(5) if record.site.kind.value == "loss"}
     assert calls == {0, 1}

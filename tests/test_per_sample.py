@@ -48,19 +48,19 @@ def train(wrong=(), steps=4, *, evaluated=False, states=None):
                     net(x)
                 net.train()
         if states is not None:
-            states.append(([own.clone() for own in net.parameters()], torch.get_rng_state()))
+            states.append(([each.clone() for each in net.parameters()], torch.get_rng_state()))
 
     return work
 
 
 @pytest.fixture
-def told(tmp_path):
+def said(tmp_path):
     """What `diff` says of the samples of a run against one with wrong samples."""
 
     def run(wrong, diffed=None, more=None, **options):
         runs = []
-        for name, own in (("a", ()), ("b", wrong)):
-            path = captured(tmp_path / name, train(own, **(more or {})), **{"per_sample": True, **options})
+        for name, change in (("a", ()), ("b", wrong)):
+            path = captured(tmp_path / name, train(change, **(more or {})), **{"per_sample": True, **options})
             assert not verify_run(path).findings
             runs.append(path)
         with open_run(runs[0]) as a, open_run(runs[1]) as b:
@@ -71,8 +71,8 @@ def told(tmp_path):
     return run
 
 
-def test_one_wrong_sample_is_named(told):
-    first, lines = told([2])
+def test_one_wrong_sample_is_named(said):
+    first, lines = said([2])
     assert (first.step, first.site.kind, first.site.fqn) == (1, Kind.INPUT, "Net.two")
     assert lines == ["Of 4 samples, 1 sample differs: 2 (relative L2 0.33); the other 3 are equal."]
 
@@ -83,31 +83,31 @@ def test_one_wrong_sample_is_named(told):
      ([0, 1, 3], "Of 4 samples, 3 samples differ: ", "; the other one is equal."),
      (range(4), "All 4 samples differ (relative L2 0.33", ").")],
 )  # fmt: skip
-def test_several_wrong_samples_are(told, wrong, begins, ends):
-    (line,) = told(wrong)[1]
+def test_several_wrong_samples_are(said, wrong, begins, ends):
+    (line,) = said(wrong)[1]
     assert line.startswith(begins)
     assert line.endswith(ends)
     assert all(str(at) in line for at in wrong if len(wrong) < 4)
 
 
-def test_lean_records_sampled_steps_filters_evaluation_and_tolerance(told):
+def test_lean_records_sampled_steps_filters_evaluation_and_tolerance(said):
     lean = frozenset({Kind.OUTPUT, Kind.LOSS, Kind.BATCH})
-    first, (line,) = told([2], record=lean)
+    first, (line,) = said([2], record=lean)
     assert (first.site.kind, "2 (" in line) == (Kind.OUTPUT, True)
-    (line,) = told([2], sketch=False)[1]
+    (line,) = said([2], sketch=False)[1]
     assert line == "Of 4 samples, 1 sample differs: 2; the other 3 are equal."
-    (line,) = told([2], steps=Schedule.parse("1::2"))[1]
+    (line,) = said([2], steps=Schedule.parse("1::2"))[1]
     assert "1 sample differs: 2" in line
-    (line,) = told([2], more={"evaluated": True}, eval=True)[1]
+    (line,) = said([2], more={"evaluated": True}, eval=True)[1]
     assert "1 sample differs: 2" in line
-    (line,) = told([2], DiffOptions(modules=("Net.two",), rtol=1e-3))[1]
+    (line,) = said([2], DiffOptions(modules=("Net.two",), rtol=1e-3))[1]
     assert "1 sample differs: 2" in line
-    (line,) = told([2], record=lean - {Kind.BATCH})[1]  # nobody knows what the first dimension is
+    (line,) = said([2], record=lean - {Kind.BATCH})[1]  # nobody knows what the first dimension is
     assert line.startswith("Of 4 indices of dimension 0, 1 index of dimension 0 differs: 2")
 
 
-def test_without_the_option_nothing_is_said(told):
-    assert told([2], per_sample=False)[1] == []
+def test_without_the_option_nothing_is_said(said):
+    assert said([2], per_sample=False)[1] == []
 
 
 def test_the_option_changes_no_number_and_drops_what_its_steps_drop(tmp_path):

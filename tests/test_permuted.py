@@ -43,12 +43,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_permuted_is_told_as_the_same_values_in_another_order(tmp_path, name):
+def test_what_is_permuted_is_reported_as_the_same_values_in_another_order(tmp_path, name):
     result = introspect_cli.diff(run(tmp_path / "a"), run(tmp_path / "b", **CHANGES[name]))
     assert ORDERED in result.sentence, result.sentence
 
 
-def test_permuted_tokens_are_told_too(tmp_path):
+def test_permuted_tokens_are_reported_too(tmp_path):
     other = run(tmp_path / "b", tokens=True, batch=lambda x: x.flip(1))
     assert ORDERED in introspect_cli.diff(run(tmp_path / "a", tokens=True), other).sentence
 

@@ -168,8 +168,8 @@ def test_the_script_draws_as_before_and_an_evaluation_before_training_is_as_befo
     assert said["a"].stdout == said["p"].stdout
     with open_run(folder / "a") as a, open_run(folder / "p") as p:
         draws = [
-            [record.summary.checksum for record in own.rank(0).records(0) if record.site.kind is Kind.RNG]
-            for own in (a, p)
+            [record.summary.checksum for record in each.rank(0).records(0) if record.site.kind is Kind.RNG]
+            for each in (a, p)
         ]
     assert draws[0] == draws[1] != []
 
@@ -197,7 +197,7 @@ def test_every_surface_says_that_a_run_was_perturbed(runs, forks):
     assert "perturbed" not in forks("show", "a", cwd=folder).stdout
     code, found = diff(forks, folder, "a", "p")
     assert code == 1
-    assert any(note.startswith("Run b is no ordinary training") for note in found["notes"])
+    assert any(note.startswith("Run b is not an ordinary run") for note in found["notes"])
     assert "--perturb 7" in found["sentence"]
 
 
@@ -242,7 +242,7 @@ def test_no_claim_is_made_of_steps_that_the_perturbed_run_has_not(runs, forks):
 def test_a_perturbed_run_of_another_training_is_no_measure(runs, forks):
     _, found = diff(forks, runs[0], "a", "foreach", "--noise", "other")
     assert "one rounding" not in found["sentence"]
-    assert any("does not begin one rounding beside a" in note for note in found["notes"])
+    assert any("does not begin one rounding away from a" in note for note in found["notes"])
 
 
 def test_an_ordinary_run_given_as_noise_makes_no_claim_of_rounding(runs, forks):

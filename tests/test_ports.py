@@ -41,8 +41,8 @@ def vit():
 def shaken(model):
     """Parameters as large as those of a trained model, none of them constant."""
     with torch.no_grad():
-        for own in model.parameters():
-            own.add_(torch.randn_like(own) * 0.1)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
 
@@ -115,14 +115,14 @@ def test_gpt2_and_its_port_agree(compare):
     result = compare(gpt2, ported.Tiny)
     assert result.verdict is Verdict.SAME, result.sentence
     assert "to the output .logits of GPT2LMHeadModel in a, which is the output of Tiny in b" in result.sentence
-    assert "28 of 28 telling parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
-    assert any((own.a, own.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for own in result.structure)
+    assert "28 of 28 distinctive parameters of a are in b (8 transposed, in another order or shape)" in result.evidence
+    assert any((each.a, each.b) == (f"{THEIRS}.h.0.mlp.c_fc", "Tiny.layers.0.wide") for each in result.structure)
     assert (result.counts.diverged, result.divergences) == (0, ())
-    assert "values were put together by what they hold, in step 0 alone" in result.notes[0]
+    assert "values were paired by what they hold, in step 0 alone" in result.notes[0]
 
 
 @pytest.mark.parametrize("fault", PLACES)
-def test_gpt2_with_a_fault_is_told_where_in_both_vocabularies(compare, fault):
+def test_gpt2_with_a_fault_is_reported_where_in_both_vocabularies(compare, fault):
     result = compare(gpt2, ported.Tiny, fault)
     assert result.verdict is Verdict.DIVERGED, result.sentence
     assert PLACES[fault] in result.sentence
@@ -135,8 +135,8 @@ def test_llama_agrees_with_fused_layers(compare):
     result = compare(llama, ported.Fused)
     assert result.verdict is Verdict.SAME, result.sentence
     assert "(4 tensors of one run are several of the other put together)" in result.evidence[0]
-    merged = {(own.a, own.b) for own in result.structure if own.change == "merged"}
-    parts = " + ".join(f"LlamaForCausalLM.model.layers.0.self_attn.{own}_proj.weight" for own in "qkv")
+    merged = {(each.a, each.b) for each in result.structure if each.change == "merged"}
+    parts = " + ".join(f"LlamaForCausalLM.model.layers.0.self_attn.{each}_proj.weight" for each in "qkv")
     assert (parts, "Fused.stack.0.att.inp.weight") in merged
 
 
@@ -183,7 +183,7 @@ def test_vit_and_its_port_agree(compare):
 
 @named_as_in_5
 @pytest.mark.parametrize("fault", SIGHT)
-def test_vit_with_a_fault_is_told_where(compare, fault):
+def test_vit_with_a_fault_is_reported_where(compare, fault):
     result = compare(vit, ported.Seen, fault)
     assert result.verdict is Verdict.DIVERGED, result.sentence
     assert SIGHT[fault] in result.sentence

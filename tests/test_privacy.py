@@ -62,8 +62,8 @@ def runs(tmp_path_factory):
         done = subprocess.run([*command, *secret], cwd=folder, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "no answer" in done.stderr
-        own = "".join(line for line in done.stderr.splitlines() if line.startswith("introspect: "))
-        assert not any(secret in own for secret in HIDDEN)
+        messages = "".join(line for line in done.stderr.splitlines() if line.startswith("introspect: "))
+        assert not any(secret in messages for secret in HIDDEN)
     return folder
 
 

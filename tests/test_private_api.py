@@ -60,13 +60,13 @@ def test_compiling_tells_a_compiler_at_work():
     assert seen == [True, False]
 
 
-def test_an_older_compilers_callback_is_told_by_exchange():
+def test_an_older_compilers_callback_is_reported_by_exchange():
     before = private_api.set_compiler_callback(False)
     try:
-        told = private_api._by_exchange(), private_api._by_exchange()
+        said = private_api._by_exchange(), private_api._by_exchange()
     finally:
         left = private_api.set_compiler_callback(before)
-    assert (*told, left) == (False, False, False)
+    assert (*said, left) == (False, False, False)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -46,7 +46,9 @@ def test_stages_of_pipelines_have_the_functions_whose_frames_are_asked():
     stage = pytest.importorskip("torch.distributed.pipelining.stage")
     seen = set()
     for home in (stage, schedules):
-        for cls in (own for own in vars(home).values() if isinstance(own, type) and own.__module__ == home.__name__):
+        for cls in (
+            each for each in vars(home).values() if isinstance(each, type) and each.__module__ == home.__name__
+        ):
             for name, (_, module, holder, number) in torch_distributed._IN_STAGE.items():
                 code = getattr(vars(cls).get(name), "__code__", None)
                 if code is not None and module == home.__name__:
@@ -74,7 +76,7 @@ def test_the_ranks_of_a_group_that_torch_does_not_know_are_numbers_within_it():
     assert torch_distributed.ranks_of_group(alone) == [0, 1]
 
 
-def test_a_reduction_is_told_by_what_operators_and_methods_are_given():
+def test_a_reduction_is_reported_by_what_operators_and_methods_are_given():
     assert torch_distributed.reduction_of(SimpleNamespace(op=lambda: int(dist.ReduceOp.MAX))) == "max"
     assert torch_distributed.reduction_of("sum") == ""
     options = dist.AllreduceOptions()
@@ -83,7 +85,7 @@ def test_a_reduction_is_told_by_what_operators_and_methods_are_given():
     assert torch_distributed.reduction_asked([torch.ones(1), "sum"]) == ""
 
 
-def test_what_nobody_has_waited_for_is_told(group, monkeypatch):
+def test_what_nobody_has_waited_for_is_reported(group, monkeypatch):
     from torch.distributed import _functional_collectives as functional
 
     value = functional.all_reduce(torch.ones(2), "sum", group)
@@ -140,9 +142,9 @@ def test_what_fully_shard_cuts_is_known_by_its_groups_and_keepers(mesh, group):
     shards = list(net.parameters())
     net.unshard()
     held = torch_distributed.unsharded_of(net)
-    assert [(own.holder, own.name) for own in held] == [(net, "weight"), (net, "bias")]
-    assert all(own.whole is whole for own, whole in zip(held, net.parameters(), strict=True))
-    assert all(own.keeper.sharded_param is shard for own, shard in zip(held, shards, strict=True))
+    assert [(each.holder, each.name) for each in held] == [(net, "weight"), (net, "bias")]
+    assert all(each.whole is whole for each, whole in zip(held, net.parameters(), strict=True))
+    assert all(each.keeper.sharded_param is shard for each, shard in zip(held, shards, strict=True))
 
 
 def test_what_fully_shard_copies_is_known_by_the_group_of_the_copies(group):
@@ -178,13 +180,15 @@ def test_parameters_of_one_module_that_are_cut_over_several_meshes(mesh, group, 
     if not hasattr(common, "ShardPlacementResult"):
         pytest.skip(f"torch {torch.__version__} cuts all parameters of a module over one mesh")
     other = dist.new_group([0])
-    dense, expert = (common.FSDPMeshInfo(own, shard_mesh_dim=0) for own in (mesh, type(mesh).from_group(other, "cpu")))
+    dense, expert = (
+        common.FSDPMeshInfo(each, shard_mesh_dim=0) for each in (mesh, type(mesh).from_group(other, "cpu"))
+    )
 
     def train(log):
         torch.manual_seed(0)
         net = Mixture()
-        experts = {id(own) for own in net.expert.parameters()}
-        place = lambda own: common.ShardPlacementResult(None, expert if id(own) in experts else dense)  # noqa: E731
+        experts = {id(each) for each in net.expert.parameters()}
+        place = lambda x: common.ShardPlacementResult(None, expert if id(x) in experts else dense)  # noqa: E731
         cut(net, mesh=mesh, shard_placement_fn=place)
         assert torch_distributed.fsdp_groups(net) == [group, other]
         assert torch_distributed.fsdp_replicas(net) == [None, None]
@@ -200,7 +204,7 @@ def test_parameters_of_one_module_that_are_cut_over_several_meshes(mesh, group, 
 
     seen = assert_neutral(train, tmp_path / "run")
     names = {record.site.fqn for record in seen.of("param", phase="optimizer")}
-    assert names == {f"Mixture.{layer}.{own}" for layer in ("dense", "expert") for own in ("weight", "bias")}
+    assert names == {f"Mixture.{layer}.{each}" for layer in ("dense", "expert") for each in ("weight", "bias")}
     assert len(seen.steps) == 2
 
 

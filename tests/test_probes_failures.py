@@ -1,4 +1,4 @@
-"""A mistake of ours switches a probe off, is told once, is on record, and never reaches the script."""
+"""A bug in introspect switches a probe off, is reported once, is recorded, and never reaches the script."""
 
 from __future__ import annotations
 
@@ -166,12 +166,12 @@ def test_a_mistake_in_a_probe_never_reaches_the_script(tmp_path, monkeypatch, ca
         seen = trajectory(train)
     monkeypatch.undo()
     assert_same(bare, seen)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
     if len(calls) <= after:
-        assert not any("Mistake" in line for line in told)
+        assert not any("Mistake" in line for line in said)
         return
-    about = [line for line in told if f"Mistake: {name} is broken" in line]
-    assert about, told
+    about = [line for line in said if f"Mistake: {name} is broken" in line]
+    assert about, said
     assert len(about) == len(set(about)) <= 6
     manifest = Seen(tmp_path / "run").manifest
     assert any(f"{name} is broken" in sentence for sentence in manifest["not_observed"])
@@ -260,7 +260,7 @@ def test_values_of_the_script_that_misbehave(tmp_path):
     assert session._guard.details == []
 
 
-def test_python_without_the_mistake_of_ours_is_not_blamed(tmp_path):
+def test_python_without_the_bug_is_not_blamed(tmp_path):
     """An exception of the script's own passes through the probes and switches nothing off."""
 
     class Raises(nn.Module):

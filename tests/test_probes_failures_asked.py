@@ -1,4 +1,4 @@
-"""The same for what is watched on request, and for what writes the run: a mistake of ours never reaches the script."""
+"""The same for what is watched on request, and for what writes the run: no bug in introspect reaches the script."""
 
 import pytest
 import torch
@@ -89,9 +89,9 @@ def test_mistake_in_what_is_asked_for(tmp_path, monkeypatch, capsys, owner, name
     assert_same(bare, seen)
     assert calls
     if len(calls) > after:
-        told = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
-        assert len(told) == len(set(told))
-        assert 1 <= len(told) <= 6
+        said = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
+        assert len(said) == len(set(said))
+        assert 1 <= len(said) <= 6
         result = diff(tmp_path / "run", tmp_path / "run")
         assert result.verdict is Verdict.UNDECIDED, result.sentence
 
@@ -109,9 +109,9 @@ def test_settings_that_cannot_be_read(tmp_path, monkeypatch, capsys, name):
         seen = trajectory(train)
     monkeypatch.undo()
     assert_same(bare, seen)
-    told = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
-    assert len(told) == 1
-    assert told[0].startswith(f"introspect: {name} settings are not observed")
+    said = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"introspect: {name} settings are not observed")
     with open_run(tmp_path / "run") as run:
         assert name not in run.settings
         assert {"runtime", "hardware", "packages", "environment"} - run.settings.keys() == {name}
@@ -158,6 +158,6 @@ def test_a_store_that_fails_ends_the_run_and_not_the_script(tmp_path, monkeypatc
         seen = trajectory(train)
     monkeypatch.undo()
     assert_same(bare, seen)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
-    assert 1 <= len(told) <= 3
-    assert len(told) == len(set(told))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("introspect: ")]
+    assert 1 <= len(said) <= 3
+    assert len(said) == len(set(said))

@@ -47,13 +47,13 @@ def captured(tmp_path_factory, forks):
     """Directories by what the script was told, each with its run."""
     made = {}
 
-    def capture(*told, options=()):
-        if (told, options) not in made:
-            folder = made[told, options] = tmp_path_factory.mktemp("products")
+    def capture(*answered, options=()):
+        if (answered, options) not in made:
+            folder = made[answered, options] = tmp_path_factory.mktemp("products")
             (folder / "train.py").write_text(SCRIPT)
-            run = forks("capture", "-q", *options, "-o", "run", "train.py", *told, cwd=folder)
+            run = forks("capture", "-q", *options, "-o", "run", "train.py", *answered, cwd=folder)
             assert run.returncode == 0, run.stderr
-        return made[told, options]
+        return made[answered, options]
 
     return capture
 
@@ -81,7 +81,7 @@ def test_so_it_is_where_parameters_were_not_recorded(captured, introspect):
     assert "is equal" not in found.stdout.splitlines()[0]
 
 
-def test_a_checkpoint_that_lacks_a_tensor_is_told(captured, introspect):
+def test_a_checkpoint_that_lacks_a_tensor_is_reported(captured, introspect):
     found = answer(introspect, captured(), captured("lacks"))
     assert found.returncode == 1
     assert (

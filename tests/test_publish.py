@@ -13,7 +13,7 @@ import time
 import pytest
 
 import introspect_cli
-from introspect_cli.capture.background import Publishers
+from introspect_cli.capture.background import BackgroundProcess, Publishers
 from introspect_cli.capture.guard import Guard
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -35,9 +35,9 @@ except ChildProcessError:
 print(random.random(), loss.item(), sorted({"mlflow", "wandb", "tensorboard"} & set(sys.modules)))
 """
 PATIENT = """
-from introspect_cli.capture.background import Publishers
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.cli import main
-Publishers.finish.__defaults__ = (600.0,)  # a busy machine imports three clients for longer than people wait
+BackgroundProcess.patience = 600.0  # a busy machine imports three clients for longer than people wait
 main()
 """
 PLACES = ("tensorboard:tb", "mlflow", "wandb", "out", "file://{}/far")
@@ -152,9 +152,9 @@ def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspe
         "grad/Sequential.0.bias/l2",
     }
     done = introspect("publish", "run", "again", "--stats", "l3", cwd=place)
-    assert (done.returncode, "no statistic is called 'l3'" in done.stderr) == (2, True)
+    assert (done.returncode, "unknown statistic 'l3'" in done.stderr) == (2, True)
     done = introspect("publish", "run", "mlfow", cwd=place)
-    assert (done.returncode, "no logger is called 'mlfow'; did you mean mlflow?" in done.stderr) == (2, True)
+    assert (done.returncode, "unknown logger 'mlfow'; did you mean mlflow?" in done.stderr) == (2, True)
 
 
 def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):
@@ -163,21 +163,21 @@ def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, int
     done = introspect("capture", "--no-packages", "--publish", "file", "--publish", "out", "-o", "run", "train.py")
     assert done.returncode == 0
     assert done.stdout.startswith("no child\n")
-    assert "run was not published to file as a whole: " in done.stderr
+    assert "run was not published to file completely: " in done.stderr
     assert "published 6 steps of run to out (out/run)" in done.stderr
     with introspect_cli.open_run(tmp_path / "run") as run:
         assert run.steps == list(range(6))
 
 
 def test_what_a_killed_run_recorded_is_published(tmp_path):
-    (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(60)\ntry:"))
+    (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(900)\ntry:"))
     command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--publish", "out", "-o", "run"]
     process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGKILL)
     process.communicate()
     packed = tmp_path / "out" / "run" / "run.introspect.zip"
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not packed.exists() and time.monotonic() < until:
         time.sleep(0.1)
     assert len((tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()) == 6
@@ -187,13 +187,14 @@ def test_what_a_killed_run_recorded_is_published(tmp_path):
 
 def test_nobody_waits_for_a_logger_that_hangs(tmp_path, monkeypatch):
     hanging = tmp_path / "hangs"
-    hanging.write_text("#!/bin/sh\nexec sleep 20\n")
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hanging))
+    monkeypatch.setattr(BackgroundProcess, "patience", 0.2)
     publishing = Publishers(tmp_path / "run", ["mlflow"], Guard(print))
     began = time.monotonic()
-    assert publishing.finish(patience=0.2) == ["still publishing to mlflow, in the background"]
-    assert time.monotonic() - began < 5
+    assert publishing.finish() == ["still publishing to mlflow, in the background"]
+    assert time.monotonic() - began < 30
 
 
 LIGHTNING = """\

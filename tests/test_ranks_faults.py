@@ -106,8 +106,8 @@ FOUND = [
     ("hand-same-dropout", "rank-draws", 0, 1, "rng Net.between", "although their inputs differ (3 calls)"),
     ("ddp-same-dropout", "rank-draws", 0, 1, "rng Net.between", "such as one dropout mask"),
     ("tp-dropout", "rank-outputs", 0, 1, "output GPT.blocks.1.norm.1", "the random states it draws from differ"),
-    ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had parted before it"),
-    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing that it was given tells why"),
+    ("tp-dropout", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
+    ("hand-faulty", "rank-outputs", 1, 1, "output Net.extra", "in 1 of 2 calls: nothing it was given explains why"),
     ("tp-offset", "shards", 0, 0, "param GPT.blocks.0.up.weight", "rank 1 holds the same values as rank 0"),
     ("fsdp2-offset", "shards", 0, 0, "param Net.head.weight", "at another place of the whole"),
     *((f"{layout}-mesh", "shards", 0, 0, f"param {name}.tok.weight", HALF) for layout, name in CUT),
@@ -183,7 +183,7 @@ FOUR = [
     ("hand-unreduced", "reduction", 1, "grad Net.head.bias", "of ranks 1, 2, 3 differs from rank 0's (relative L2"),
     ("fsdp2-mesh", "shards", 0, "param Net.tok.weight", THREE_QUARTERS),
     ("fsdp2tp-dropout", "rank-outputs", 1, "output GPT.blocks.1.norm.1", "on rank 1 differs from that on rank 0"),
-    ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had parted before it"),
+    ("fsdp2tp-dropout", "reduction", 1, "grad GPT.blocks.0.down.bias", "the ranks had diverged before it"),
 ]
 """What four ranks can do that two cannot."""
 
@@ -212,9 +212,9 @@ def runs(tmp_path_factory):
     four = {"hand-none", "fsdp2-none", "fsdp2tp-none", "hand-sum", *(case for case, *_ in FOUR)}
     for world, every in ((1, ALONE), (2, cases), (3, ("hand-none", "hand-sum")), (4, sorted(four))):
         wanted = [case for case in every if not lacks(case)]
-        told = finish(together(folder, world, folder / str(world), *wanted, script=script))
+        said = finish(together(folder, world, folder / str(world), *wanted, script=script))
         missing = [case for case in wanted if not (folder / str(world) / case / "manifest.yaml").exists()]
-        assert not missing, (missing, told)
+        assert not missing, (missing, said)
     return folder
 
 
@@ -258,9 +258,9 @@ def test_diff_names_a_planted_fault_of_ranks(runs, case, against, rank, words):
         result = compare_runs(a, b, DiffOptions())
     assert result.verdict is Verdict.DIVERGED
     assert result.first.rank == rank
-    told = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
+    said = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
     for part in words.split("|"):
-        assert part in told
+        assert part in said
     if SUM in words:
         assert "b is 2 x a: a sum where a mean was expected (world size 2)." in result.evidence
 
@@ -271,8 +271,8 @@ def test_diff_names_the_fault_of_more_than_two_ranks(runs, world, case, words):
     folder = runs / str(world)
     with open_run(folder / f"{case.partition('-')[0]}-none") as a, open_run(folder / case) as b:
         result = compare_runs(a, b, DiffOptions())
-    told = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
-    assert words in told
+    said = re.sub(r"residual (below 1e-8|[1-9]e-[678])\)", "residual R)", result.sentence)
+    assert words in said
 
 
 @pytest.mark.parametrize("case", SOUND)
@@ -318,28 +318,28 @@ def test_draws_that_were_not_all_noticed_are_not_said_to_be_right(runs):
     assert "the compiled kernels" in dict(result.unseen)["rank-draws"]
 
 
-def test_a_rank_that_did_not_reduce_is_told_in_one_sentence(runs):
+def test_a_rank_that_did_not_reduce_is_reported_in_one_sentence(runs):
     with open_run(runs / "2" / "hand-alone") as run:
-        (told,) = [finding.evidence for finding in check(run).findings]
-    apart = r"\(relative L2 \d\.\de-0\d\)"
+        (said,) = [finding.evidence for finding in check(run).findings]
+    far = r"\(relative L2 \d\.\de-0\d\)"
     assert re.match(
-        rf"from step 0 on rank 1's parameter Net\.extra\.bias differs from rank 0's {apart}: its gradient was not "
+        rf"from step 0 on rank 1's parameter Net\.extra\.bias differs from rank 0's {far}: its gradient was not "
         r"reduced on rank 1 \(3 steps looked at\)$",
-        told,
+        said,
     )
 
 
-def test_each_rank_that_clips_by_its_own_norm_is_told_with_its_factor(runs):
+def test_each_rank_that_clips_by_its_own_norm_is_reported_with_its_factor(runs):
     needs("fsdp2-none")
     with open_run(runs / "2" / "fsdp2-none") as a, open_run(runs / "2" / "fsdp2-local-clip") as b:
         lines = compare_runs(a, b, DiffOptions()).evidence
     assert any(line.startswith("b is another multiple of a on each rank (rank 0: 0.1") for line in lines), lines
 
 
-def test_a_batch_that_all_ranks_share_is_told_beside_one_process(runs):
+def test_a_batch_that_all_ranks_share_is_reported_beside_one_process(runs):
     with open_run(runs / "1" / "hand-none") as a, open_run(runs / "2" / "ddp-same-samples") as b:
         notes = compare_runs(a, b, DiffOptions()).notes
-    assert notes[0] == "In run b the 2 ranks have one batch between them: each was given the same samples."
+    assert notes[0] == "In run b all 2 ranks were given the same batch."
 
 
 def test_the_first_divergence_is_that_of_the_rank_where_it_began(runs):
@@ -369,23 +369,23 @@ def test_the_first_of_each_rank_stand_in_one_table_the_first_one_first(runs, gro
     assert len(places) == 1 if grouped else len(places) == 2
 
 
-def test_parameters_that_differ_by_less_than_a_factor_shows_are_told_by_their_distance(runs):
+def test_parameters_that_differ_by_less_than_a_factor_shows_are_reported_by_their_distance(runs):
     """Not as 1 x."""
     with open_run(runs / "2" / "ddp-unreduced-clipped") as run:
-        told = " ".join(finding.evidence for finding in check(run).findings)
-    assert "(1 x)" not in told
-    assert "differs from rank 0's (relative L2" in told
+        said = " ".join(finding.evidence for finding in check(run).findings)
+    assert "(1 x)" not in said
+    assert "differs from rank 0's (relative L2" in said
 
 
 def test_a_setting_that_one_rank_alone_has_is_noted(runs):
     """A rate leaves no trace where gradients are zero, and the settings of a run are those of its first rank."""
-    told = {}
+    said = {}
     for case in ("hand-rate", "hand-tf32", "hand-sum"):
         with open_run(runs / "2" / "hand-none") as a, open_run(runs / "2" / case) as b:
-            told[case] = [note for note in compare_runs(a, b, DiffOptions()).notes if note.startswith("On rank")]
-    assert told["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
-    assert any("float32_matmul_precision highest -> high" in note for note in told["hand-tf32"])
-    assert not told["hand-sum"]
+            said[case] = [note for note in compare_runs(a, b, DiffOptions()).notes if note.startswith("On rank")]
+    assert said["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
+    assert any("float32_matmul_precision highest -> high" in note for note in said["hand-tf32"])
+    assert not said["hand-sum"]
 
 
 def test_packages_and_sources_that_differ_between_ranks_are_named():

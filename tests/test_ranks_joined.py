@@ -129,8 +129,8 @@ def test_one_rank_for_each_part_of_the_model_is_recorded(runs, name, kept):
 
 
 def test_where_no_wrapper_says_which_ranks_are_copies_that_is_said(runs):
-    told = "".join(runs[1]["manual-one"])
-    assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in told
+    said = "".join(runs[1]["manual-one"])
+    assert "no wrapper (DDP, FSDP) said which ranks are copies of one another, so all are recorded" in said
     assert "no wrapper" not in "".join(runs[1]["ddp-one"])
 
 
@@ -160,7 +160,7 @@ def test_samples_are_compared_whichever_rank_has_them(runs):
     result = compared(runs, "single-samples", "ddp-samples")
     assert result.verdict is Verdict.SAME, result.sentence
     (note,) = [note for note in result.notes if "share out by samples" in note]
-    assert "by its samples where these are on record and equal, else by extrema and means" in result.notes[0]
+    assert "by their samples where these are recorded and equal, else by extrema and means" in result.notes[0]
     assert note.endswith("that ranks share out by samples: every sample is equal, whichever rank has it.")
     first = compared(runs, "single-samples", "ddp-samples", kinds=frozenset({Kind.BATCH}))
     assert (first.verdict, first.counts.within, first.counts.equal) == (Verdict.SAME, 0, first.counts.records)
@@ -182,8 +182,8 @@ def test_unasked_the_samples_of_batches_and_of_the_first_step_are_known_to_be_eq
 def test_unasked_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):
     result = compared(runs, "single", "rolled")
     assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 0, Kind.BATCH)
-    (told,) = [line for line in result.evidence if "samples" in line]
-    assert told.startswith("Its samples are not those of a, whichever rank has which: their checksums add up to")
+    (said,) = [line for line in result.evidence if "samples" in line]
+    assert said.startswith("Its samples are not the same as in a, whichever rank has which: their checksums add up to")
 
 
 def test_a_batch_of_the_same_tokens_in_another_order_is_another_batch(runs):

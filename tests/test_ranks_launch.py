@@ -35,27 +35,27 @@ _VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR"
 def start(folder, rank, world, *words, steps=3, after=(), options=(), **variables):
     """A rank of a launch, told so as torchrun tells it."""
     (folder / "train.py").write_text(SCRIPT)
-    told = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
-    told |= {"RANK": str(rank), "WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "launch-1", **variables}
+    said = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    said |= {"RANK": str(rank), "WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "launch-1", **variables}
     command = [sys.executable, "-m", "introspect_cli", "capture", *options, "train.py", str(steps), *after]
     return subprocess.Popen(
-        [*command, *words], cwd=folder, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *words], cwd=folder, env=said, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def ended(*processes):
     """Exit code and standard error of each."""
-    told = []
+    said = []
     for process in processes:
         _, error = process.communicate()
-        told.append((process.returncode, error))
-    return told
+        said.append((process.returncode, error))
+    return said
 
 
 def test_ranks_that_were_to_record_nothing_are_not_missed(tmp_path):
     options = ("--no-packages", "--ranks", "0", "-o", "run")
-    told = ended(*(start(tmp_path, rank, 2, options=options) for rank in (0, 1)))
-    assert [code for code, _ in told] == [0, 0], told
+    said = ended(*(start(tmp_path, rank, 2, options=options) for rank in (0, 1)))
+    assert [code for code, _ in said] == [0, 0], said
     with open_run(tmp_path / "run") as run:
         assert [len(run.rank(rank)) for rank in (0, 1)] == [3, 0]
         assert (run.last_step, run.endings, run.left_out) == (2, [], frozenset({1}))
@@ -66,17 +66,17 @@ def launched(tmp_path_factory):
     """A launch of four ranks, of which the second ends early, the third is killed and the fourth never starts."""
     folder = tmp_path_factory.mktemp("launched")
     options = ("-o", "run")
-    told = ended(
+    said = ended(
         start(folder, 0, 4, options=options),
         start(folder, 1, 4, options=options, steps=2),
         start(folder, 2, 4, options=options, steps=1, after=("cut",)),
     )
-    return folder / "run", told
+    return folder / "run", said
 
 
 def test_ranks_started_together_write_one_run(launched):
-    path, told = launched
-    assert [code for code, _ in told] == [0, 0, 9], told
+    path, said = launched
+    assert [code for code, _ in said] == [0, 0, 9], said
     assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2", "shared"]
     with open_run(path) as run:
         assert run.ranks == (0, 1, 2)
@@ -87,8 +87,8 @@ def test_ranks_started_together_write_one_run(launched):
 
 
 def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
-    told = ended(*(start(tmp_path, rank, 2, options=("-o", "run"), steps=rank) for rank in range(2)))
-    assert [code for code, _ in told] == [0, 0], told
+    said = ended(*(start(tmp_path, rank, 2, options=("-o", "run"), steps=rank) for rank in range(2)))
+    assert [code for code, _ in said] == [0, 0], said
     path = tmp_path / "run"
     with open_run(path) as run:
         assert run.state is RunState.COMPLETE
@@ -99,9 +99,9 @@ def test_a_rank_without_steps_hides_no_lost_index_of_another(tmp_path):
 
 
 def test_only_the_first_rank_says_where_the_run_is(launched):
-    _, told = launched
-    assert "rank 0 of 4" in told[0][1]
-    assert told[1][1] == ""
+    _, said = launched
+    assert "rank 0 of 4" in said[0][1]
+    assert said[1][1] == ""
 
 
 def test_who_is_missing_is_said_and_never_silence(launched, introspect):
@@ -119,12 +119,12 @@ def test_who_is_missing_is_said_and_never_silence(launched, introspect):
 
 def test_another_launch_does_not_write_into_a_run_that_is_there(tmp_path):
     assert ended(start(tmp_path, 0, 2, options=("-o", "run")))[0][0] == 0
-    code, told = ended(start(tmp_path, 0, 2, options=("-o", "run"), TORCHELASTIC_RUN_ID="launch-2"))[0]
+    code, said = ended(start(tmp_path, 0, 2, options=("-o", "run"), TORCHELASTIC_RUN_ID="launch-2"))[0]
     assert code == 2
-    assert "holds a run already" in told
-    code, told = ended(start(tmp_path, 0, 2, options=("-o", "run")))[0]
+    assert "holds a run already" in said
+    code, said = ended(start(tmp_path, 0, 2, options=("-o", "run")))[0]
     assert code == 2
-    assert "rank0 holds a run already" in told
+    assert "rank0 holds a run already" in said
     both = [
         start(tmp_path, rank, 2, options=("--force", "-o", "run"), TORCHELASTIC_RUN_ID="launch-2") for rank in (0, 1)
     ]
@@ -175,8 +175,8 @@ def test_a_rank_is_read_from_what_its_launcher_set(variables, wanted):
 
 def test_ranks_of_a_launch_agree_on_its_name_and_no_other_launch_does():
     def name(**variables):
-        told = {"WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
-        return find_launch({**told, **variables})
+        said = {"WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
+        return find_launch({**said, **variables})
 
     assert name(RANK="0").id == name(RANK="1").id
     assert name(RANK="0").id != name(RANK="0", MASTER_PORT="2").id
@@ -191,8 +191,8 @@ def test_ranks_of_a_launch_agree_on_its_name_and_no_other_launch_does():
 def machines(tmp_path_factory):
     """A launch of three ranks on two machines without a common disk; the third never started."""
     folders = [tmp_path_factory.mktemp(f"node{number}") for number in range(2)]
-    told = ended(*(start(folder, rank, 3, options=("-o", "run")) for rank, folder in enumerate(folders)))
-    assert [code for code, _ in told] == [0, 0], told
+    said = ended(*(start(folder, rank, 3, options=("-o", "run")) for rank, folder in enumerate(folders)))
+    assert [code for code, _ in said] == [0, 0], said
     return [folder / "run" for folder in folders]
 
 
@@ -217,7 +217,7 @@ def test_ranks_of_several_machines_become_one_run(machines, tmp_path, introspect
     assert verify_run(tmp_path / "bare").sound
 
 
-def test_what_cannot_be_merged_is_told(machines, launched, tmp_path, introspect):
+def test_what_cannot_be_merged_is_reported(machines, launched, tmp_path, introspect):
     def refused(*words):
         done = introspect("merge", *map(str, words), "-o", "whole")
         assert done.returncode == 2
@@ -285,15 +285,15 @@ optimizer.step()
 """
 
 
-def test_ranks_that_no_launcher_told_of_are_said_to_be_missing(tmp_path, introspect):
+def test_ranks_that_no_launcher_reported_are_said_to_be_missing(tmp_path, introspect):
     """A script that starts its other ranks itself, as Lightning does with `devices=2`."""
     (tmp_path / "train.py").write_text(LATE)
     done = introspect("capture", "-o", "run", "train.py")
-    assert "this process is rank 1 of 4, and the others are not in this run" in done.stderr
+    assert "this process is rank 1 of 4, and the other ranks are not in this run" in done.stderr
     with open_run(tmp_path / "run") as run:
         assert any(
             "use `introspect capture torchrun --nproc-per-node 4 ...`" in s for s in run.manifest["not_observed"]
         )
-    told = introspect("check", "run").stdout
-    assert told.startswith("nothing found on rank 1 of 4 alone (")
-    assert "the others are not in this run" in told
+    said = introspect("check", "run").stdout
+    assert said.startswith("nothing found on rank 1 of 4 alone (")
+    assert "the other ranks are not in this run" in said

@@ -122,7 +122,7 @@ def test_two_layouts_of_as_many_ranks_are_compared_as_wholes(runs):
     assert result.verdict is Verdict.SAME, result.sentence
 
 
-def test_noise_runs_that_say_nothing_of_a_layout_are_told_to_be_left_out(runs):
+def test_noise_runs_that_say_nothing_of_a_layout_are_reported_to_be_left_out(runs):
     with open_run(runs / "single") as one, open_run(runs / "ddp") as two:
         notes = compare_runs(one, two, DiffOptions(), noise=[one]).notes
     assert any("noise runs are not used" in note for note in notes), notes
@@ -270,7 +270,7 @@ def test_a_compiled_model_is_said_to_be_unseen_beside_one_that_is_not(runs):
     capture_now(runs, "compiled")
     result = compared(runs, "single", "compiled")
     assert result.verdict is Verdict.SAME  # by its results, all of which both runs recorded
-    assert "Nothing is said of" in result.sentence
+    assert "Not compared: " in result.sentence
     assert "that only one run could see" in result.sentence
 
 

@@ -30,29 +30,29 @@ def written(path, *ranks, world=None, left_out=()):
     for rank, given in enumerate(ranks):
         launch = Launch("0" * 32, "0" * 32, rank, world) if world > 1 else None
         store = StoreWriter.create(path, launch=launch)
-        told = {"status": "complete", "rank": rank, "world_size": world, "steps": 1}
+        said = {"status": "complete", "rank": rank, "world_size": world, "steps": 1}
         if rank in left_out:
-            told["left_out"] = True
-        store.write_manifest(told)
+            said["left_out"] = True
+        store.write_manifest(said)
         writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
         records = [] if rank in left_out else given
         number = len(records)
         sites = [writer.site(Site(*place, fqn), SiteInfo("Linear")) for place, fqn, *_ in records]
         layout = Layout(SHAPE, "float32", "cpu", "contiguous")
-        layouts = [replace(layout, part=Part(((own,), (FULL,)))) if own else layout for _, _, own, *_ in records]
+        layouts = [replace(layout, part=Part(((each,), (FULL,)))) if each else layout for _, _, each, *_ in records]
         batch = StepBatch(
             site=np.array(sites, np.uint32),
             sequence=np.arange(number, dtype=np.uint32),
-            layout=np.array([writer.layout(own) for own in layouts], np.uint32),
-            status=np.array([int(Status.PARTIAL if own[2] else Status.OBSERVED) for own in records], np.uint8),
-            checksum=np.array([own[3] for own in records], np.uint64),
+            layout=np.array([writer.layout(each) for each in layouts], np.uint32),
+            status=np.array([int(Status.PARTIAL if each[2] else Status.OBSERVED) for each in records], np.uint8),
+            checksum=np.array([each[3] for each in records], np.uint64),
             counts={name: np.zeros(number, np.int64) for name, kept in STATISTICS.items() if kept.type == "<i8"},
             floats={
-                name: np.array([own[4] for own in records], np.float64)
+                name: np.array([each[4] for each in records], np.float64)
                 for name, kept in STATISTICS.items()
                 if kept.type != "<i8"
             },
-            sketch=np.array([[own[4]] * 16 for own in records], np.float32).reshape(number, 16),
+            sketch=np.array([[each[4]] * 16 for each in records], np.float32).reshape(number, 16),
             text=[""] * number,
         )
         if number:
@@ -63,7 +63,7 @@ def written(path, *ranks, world=None, left_out=()):
 
 def cut(*parts, place=PARAM, name="Net.head.weight"):
     """Each rank's record of one tensor, of which it holds those rows."""
-    return [[(place, name, own, 5 + 10 * rank + sum(own), 1.0)] for rank, own in enumerate(parts)]
+    return [[(place, name, each, 5 + 10 * rank + sum(each), 1.0)] for rank, each in enumerate(parts)]
 
 
 @pytest.fixture
@@ -78,21 +78,21 @@ def compared(one, two):
 
 @pytest.mark.parametrize("place", [PARAM, GRAD])
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "said"),
     [
         (((0, 2), (2, 1)), "the parts of it on record cover 3/4 of it"),
         (((0, 3), (2, 2)), "parts of it overlap: those of ranks 0, 1"),
         (((0, 2), (1, 2)), "parts of it overlap: those of ranks 0, 1"),
     ],
 )
-def test_parts_that_are_not_the_whole_are_a_divergence(tmp_path, place, parts, told):
-    runs = [written(tmp_path / name, *cut(*own, place=place)) for name, own in (("a", HALVES), ("b", parts))]
+def test_parts_that_are_not_the_whole_are_a_divergence(tmp_path, place, parts, said):
+    runs = [written(tmp_path / name, *cut(*each, place=place)) for name, each in (("a", HALVES), ("b", parts))]
     result = compared(*runs)
     assert (result.verdict, result.first.role, result.first.reason) == (Verdict.DIVERGED, Role.ORIGIN, "parts")
     what = "the parameter Net.head.weight" if place == PARAM else "the gradient of Net.head.weight"
-    sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {told}; the cause is how it is"
+    sentence = f"First divergence at step 0: the parts of {what} are not the whole: in b {said}; the cause is how it is"
     assert result.sentence.startswith(sentence)
-    assert f"in a {told}" in compared(*runs[::-1]).sentence
+    assert f"in a {said}" in compared(*runs[::-1]).sentence
 
 
 def test_ranks_that_were_not_recorded_leave_no_hole(tmp_path, sound):
@@ -113,9 +113,9 @@ def test_a_parameter_without_recorded_gradients_is_not_said_to_have_equal_ones(t
     for name in ("with", "without"):
         run = written(tmp_path / name, rank(6, name == "with"), rank(7, name == "with"))
         with open_run(run) as opened:
-            (found[name],) = [own.evidence for own in check(opened).findings if own.rule == "copies-differ"]
-    told = "from step 0 on rank 1's parameter Net.head.weight differs from rank 0's"
-    assert found["with"].startswith(told)
+            (found[name],) = [each.evidence for each in check(opened).findings if each.rule == "copies-differ"]
+    said = "from step 0 on rank 1's parameter Net.head.weight differs from rank 0's"
+    assert found["with"].startswith(said)
     assert found["with"].endswith("although no gradient of it was seen to differ")
-    assert found["without"].startswith(told)
+    assert found["without"].startswith(said)
     assert found["without"].endswith("and its gradients were not recorded")

@@ -100,7 +100,7 @@ def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
     needs("gpipe")
     script = tmp_path / "train.py"
     script.write_text(ORDERED)
-    told = finish(launch(tmp_path, "run", 1, *orders, options=QUIET, script=script))
+    said = finish(launch(tmp_path, "run", 1, *orders, options=QUIET, script=script))
     x = torch.arange(32.0).view(8, 4).chunk(8)
     once = len(orders) == 1  # before the first step nobody knows how often a microbatch calls a layer
     with open_run(tmp_path / "run") as run:
@@ -108,7 +108,7 @@ def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
         records = list(run.rank(0).records(step))
     given = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net"}
     wanted = {int(chunk) + 4 * (turn > 3) for turn, chunk in enumerate(orders[-1])}
-    assert set(given) == wanted, told
+    assert set(given) == wanted, said
     for call, summary in given.items():
         assert summary.stats["mean"] == pytest.approx(x[call].mean().item())
     if not once:
@@ -148,10 +148,10 @@ def test_an_interleaved_schedule_is_the_same_run(runs, other):
 
 
 @pytest.mark.parametrize(
-    "told", [None, 3, {}, {"stage": 2, "stages": 2}, {"stage": 0, "stages": 2, "roots": {"GPT": 5}}, {"roots": []}]
+    "said", [None, 3, {}, {"stage": 2, "stages": 2}, {"stage": 0, "stages": 2, "roots": {"GPT": 5}}, {"roots": []}]
 )
-def test_what_a_manifest_should_not_say_of_stages_says_nothing(told):
-    assert stages_of({"pipeline": told}) is None
+def test_what_a_manifest_should_not_say_of_stages_says_nothing(said):
+    assert stages_of({"pipeline": said}) is None
 
 
 def test_a_root_has_a_number_of_its_own_where_the_first_is_no_stage():
@@ -184,6 +184,6 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}
 
 
-def test_stages_with_names_of_the_whole_model_are_not_told_apart(runs):
+def test_stages_with_names_of_the_whole_model_are_not_distinguished(runs):
     with open_run(runs / "interleaved") as run:
         assert as_one(run).distinct_roots == frozenset()

@@ -82,7 +82,7 @@ def test_shares_add_up_to_what_one_process_has(runs):
     added = {site for site, (_, how) in parts.items() if how == Joined.PARTS and site.kind in FLOWING}
     assert len(added) >= 20
     for site in added:
-        sketches = [torch.tensor(own[site][0].summary.sketch) for own in (alone, parts)]
+        sketches = [torch.tensor(each[site][0].summary.sketch) for each in (alone, parts)]
         assert alone[site][0].summary.layout.shape == parts[site][0].summary.layout.shape
         assert torch.allclose(*sketches, rtol=1e-4, atol=1e-5), site
 
@@ -153,8 +153,10 @@ def test_an_evaluation_without_gradients_is_compared_too(begun):
     result = compared(begun / "single", begun / "tpsp", evaluation=True)
     assert result.verdict is Verdict.SAME, result.sentence
     with open_run(begun / "tpsp") as run:
-        own = [record for step in (0, 1, 2) for record in run.rank(0).records(step) if record.site.phase is Phase.EVAL]
-    assert {".out", "['out']", "[0]"} <= {record.site.path for record in own}
+        evaluated = [
+            record for step in (0, 1, 2) for record in run.rank(0).records(step) if record.site.phase is Phase.EVAL
+        ]
+    assert {".out", "['out']", "[0]"} <= {record.site.path for record in evaluated}
 
 
 @pytest.mark.parametrize("mode", [(), ("--inference",)], ids=["no_grad", "inference"])
@@ -195,18 +197,18 @@ def test_a_style_does_not_tell_of_what_a_later_hook_made(tmp_path):
     assert torch_distributed.styles_of_outputs(layer) == []
 
 
-def test_of_what_has_no_place_no_shape_is_told(begun):
+def test_of_what_has_no_place_no_shape_is_reported(begun):
     """A sum of shares, and what an activation makes of one: a rank's share has a shape, the whole is not known."""
     result = compared(begun / "plain", begun / "fault")
     assert result.verdict is Verdict.DIVERGED
     assert result.first.site.fqn == "Net.blocks.1.up.weight"
-    unplaced = [own for own in result.divergences if own.b is not None and own.b.text.startswith("values of")]
-    assert {"Net.blocks.1.act", "Net.sums.1", "Net.blocks.2"} <= {own.site.fqn for own in unplaced}
-    for own in unplaced:
-        told = " ".join((*glance(own), statistics_words(own), far(own)))
-        assert "x6x" not in told, told
-        assert "8, 6" not in told, told
-        assert own.a.layout.numel == own.b.layout.numel
+    unplaced = [each for each in result.divergences if each.b is not None and each.b.text.startswith("values of")]
+    assert {"Net.blocks.1.act", "Net.sums.1", "Net.blocks.2"} <= {each.site.fqn for each in unplaced}
+    for divergence in unplaced:
+        said = " ".join((*glance(divergence), statistics_words(divergence), far(divergence)))
+        assert "x6x" not in said, said
+        assert "8, 6" not in said, said
+        assert divergence.a.layout.numel == divergence.b.layout.numel
 
 
 @pytest.mark.sweep

@@ -61,7 +61,7 @@ def test_a_run_is_that_of_one_process(runs, layout):
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
 def test_parameters_begin_with_the_bits_of_one_process(runs, layout):
     found = [
-        {site.fqn: own.checksum for site, own in whole(runs, name, 0).items() if is_start(site)}
+        {site.fqn: each.checksum for site, each in whole(runs, name, 0).items() if is_start(site)}
         for name in ("single", layout)
     ]
     assert len(found[0]) == 17
@@ -86,7 +86,7 @@ def test_gradients_parameters_and_state_are_those_of_one_process(runs, layout):
                 assert summary.layout.shape == expected[key].layout.shape
                 assert summary.stats["l2"] == pytest.approx(expected[key].stats["l2"], rel=1e-4)
         stepped = (Kind.PARAM, Phase.OPTIMIZER)
-        left = [{s.fqn: own for s, own in run.items() if (s.kind, s.phase) == stepped} for run in (one, two)]
+        left = [{s.fqn: each for s, each in run.items() if (s.kind, s.phase) == stepped} for run in (one, two)]
         assert set(left[0]) == set(left[1])
         for fqn, summary in left[1].items():
             assert summary.stats["l2"] == pytest.approx(left[0][fqn].stats["l2"], rel=1e-5)
@@ -100,7 +100,7 @@ def test_groups_that_step_in_turn_are_one_step(runs, layout):
         names = [group["params"] for group in optimizer["groups"]]
         assert [group["weight_decay"] for group in optimizer["groups"]] == [0.01, 0.0]
     assert names[0][0] == "GPT.tok.weight"
-    assert [len(own) for own in names] == [6, 11]
+    assert [len(each) for each in names] == [6, 11]
 
 
 @pytest.mark.parametrize(("sound", "fault", "named"), FAULTS)
@@ -121,7 +121,7 @@ def test_an_evaluation_is_none_of_training(runs):
         assert any("evaluation ran" in sentence for sentence in run.manifest["not_observed"])
 
 
-def test_parameters_that_are_rounded_after_a_step_are_not_told_as_changed(runs):
+def test_parameters_that_are_rounded_after_a_step_are_not_reported_as_changed(runs):
     """The optimizer has them in full precision, and what it has is recorded."""
     with open_run(runs / "bf16") as run:
         for rank in run.ranks:

@@ -291,7 +291,7 @@ def test_a_step_that_opens_nothing_runs_nothing_of_this(tmp_path):
 
     def watch(frame, event, _argument):
         name = frame.f_code.co_filename
-        if event == "call" and any(own in name for own in ("read_files", "probes/description", "probes/built")):
+        if event == "call" and any(each in name for each in ("read_files", "probes/description", "probes/built")):
             called.add(frame.f_code.co_name)
 
     net = nn.Linear(2, 1)
@@ -373,7 +373,7 @@ def test_files_that_libraries_open_by_themselves_are_on_record(tmp_path, introsp
         "mapped.bin", "table.parquet", "file.parquet", "table.arrow", "set/1.parquet", "set/2.parquet", "data.h5",
         "head.safetensors",
     }  # fmt: skip
-    assert all(own["digest"] for own in found.values())
+    assert all(each["digest"] for each in found.values())
     assert found["data.h5"]["line"] == "train.py:17"
 
 

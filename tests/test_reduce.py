@@ -36,9 +36,9 @@ def test_wholes_compare_as_the_ranks_do(wholes, change):
     for one, two in (("whole", "shared"), ("shared", "whole")):
         a, b = wholes / f"{one} nothing", wholes / f"{two} {change}"
         expected = answer(opcapture.compared(a, b))
-        for own in (a, Path(f"{a} together")):
+        for run in (a, Path(f"{a} together")):
             other = Path(f"{b} together")
-            assert answer(opcapture.compared(own, other)) == expected, (one, two, own.name)
+            assert answer(opcapture.compared(run, other)) == expected, (one, two, run.name)
 
 
 @pytest.mark.parametrize("change", CHANGES)

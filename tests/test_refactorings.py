@@ -50,13 +50,13 @@ def answer(run, model, name, edits):
         return compare_runs(a, b, DiffOptions())
 
 
-def _by_name(general, own):
+def _by_name(general, special):
     """The cases by name, and those of every run: each model's own, and three models of each general one."""
-    cases = {f"{case[0]}-{case[1]}": case for case in general + own}
+    cases = {f"{case[0]}-{case[1]}": case for case in general + special}
     models = list(EDITS.FIRST)
     names = list(dict.fromkeys(case[1] for case in general))
     taken = {f"{models[(2 * i + j) % len(models)]}-{name}" for i, name in enumerate(names) for j in (0, 3, 6)}
-    return cases, sliced(list(cases), taken | {f"{case[0]}-{case[1]}" for case in own})
+    return cases, sliced(list(cases), taken | {f"{case[0]}-{case[1]}" for case in special})
 
 
 SAME, SAME_NAMES = _by_name(EDITS.SAME, OWN.SAME)

@@ -204,6 +204,6 @@ def test_colours_are_read_on_black_and_on_white(back):
 
 
 def test_a_plot_of_the_largest_numbers_there_are():
-    a, b = (History("Net loss", "loss", (0, 1, 2), (-1.7e308, own, 1.7e308)) for own in (0.0, 1.0))
+    a, b = (History("Net loss", "loss", (0, 1, 2), (-1.7e308, each, 1.7e308)) for each in (0.0, 1.0))
     rows = [block.text for block in pair_blocks([(a, b)], "mean", 80, ascii_only=True) if hasattr(block, "text")]
     assert sum("*" in row for row in rows) == 3

@@ -186,7 +186,9 @@ def test_the_answer_names_what_was_not_restored_and_nothing_else(runs, tmp_path,
     assert lost(result) == expected, result.sentence
     if not expected:
         assert result.verdict is Verdict.SAME, result.sentence
-        assert result.sentence.startswith(f"Resumed right: run b restored all that is on record of step {at - 1} of a.")
+        assert result.sentence.startswith(
+            f"Resumed correctly: run b restored all that is on record of step {at - 1} of a."
+        )
         return
     assert result.verdict is Verdict.DIVERGED, result.sentence
     assert result.sentence.startswith(f"Run b, resumed after step {at - 1} of a, did not restore the ")
@@ -201,7 +203,7 @@ def test_batches_that_are_read_and_thrown_away_are_a_note(runs, tmp_path):
     result = compared(whole, resumed)
     assert result.resumed.thrown_away == 2
     assert result.resumed.in_time == ("numpy", "python", "torch")
-    assert any("read 2 batches in its first step and threw them away" in note for note in result.notes)
+    assert any("read 2 batches in its first step and discarded them" in note for note in result.notes)
     assert any("are restored within its first step" in note for note in result.notes)
     assert compared(whole, resumed, strict=True).verdict is Verdict.DIVERGED
 
@@ -326,7 +328,7 @@ def test_sampled_steps_are_enough(runs, tmp_path, lose, both):
     assert result.verdict is (Verdict.SAME if lose == "nothing" else Verdict.DIVERGED), result.sentence
 
 
-def test_a_generator_that_nothing_draws_from_is_told_and_changes_nothing(runs, tmp_path, monkeypatch):
+def test_a_generator_that_nothing_draws_from_is_reported_and_changes_nothing(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(np.random, "rand", lambda: 0.0)
     whole = recorded(tmp_path / "whole", train)
     train(at=6, save=tmp_path / "last.pt")
@@ -487,7 +489,7 @@ def test_a_run_that_reads_weights_without_torch_load_is_known_as_resumed(reads, 
     run, whole = reads
     result = compared(whole, run(file.partition(".")[2], file, "3"))
     assert (result.resumed.at, result.verdict) == (3, Verdict.SAME), result.sentence
-    assert result.sentence.startswith("Resumed right: run b restored all that is on record of step 2 of a.")
+    assert result.sentence.startswith("Resumed correctly: run b restored all that is on record of step 2 of a.")
 
 
 def test_where_files_are_not_on_record_the_offset_is_offered(reads):
@@ -500,11 +502,11 @@ def test_where_files_are_not_on_record_the_offset_is_offered(reads):
 def test_a_run_that_alone_reads_weights_and_begins_with_none_of_the_others_says_how_to_set_it_beside(reads):
     run, whole = reads
     lost = run("lost", "weights.safetensors", "3", "lose")
-    told = "Run {0} alone reads weights.safetensors. If it goes on after a step of run {1}, say which: --offset {2}K "
+    said = "Run {0} alone reads weights.safetensors. If it continues run {1}, say after which step: --offset {2}K "
     for a, b, words in ((whole, lost, "ba"), (lost, whole, "ab")):
         result = compared(a, b)
         assert result.resumed is None
-        begins = told.format(*words, "-" * (words == "ab"))
+        begins = said.format(*words, "-" * (words == "ab"))
         assert any(note.startswith(begins) for note in result.notes), result.notes
     assert compared(whole, lost, offset=3).resumed.lost[0].part == "parameters"
     assert compared(lost, whole, offset=-3).resumed.lost[0].part == "parameters"

@@ -90,16 +90,16 @@ def resume(tmp_path_factory, forks):
         if name not in made:
             made[name] = capture(name, framework, loop)
         saved = f"step={at}.ckpt" if framework == "lightning" else f"checkpoint-{at}"
-        own = f"{name}-{at}-{'-'.join(parts)}"
-        if own not in made:
-            place = folder / f"{own}-from" / saved
+        run_name = f"{name}-{at}-{'-'.join(parts)}"
+        if run_name not in made:
+            place = folder / f"{run_name}-from" / saved
             place.parent.mkdir()
             copy = shutil.copytree if framework != "lightning" else shutil.copy2
             copy(folder / f"{name}-saved" / saved, place)
             lose(framework, place, parts)
             asked = [word for part in parts for word in ("--lose", part)]
-            made[own] = capture(own, framework, [*loop, "--resume", place, *asked])
-        return compared(made[name], made[own])
+            made[run_name] = capture(run_name, framework, [*loop, "--resume", place, *asked])
+        return compared(made[name], made[run_name])
 
     return resumed
 
@@ -150,7 +150,7 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
         assert result.origins[0].divergence is result.first
         return
     assert result.verdict is Verdict.SAME, result.sentence
-    assert result.sentence.startswith("Resumed right: run b restored all that is on record"), result.sentence
+    assert result.sentence.startswith("Resumed correctly: run b restored all that is on record"), result.sentence
     found = {part.part: part.state for part in result.resumed.parts}
     assert all(found[part] is Restored.YES for part in PARTS.values()), found
 
@@ -158,11 +158,11 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
 def test_what_the_trainer_reads_to_get_to_its_place_is_a_note(resume):
     result = resume("trainer")
     assert result.resumed.thrown_away == 1
-    assert any("read 1 batch in its first step and threw it away" in note for note in result.notes)
+    assert any("read 1 batch in its first step and discarded it" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("framework", LIBRARIES)
-def test_a_lost_optimizer_is_told_with_its_count(resume, framework):
+def test_a_lost_optimizer_is_reported_with_its_count(resume, framework):
     result = resume(framework, ("optimizer",))
     part = next(part for part in result.resumed.parts if part.part == OPTIMIZER)
     assert part.text == f"step {result.resumed.at + 1} -> 1"

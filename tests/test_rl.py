@@ -21,8 +21,8 @@ def sides(tmp_path, forks):
 
     def run(*words):
         for side in ("trainer", "engine"):
-            own = ("--no-packages", "--save-tensors", "score/*", "-o", tmp_path / side, SCRIPT, "--score", side)
-            done = forks("capture", *map(str, own), "--iterations", "2", *words)
+            arguments = ("--no-packages", "--save-tensors", "score/*", "-o", tmp_path / side, SCRIPT, "--score", side)
+            done = forks("capture", *map(str, arguments), "--iterations", "2", *words)
             assert done.returncode == 0, done.stderr
         return tmp_path / "trainer", tmp_path / "engine"
 
@@ -54,10 +54,10 @@ def test_each_mismatch_is_named_at_its_layer(sides, words, step, name):
     assert (found.first.step, found.first.site.fqn) == (step, name), found.sentence
     assert "--score trainer -> engine" in found.sentence
     if words == ("--fault", "position"):
-        apart = introspect_cli.diff(trainer, engine, modules="score/log_probs").first
+        diverged = introspect_cli.diff(trainer, engine, modules="score/log_probs").first
         tokens = []
         with introspect_cli.open_run(trainer) as one, introspect_cli.open_run(engine) as two:
-            values = [run.run.tensor(own.checksum) for run, own in ((one, apart.a), (two, apart.b))]
+            values = [run.run.tensor(each.checksum) for run, each in ((one, diverged.a), (two, diverged.b))]
             tokens = np.unique(np.argwhere(np.abs(values[0] - values[1]) > 1e-4)[:, 1])
         assert tokens.tolist() == [10]
 
@@ -65,5 +65,5 @@ def test_each_mismatch_is_named_at_its_layer(sides, words, step, name):
 def test_the_policy_learns():
     command = [sys.executable, str(SCRIPT), "--iterations", "40"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rewards = [float(own) for own in re.findall(r"reward ([\d.]+)", done.stdout)]
+    rewards = [float(each) for each in re.findall(r"reward ([\d.]+)", done.stdout)]
     assert np.mean(rewards[-5:]) > 2 * np.mean(rewards[:5]), rewards

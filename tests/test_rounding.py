@@ -107,7 +107,7 @@ def pair(tmp_path, forks):
 class TestAttention:
     """`attn_implementation="eager"` against `"sdpa"`, the mask in another form."""
 
-    def test_where_all_results_are_equal_the_runs_are_the_same_and_the_mask_is_told(self, pair):
+    def test_where_all_results_are_equal_the_runs_are_the_same_and_the_mask_is_reported(self, pair):
         pytest.importorskip("transformers")
         code, found = pair(ATTENTION, ["eager", "2"], ["sdpa", "2"])
         assert (code, found["verdict"]) == (0, "same")
@@ -147,7 +147,7 @@ class TestCompiled:
         code, found = pair(COMPILED, ["eager"], ["aot_eager"], record=("--record", "input,output,loss"))
         assert (code, found["verdict"]) == (2, "undecided")
 
-    def test_results_that_agree_within_tolerance_are_told_as_that(self, pair):
+    def test_results_that_agree_within_tolerance_are_reported_as_that(self, pair):
         code, found = pair(COMPILED, ["eager"], ["inductor"])
         assert code == 1
         assert found["first"]["size"] == "rounding"
@@ -155,7 +155,7 @@ class TestCompiled:
         assert (code, found["verdict"]) == (0, "same")
         assert "have the same results within the tolerance or noise given" in found["sentence"]
         assert "not all bit for bit" in found["sentence"]
-        assert "Nothing is said of" in found["sentence"]
+        assert "Not compared: " in found["sentence"]
 
 
 class TestThreads:
@@ -195,7 +195,7 @@ def nudge(step, net):
 
 
 @pytest.fixture
-def told(tmp_path):
+def said(tmp_path):
     """The comparison of ordinary training with one whose gradients are changed."""
 
     def run(change, **options):
@@ -210,31 +210,31 @@ def told(tmp_path):
 class TestExcluded:
     """Causes that the records exclude are not listed."""
 
-    def test_one_gradient_that_differs_by_no_factor_was_not_clipped_with_the_others(self, told):
-        result = told(nudge)
+    def test_one_gradient_that_differs_by_no_factor_was_not_clipped_with_the_others(self, said):
+        result = said(nudge)
         assert (result.first.reason, result.first.size) == ("gradient", Size.MORE)
         assert "clipping by value" in result.sentence
         assert "a change of the gradient by hand" in result.sentence
         assert not any(word in result.sentence for word in ("unscaling", "accumulation", "zero_grad"))
         assert "1 of 6 gradients differ in this step, by no common factor: nothing clipped" in " ".join(result.evidence)
 
-    def test_a_gradient_that_is_added_up_from_parts_may_have_been_clipped_in_each(self, told):
-        result = told(nudge, microbatches=2)
+    def test_a_gradient_that_is_added_up_from_parts_may_have_been_clipped_in_each(self, said):
+        result = said(nudge, microbatches=2)
         assert "clipping, unscaling, accumulation" in result.sentence
         assert "no common factor" not in " ".join(result.evidence)
 
-    def test_a_factor_leaves_clipping_among_the_causes(self, told):
-        result = told(lambda step, net: [parameter.grad.mul_(0.5) for parameter in net.parameters()] if step else None)
+    def test_a_factor_leaves_clipping_among_the_causes(self, said):
+        result = said(lambda step, net: [parameter.grad.mul_(0.5) for parameter in net.parameters()] if step else None)
         assert result.first.scale == pytest.approx(0.5)
         assert "clipping" in result.sentence
 
-    def test_without_sketches_and_statistics_nothing_is_excluded_by_them(self, told):
+    def test_without_sketches_and_statistics_nothing_is_excluded_by_them(self, said):
         def everything(step, net):
             if step == 1:
                 for parameter in net.parameters():
                     parameter.grad += torch.rand(parameter.shape, generator=torch.Generator().manual_seed(3))
 
-        result = told(everything, sketch=False, stats=())
+        result = said(everything, sketch=False, stats=())
         assert "clipping, unscaling, accumulation" in result.sentence
         assert result.first.size is None
 
@@ -302,8 +302,8 @@ class Reformed(nn.Module):
 class TestForm:
     def form(self, tmp_path, mask, gain, **options):
         x = torch.arange(8.0)
-        for name, own, factor in (("a", torch.tensor([1.0, 0.0] * 4), 1.0), ("b", mask, gain)):
-            captured(tmp_path / name, lambda own=own, factor=factor: Reformed()(x, own, factor), **options)
+        for name, given, factor in (("a", torch.tensor([1.0, 0.0] * 4), 1.0), ("b", mask, gain)):
+            captured(tmp_path / name, lambda given=given, factor=factor: Reformed()(x, given, factor), **options)
         return compared(tmp_path / "a", tmp_path / "b")
 
     def test_it_is_no_divergence_where_the_output_is_equal(self, tmp_path):

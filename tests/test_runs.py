@@ -9,8 +9,9 @@ from synthetic import row, write_run
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect import runs as listing
-from introspect_cli.inspect.runs import RunRow, find_runs, parse_age, prunable
-from introspect_cli.render.show_text import unseen_sentences
+from introspect_cli.inspect.runs import RunList, RunRow, find_runs, parse_age, prunable
+from introspect_cli.render.blocks import table_lines
+from introspect_cli.render.show_text import runs_blocks, unseen_sentences
 
 NOW = dt.datetime(2026, 6, 15, 12, tzinfo=dt.timezone.utc)
 
@@ -40,6 +41,17 @@ def test_a_run_that_cannot_be_asked_whether_it_goes_on_never_goes():
     assert [found.ended for found in prunable(rows, keep=0, older_than=None, now=NOW)] == ["damaged"]
 
 
+def test_a_narrow_terminal_has_how_a_run_ended_and_not_the_end_of_why():
+    rows = [
+        RunRow(Path("newer"), "", None, 0, 0, "unreadable", "newer was written by a newer introspect"),
+        listed("a", 1),
+    ]
+    table = runs_blocks(RunList(rows, [], 0, 0), [])[0]
+    narrow = [line.text.split() for line in table_lines(table, 40)]
+    assert (narrow[1][:3], narrow[2][:3]) == (["newer", "0", "unreadable"], ["a", "1", "complete"])
+    assert "by a newer introspect" in table_lines(table, 120)[1].text
+
+
 def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
     for name in ("closed", "a/b/c/d/e/f", "gone"):
         (runs / name).mkdir(parents=True)
@@ -65,11 +77,11 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
     monkeypatch.setattr(listing.os, "scandir", refused)
     found = find_runs([runs])
     assert found.unread == [runs / "closed"]
-    assert {own.path for own in found.rows} == {own.path for own in whole.rows}
+    assert {each.path for each in found.rows} == {each.path for each in whole.rows}
     assert unseen_sentences(found)[0].endswith(f": {runs / 'closed'}.")
 
     near = find_runs([runs], most=8)  # the root and what is in it: a, closed, far, first, gone, nested, second
-    assert {own.path.name for own in near.rows} == {"first", "second"}
+    assert {each.path.name for each in near.rows} == {"first", "second"}
     assert near.left == 3
     assert "3 directories" in unseen_sentences(near)[-1]
 
@@ -82,7 +94,7 @@ def test_nothing_is_said_to_be_absent_where_nobody_looked(tmp_path, introspect):
 
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1.5h", "7 d", "٣d", "1y"])
-def test_what_is_no_age_is_told(text):
+def test_what_is_no_age_is_reported(text):
     with pytest.raises(UsageError, match="is not an age"):
         parse_age(text)
 
@@ -122,7 +134,7 @@ def test_pruning_removes_and_says_what(introspect, runs):
     assert list(runs.glob(".*replaced*")) == []
 
 
-def test_what_cannot_be_done_is_told(introspect, tmp_path):
+def test_what_cannot_be_done_is_reported(introspect, tmp_path):
     assert introspect("runs", cwd=tmp_path).returncode == 2
     done = introspect("runs", "prune", str(tmp_path))
     assert done.returncode == 2

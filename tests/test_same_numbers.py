@@ -116,18 +116,18 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b", "told"), SAME, ids=[b for _, b, _ in SAME])
-def test_what_changes_no_number_is_the_same(diff, a, b, told):
+@pytest.mark.parametrize(("a", "b", "said"), SAME, ids=[b for _, b, _ in SAME])
+def test_what_changes_no_number_is_the_same(diff, a, b, said):
     result = diff(a, b)
     assert result.verdict is Verdict.SAME, result.sentence
     assert result.sentence.startswith("The runs have the same numbers: ")
-    assert told in result.sentence
+    assert said in result.sentence
     assert result.counts.diverged == 0
 
 
-@pytest.mark.parametrize(("a", "b", "told"), SAME, ids=[b for _, b, _ in SAME])
-def test_it_is_the_same_the_other_way_round_too(diff, a, b, told):
-    del told
+@pytest.mark.parametrize(("a", "b", "said"), SAME, ids=[b for _, b, _ in SAME])
+def test_it_is_the_same_the_other_way_round_too(diff, a, b, said):
+    del said
     assert diff(b, a).verdict is Verdict.SAME
 
 
@@ -189,22 +189,22 @@ def test_another_seed_is_not_explained_by_structure(tmp_path):
     assert "a different seed" in result.sentence
 
 
-def test_exchanged_initial_values_are_told(diff):
+def test_exchanged_initial_values_are_reported(diff):
     result = diff("plain", "exchanged")
     assert result.verdict is Verdict.DIVERGED
-    told = "the initial values of Net.blocks.0.q.weight and Net.blocks.0.k.weight are exchanged between a and b"
-    assert told in result.sentence
+    said = "the initial values of Net.blocks.0.q.weight and Net.blocks.0.k.weight are exchanged between a and b"
+    assert said in result.sentence
 
 
 def test_a_merge_that_rounds_differs_by_rounding_alone(diff):
-    apart = diff("plain", "merged")
-    assert apart.verdict is Verdict.DIVERGED
-    assert any(change.change == "merged" and change.b == "Net.blocks.*.qk" for change in apart.structure)
-    assert apart.sentence.startswith(
+    strict_result = diff("plain", "merged")
+    assert strict_result.verdict is Verdict.DIVERGED
+    assert any(change.change == "merged" and change.b == "Net.blocks.*.qk" for change in strict_result.structure)
+    assert strict_result.sentence.startswith(
         "First divergence at step 0: Net.blocks.0.q and Net.blocks.0.k of a are one in b, Net.blocks.0.qk: put "
         "together, their parameters have its extrema and moments. The first value of both runs that differs is the "
     )
-    assert ": by rounding (" in apart.sentence
+    assert ": by rounding (" in strict_result.sentence
     within = diff("plain", "merged", rtol=1e-4, atol=1e-4)
     assert within.verdict is Verdict.SAME, within.sentence
     assert "of them within the tolerance" in within.sentence
@@ -232,14 +232,14 @@ def test_json_tells_structure(diff):
 
 
 def test_the_command_line_takes_both_options(run, introspect):
-    for more, code, told in (
+    for more, code, said in (
         ([], 0, "Net.blocks.*.body is Net.blocks.*.mlp in b (8 values"),
         (["--match", "name"], 0, "Net.blocks.*.mlp (Sequential)"),
         (["--match", "name", "--strict"], 1, "the module Net.blocks.0.body exists only in a"),
     ):
         answer = introspect("diff", run("plain"), run("renamed"), *more)
         words = " ".join(answer.stdout.split())
-        assert (answer.returncode, told) == (code, told if told in words else words)
+        assert (answer.returncode, said) == (code, said if said in words else words)
 
 
 def lean(path, work, *kinds):
@@ -356,20 +356,22 @@ def test_many_sites_are_known_under_other_names_in_about_linear_time(monkeypatch
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
     from alignment import timed
 
-    found, seconds = timed(50_000)
-    assert len(found.renamed) == 1000
+    few = min(timed(5_000)[1] for _ in range(5))
+    found, seconds = min((timed(160_000) for _ in range(2)), key=lambda one: one[1])
+    assert len(found.renamed) == 3200
     assert found.renamed["Net.blocks.7.body"].name == "Net.blocks.7.mlp"
-    assert seconds < 1.5  # 0.2 s; it was 1 s, and grew with the square
+    # 32 times as many sites take some 35 times as long; where the time grew with the square, it was over 300 times
+    assert seconds < 100 * few
 
 
-def test_runs_whose_results_are_all_equal_are_the_same_and_what_differs_is_told(diff):
+def test_runs_whose_results_are_all_equal_are_the_same_and_what_differs_is_reported(diff):
     result = diff("adds outside", "adds inside")
     assert (result.verdict, result.first) == (Verdict.SAME, None)
-    told = (
+    said = (
         "the losses, gradients of the parameters, parameters and optimizer states are equal up to and including step 2"
     )
     assert result.sentence.startswith(
-        f"The runs have the same results: {told}. What differs changed none of them, first"
+        f"The runs have the same results: {said}. What differs changed none of them, first"
     )
     assert "at step 0: the output of Sum.body (Body) differs" in result.sentence
 
@@ -389,8 +391,8 @@ def test_strict_counts_what_changed_no_result(diff):
     result = diff("adds outside", "adds inside", strict=True)
     assert result.verdict is Verdict.DIVERGED
     assert result.sentence.startswith("First divergence at step 0: the output of Sum.body (Body) differs")
-    told = "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree"
-    assert result.evidence[-1] == f"{told}: what differs changed none of them."
+    said = "The losses, gradients of the parameters, parameters and optimizer states of all 3 steps compared agree"
+    assert result.evidence[-1] == f"{said}: what differs changed none of them."
 
 
 def test_of_what_one_run_alone_has_it_says_which_value_of_both_differs(diff):

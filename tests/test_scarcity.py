@@ -1,4 +1,4 @@
-"""A process that has run out of something says so: no sound run is damaged, and nothing is a mistake of ours."""
+"""A process that has run out of something says so: no sound run is damaged, and nothing is called a bug."""
 
 from __future__ import annotations
 

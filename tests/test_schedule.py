@@ -87,7 +87,7 @@ def test_all_of_them_is_the_default():
     "text",
     ["", ",", "5,", "x", "-1", "5:x", "1:2:3:4", "::0", "5:5", "9:3", "1.5", "٣", "1" * 30, "0x10", "1_0", "all"],
 )
-def test_what_is_no_schedule_is_told(text):
+def test_what_is_no_schedule_is_reported(text):
     with pytest.raises(UsageError, match="schedule"):
         Schedule.parse(text)
 

@@ -537,7 +537,7 @@ def test_safe_path_is_kept(tmp_path, words):
     (tmp_path / "folder" / "__main__.py").write_text(text)
     python, driver, _ = runners(tmp_path, ["-P"])
     expected = outcome([*python, *words], tmp_path)
-    if words[0] == "-m":  # not found, and told in our own sentence
+    if words[0] == "-m":  # not found, which introspect says itself
         assert b"no module named 'script'" in outcome([*driver, *words], tmp_path)[2]
     else:
         assert outcome([*driver, *words], tmp_path) == expected

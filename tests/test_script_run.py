@@ -30,7 +30,7 @@ PACKAGE = Path(introspect_cli.__file__).parent
         ("", None, "nothing to run"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_a_sentence(tmp_path, monkeypatch, name, content, sentence):
+def test_what_cannot_be_run_is_reported_in_a_sentence(tmp_path, monkeypatch, name, content, sentence):
     monkeypatch.chdir(tmp_path)
     if content == "folder":
         Path(name).mkdir()
@@ -56,7 +56,7 @@ def test_what_can_be_run_passes(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("module", ["nosuchmodule", "nosuch.module", ".relative", "train.py"])
-def test_unknown_modules_are_told_in_a_sentence(tmp_path, monkeypatch, module):
+def test_unknown_modules_are_reported_in_a_sentence(tmp_path, monkeypatch, module):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no module named"):
         check(Target(module=module))
@@ -109,7 +109,7 @@ def drive(tmp_path, text, *, started="pass", ended="pass"):
         ("raise KeyboardInterrupt", "Ending(exit_code=-2, how='interrupt', exception='KeyboardInterrupt')"),
     ],
 )
-def test_callbacks_are_told_how_it_ended(tmp_path, text, ending):
+def test_callbacks_are_reported_how_it_ended(tmp_path, text, ending):
     assert drive(tmp_path, text).stdout.splitlines()[-2:] == ["started", ending]
 
 
@@ -119,7 +119,7 @@ def test_a_script_that_does_not_compile_ends_without_having_started(tmp_path):
     assert lines[0].startswith("Ending(exit_code=1, how='exception', exception='SyntaxError")
 
 
-def test_the_end_is_told_before_the_traceback_and_the_handlers(tmp_path):
+def test_the_end_is_reported_before_the_traceback_and_the_handlers(tmp_path):
     text = "import atexit\natexit.register(print, 'handler')\nraise ValueError('last')"
     done = drive(tmp_path, text, ended="print('ended', file=sys.stderr)")
     assert done.stderr.splitlines()[0] == "ended"
@@ -165,7 +165,7 @@ def caught(function):
     raise AssertionError("it did not raise")
 
 
-def test_frames_of_ours_are_taken_out_of_the_middle():
+def test_introspects_frames_are_taken_out_of_the_middle():
     def fail():
         raise ValueError("x")
 
@@ -177,7 +177,7 @@ def test_frames_of_ours_are_taken_out_of_the_middle():
     assert [entry.lineno for entry in traceback.extract_tb(error.__traceback__)] == lines
 
 
-def test_frames_of_ours_are_taken_out_of_causes_contexts_and_groups():
+def test_introspects_frames_are_taken_out_of_causes_contexts_and_groups():
     def first():
         raise KeyError("first")
 
@@ -219,7 +219,7 @@ def test_a_traceback_without_our_frames_is_left_as_it_is():
     assert error.__traceback__ is before
 
 
-def test_a_thread_of_the_script_prints_no_frame_of_ours(tmp_path):
+def test_a_thread_of_the_script_prints_no_frame_of_introspect(tmp_path):
     pretended = PACKAGE / "capture" / "pretended.py"
     text = f"""
 import threading

@@ -70,7 +70,7 @@ def test_names_that_are_close_are_offered():
 def test_kinds_are_read_alike_everywhere():
     assert parse_kinds(["grad, loss", "op_output"]) == {Kind.GRAD, Kind.LOSS, Kind.OP_OUTPUT}
     assert parse_kinds(["all"]) == set(Kind)
-    with pytest.raises(UsageError, match="no kind is named"):
+    with pytest.raises(UsageError, match="no kind is given"):
         parse_kinds([""])
 
 
@@ -86,7 +86,7 @@ NOTHING = [
     (("--modules", "Net.nrom"), "no module matches Net.nrom; did you mean Net.norm?"),
     (("--modules", "Net.a,Net.nrom"), "no module matches Net.nrom; did you mean Net.norm?"),
     (("--kinds", "op_output"), "no op_output was recorded in"),
-    (("--kinds", "grads"), "no kind is called 'grads'; did you mean grad?"),
+    (("--kinds", "grads"), "unknown kind 'grads'; did you mean grad?"),
 ]
 STEPS = [
     (("--steps", "9"), "no step of 9 is in"),
@@ -127,9 +127,9 @@ def test_record_and_kinds_are_one_option(introspect, runs):
 
 
 def test_a_name_that_one_run_alone_has_is_selected(tmp_path):
-    own = np.arange(6, dtype=np.float32)
-    write_run(tmp_path / "a", [[row("forward", "output", "Net", own)]])
-    write_run(tmp_path / "b", [[row("forward", "output", "Net", own), row("forward", "output", "Net.new", own)]])
+    value = np.arange(6, dtype=np.float32)
+    write_run(tmp_path / "a", [[row("forward", "output", "Net", value)]])
+    write_run(tmp_path / "b", [[row("forward", "output", "Net", value), row("forward", "output", "Net.new", value)]])
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
         check_selection(read_selection(modules=["new"]), (a, b))
         with pytest.raises(UsageError, match="no module matches new"):

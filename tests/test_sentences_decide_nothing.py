@@ -119,10 +119,10 @@ def test_every_occurrence_of_a_fragment_is_a_placeholder_of_its_own():
     assert space["__doc__"] is None or "docstring" in space["__doc__"]
     assert space["told"].__doc__ == "Another docstring."
     assert space["PATTERN"].pattern == "no fragment"
-    told = space["told"](space["TEXT"])
-    assert "inputs" not in told
-    assert " of " not in told
-    assert fragments.restored(told) == f"its inputs of {'⟦0⟧'!r:>4} are 3.00 x a.3".replace("⟦0⟧", "its inputs")
+    said = space["told"](space["TEXT"])
+    assert "inputs" not in said
+    assert " of " not in said
+    assert fragments.restored(said) == f"its inputs of {'⟦0⟧'!r:>4} are 3.00 x a.3".replace("⟦0⟧", "its inputs")
 
 
 def test_what_was_decided_is_all_but_sentences():

@@ -87,10 +87,10 @@ def test_the_records_of_a_step_are_shown(run):
 
 
 def test_the_history_of_a_site_is_shown(run):
-    (own,) = histories(run, "Net.a", "std", frozenset({Kind.OUTPUT}))
-    assert own.steps == (0, 1, 2, 3)
+    (history,) = histories(run, "Net.a", "std", frozenset({Kind.OUTPUT}))
+    assert history.steps == (0, 1, 2, 3)
     expected = [next(r[2] for r in rows if r[0].kind is Kind.OUTPUT and r[0].fqn == "Net.a").std() for rows in train()]
-    assert own.values == pytest.approx(expected)
+    assert history.values == pytest.approx(expected)
     assert len(histories(run, "*.weight", "l2", frozenset({Kind.GRAD}))) == 2
     (rate,) = histories(run, "SGD", "mean", frozenset({Kind.HYPERPARAMETER}))[:1]
     assert rate.values == (0.05,) * 4
@@ -145,10 +145,13 @@ def test_an_interrupted_run_and_an_empty_one(introspect, tmp_path):
     assert introspect("show", "none", "--tree", cwd=tmp_path).returncode == 0
 
 
-def test_how_a_run_ended_is_told(introspect, tmp_path):
+def test_how_a_run_ended_is_reported(introspect, tmp_path):
     about = {"exit_code": 1, "ended": "2026-01-01", "exception": "RuntimeError: the script's own"}
     write_run(tmp_path / "raised", train(), manifest=about)
     assert "2026-01-01 by RuntimeError: the script's own (exit code 1)" in introspect("show", "raised").stdout
+    about = {"exit_code": -2, "ended": "2026-01-01", "exception": "KeyboardInterrupt"}
+    write_run(tmp_path / "interrupted", train(), manifest=about)
+    assert "2026-01-01 by KeyboardInterrupt (signal 2)" in introspect("show", "interrupted").stdout
 
 
 @pytest.mark.parametrize("verb", ["diff", "show", "check", "export", "verify", "report"])
@@ -176,9 +179,9 @@ def test_capture_says_what_it_needs(tmp_path):
 
 
 def test_two_histories_stand_side_by_side(introspect, tmp_path):
-    for name, apart in (("a", 0.0), ("b", 0.5)):
+    for name, shift in (("a", 0.0), ("b", 0.5)):
         steps = [
-            [row("optimizer", "grad", "Net.attn.qkv.weight", np.array([1.0, 2 + number + apart * (number > 3)]))]
+            [row("optimizer", "grad", "Net.attn.qkv.weight", np.array([1.0, 2 + number + shift * (number > 3)]))]
             for number in range(20)
         ]
         write_run(tmp_path / name, steps)

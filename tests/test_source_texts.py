@@ -89,7 +89,7 @@ def test_texts_can_be_left_out(project, option):
         assert ("sources" in run.settings) == (option == "--no-sources")
 
 
-def test_a_pack_carries_the_texts_unless_told_otherwise(project, introspect, tmp_path):
+def test_a_pack_carries_the_texts_unless_reported_otherwise(project, introspect, tmp_path):
     path = project("run")
     assert "text of 2 source files" in introspect("pack", path, "-o", "with.zip").stdout
     introspect("pack", path, "-o", "without.zip", "--no-sources")
@@ -148,11 +148,11 @@ def test_the_script_is_kept_as_it_was_when_it_was_compiled(project):
         assert not run.manifest["not_observed"]
 
 
-def test_a_module_that_was_written_over_since_is_told(project):
+def test_a_module_that_was_written_over_since_is_reported(project):
     edits = "import pathlib, sys\npathlib.Path('model.py').write_text('x = 1')\n"
     path = project("run", train=TRAIN.replace("torch.manual_seed", edits + "torch.manual_seed"))
     with open_run(path) as run:
-        assert any("model.py changed after the script began" in told for told in run.manifest["not_observed"])
+        assert any("model.py changed after the script began" in said for said in run.manifest["not_observed"])
 
 
 def test_files_of_any_encoding_and_end_of_line_are_kept_to_the_byte(project):
@@ -185,8 +185,8 @@ def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
     assert kept[files.digests["real.py"]] == b"y = 2\n"
     assert files.digests["huge.py"] not in kept
     assert files.digests["binary.py"] not in kept
-    assert any("huge.py is not in the run" in told for told in files.notes())
-    unread = next(told for told in files.notes() if "cannot be read" in told)
+    assert any("huge.py is not in the run" in said for said in files.notes())
+    unread = next(said for said in files.notes() if "cannot be read" in said)
     assert unread.startswith("enormous.py, gone.py, vanished.py cannot be read, being larger than 8 MB or gone")
 
 
@@ -246,7 +246,7 @@ def test_what_a_script_does_to_its_files_while_it_runs_does_no_harm_and_is_on_re
     )
     path = project("run", train=f"{large}sys.modules['large'] = large\n{HOSTILE}{TRAIN}")
     with open_run(path) as run:
-        texts, files, told = source_texts(run), run.settings["files"], " ".join(run.manifest["not_observed"])
+        texts, files, said = source_texts(run), run.settings["files"], " ".join(run.manifest["not_observed"])
         assert run.manifest["exit_code"] == 0
         config = run.source(files["config.yaml"]["digest"])
     assert config == b"rate: 1\n"  # what the script read, and not what it wrote
@@ -254,7 +254,7 @@ def test_what_a_script_does_to_its_files_while_it_runs_does_no_harm_and_is_on_re
     assert texts["made/generated.py"] == "SCALE = 2.0\n"
     assert "extra.py" not in texts  # of a process that writes no run
     assert texts["linked.py"] == "X = 1\n"
-    assert "gone.py, large.py cannot be read" in told
+    assert "gone.py, large.py cannot be read" in said
     again = introspect("capture", "-q", "-o", "again", "train.py", cwd=prepared_again(tmp_path / "run-project"))
     assert bare.stdout == again.stdout
     assert bare.returncode == again.returncode == 0
@@ -275,7 +275,7 @@ def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
     files.add("second.py", b"b = 1\n" * 10)
     files.add("third.py", b"a = 1\n" * 10)  # equal to the first: kept once
     assert set(kept) == {source_digest(b"a = 1\n" * 10)}
-    assert any(told.startswith("the text of second.py is not in the run") for told in files.notes())
+    assert any(said.startswith("the text of second.py is not in the run") for said in files.notes())
 
 
 @pytest.mark.parametrize("damage", ["bomb", "cut", "other"])

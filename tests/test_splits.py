@@ -72,11 +72,11 @@ def test_two_right_splits_of_a_batch_are_the_same_run(split, a, b):
         assert "only within the tolerance or by extrema and means" in result.sentence
 
 
-def test_it_is_told_how_each_run_cuts_a_batch_and_what_was_compared(split):
+def test_it_is_reported_how_each_run_cuts_a_batch_and_what_was_compared(split):
     notes = split("", "--micro 2").notes
     assert notes[0].startswith(
-        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so wholes are "
-        "compared: parts added up"
+        "The batch of a step is cut differently (a: 8 samples at once, b: 4 microbatches of 2 samples), so whole "
+        "tensors are compared: parts are added up"
     )
     assert "else by extrema and means" in notes[0]
     assert any("every sample is equal" in note for note in notes)
@@ -100,7 +100,7 @@ def test_results_of_operators_are_not_counted_as_equal(split):
     deep = split("", "--micro 2", options="--level op")
     assert deep.counts.within == plain.within
     assert deep.counts.records - deep.counts.equal > 50
-    assert "random states and results of operators not at all" in deep.notes[0]
+    assert "random states and results of operators are not compared" in deep.notes[0]
 
 
 def test_what_was_not_compared_is_not_counted_as_equal(split):
@@ -128,7 +128,7 @@ def test_strictly_two_splits_are_two_runs(split):
 
 def test_a_loader_asked_ahead_is_no_divergence_and_another_sample_is(split):
     result = split("--ahead", "--ahead --micro 2")
-    assert any(note.startswith("DataLoader was asked for batches of later steps") for note in result.notes)
+    assert any(note.startswith("DataLoader was asked for batches ahead of their steps") for note in result.notes)
     result = split("--ahead", "--ahead --micro 2 --swap")
     assert (result.verdict, result.first.step, result.first.site.kind) == (Verdict.DIVERGED, 1, Kind.INPUT)
     assert "no data loader was recorded" not in result.sentence
@@ -170,7 +170,7 @@ for batch in torch.randn(3, 8, 4):
 
 
 @pytest.mark.parametrize(
-    ("a", "since", "sample", "changed", "told"),
+    ("a", "since", "sample", "changed", "said"),
     [
         (8, 0, 0, 0, True),
         (8, 2, 0, 1, True),  # bfloat16 comes a step later
@@ -180,7 +180,7 @@ for batch in torch.randn(3, 8, 4):
     ],
 )
 def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_float32(
-    tmp_path, introspect, a, since, sample, changed, told
+    tmp_path, introspect, a, since, sample, changed, said
 ):
     (tmp_path / "train.py").write_text(HALF)
     for name, words in {
@@ -193,7 +193,7 @@ def test_what_comes_before_anything_in_half_precision_gets_the_tolerance_of_floa
     assert cut.startswith("Over the samples of each step, the runs are the same")
     assert "0.0001 of the values; those in bfloat16 or float16, and what comes of them, by 0.03." in cut
     place = f"First divergence at step {changed}: the output of Net.first (First) differs although its inputs"
-    assert other.startswith(place) is told
+    assert other.startswith(place) is said
 
 
 def test_another_sample_in_a_batch_is_a_divergence(split):
@@ -205,7 +205,7 @@ def test_another_sample_in_a_batch_is_a_divergence(split):
 
 
 @pytest.mark.parametrize(("options"), ["", "--record param,grad,loss", "--record output,grad"])
-def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
+def test_losses_that_are_added_up_are_reported_by_their_factor(split, options):
     result = split("", "--micro 2 --fault summed", options=options)
     assert (result.verdict, result.first.site.kind, result.first.reason) == (Verdict.DIVERGED, Kind.GRAD, "split")
     assert "gradients of b are 4 x those of a, " in result.sentence
@@ -213,7 +213,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told"),
+    ("a", "b", "said"),
     [
         ("--micro 2 --fault summed", "", "0.25 x those of a, the gradient of Net.tok.weight first: in a the losses"),
         ("--inside", "--inside --micro 2 --fault summed", "4 x those of a, the gradient of Net.tok.weight first: in b"),
@@ -228,7 +228,7 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
         (
             "--uneven",
             "--uneven --micro 2 --fault split",
-            "each microbatch's loss is a mean over its own tokens, and these means count alike, though",
+            "each microbatch's loss is a mean over its own tokens, and these means have equal weight, though",
         ),
         ("--clip", "--micro 2 --fault clipped", "b probably clips before the gradients of all microbatches are added"),
         ("--inside --dropout 0.3", "--inside --dropout 0.3 --micro 2", "random numbers are drawn just before it: each"),
@@ -237,10 +237,10 @@ def test_losses_that_are_added_up_are_told_by_their_factor(split, options):
         ("", "--micro 2 --skip 7", "b takes 8 microbatches with 16 samples in all"),
     ],
 )
-def test_a_fault_of_a_split_is_told(split, a, b, told):
+def test_a_fault_of_a_split_is_reported(split, a, b, said):
     result = split(a, b)
     assert (result.verdict, result.first.reason) == (Verdict.DIVERGED, "split"), result.sentence
-    assert told in result.sentence
+    assert said in result.sentence
 
 
 def test_uneven_tokens_are_counted_for_each_microbatch(split):
@@ -268,7 +268,7 @@ def test_a_gradient_that_is_set_to_zero_between_microbatches_is_no_split(split):
         pytest.param("lightning_loop", "lightning", marks=pytest.mark.sweep),
     ],
 )
-def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_told(split, script, package):
+def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_reported(split, script, package):
     pytest.importorskip(package)
     right = split("", FOUR, script=script)
     assert right.verdict is Verdict.SAME, right.sentence
@@ -278,7 +278,7 @@ def test_a_framework_that_accumulates_is_the_same_run_and_its_faults_are_told(sp
     flag = "--means" if script == "trainer" else "--uneven"
     means = split(flag, f"{flag} {FOUR}", script=script)
     assert (means.verdict, means.first.reason) == (Verdict.DIVERGED, "split"), means.sentence
-    assert "over its own tokens, and these means count alike, though the microbatches have" in means.sentence
+    assert "over its own tokens, and these means have equal weight, though the microbatches have" in means.sentence
 
 
 @pytest.mark.sweep

@@ -111,7 +111,7 @@ def test_a_derived_statistic_takes_a_line_in_two_files(with_peak, tmp_path):
     assert rows
     assert all(float(row["width"]) == float(row["max"]) - float(row["min"]) for row in rows)
     assert shown["stat"] == "width"
-    values = {value for own in shown["histories"] for value in own["values"] if value is not None}
+    values = {value for each in shown["histories"] for value in each["values"] if value is not None}
     assert values
     assert values <= {float(row["width"]) for row in rows}
 
@@ -158,10 +158,10 @@ def written_with(monkeypatch, path, *columns):
     """A run whose records have more columns than this version writes."""
     schema = (*record_columns(), *columns)
     monkeypatch.setattr(schemas, "record_columns", lambda **_: schema)
-    own = StepBatch.columns
+    all_columns = StepBatch.columns
 
     def more(self, schema):
-        return {column.name: np.zeros(len(self), column.type) for column in columns} | own(self, schema)
+        return {column.name: np.zeros(len(self), column.type) for column in columns} | all_columns(self, schema)
 
     monkeypatch.setattr(StepBatch, "columns", more)
     write_run(path, [[row("forward", "output", "A", 1.5)]])

@@ -24,15 +24,15 @@ CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"
 
 
 @pytest.fixture(scope="module")
-def apart():
+def worker():
     """A process of its own: what other tests have used of memory is not what verbs use."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_hostile_contents_end_in_a_sentence(apart, seed):
-    assert apart.submit(attack, seed, most=3).result() == []
+def test_hostile_contents_end_in_a_sentence(worker, seed):
+    assert worker.submit(attack, seed, most=3).result() == []
 
 
 def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):
@@ -121,7 +121,7 @@ def test_a_path_nested_thousands_deep(tmp_path):
     with open_run(path) as run:
         paths = {record.site.path for record in run.rank(0).records(0)}
     assert len(paths) == 2
-    assert all(len(own) < 300 for own in paths)
+    assert all(len(each) < 300 for each in paths)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])

@@ -1,4 +1,4 @@
-"""A script that closes descriptors which are not its own finds nothing of ours in its files, and its run is whole."""
+"""A script that closes descriptors of others finds nothing of introspect in its files, and its run is whole."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_script_gets_the_numbers_that_it_would_get_alone(tmp_path):
     (tmp_path / "train.py").write_text("import os; print(os.dup(0), os.open('mine', os.O_CREAT), os.pipe())")
     alone = [sys.executable, "train.py"]
     captured = [sys.executable, "-m", "introspect_cli", "capture", "-q", "--no-packages", "-o", "run", "train.py"]
-    told = [
+    said = [
         subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=True) for each in (alone, captured)
     ]
-    assert told[0].stdout == told[1].stdout != ""
+    assert said[0].stdout == said[1].stdout != ""
 
 
 def rows(step):
@@ -74,8 +74,8 @@ def store(tmp_path):
 def taken(store, tmp_path):
     """Every descriptor of the store closed, and its number given to a file of the script."""
     rank = store._ranks[0]
-    own = [store._folder, store._lock, rank._files.folder, *rank._files._files.values()]
-    numbers = sorted(handle.fd for handle in own)
+    handles = [store._folder, store._lock, rank._files.folder, *rank._files._files.values()]
+    numbers = sorted(handle.fd for handle in handles)
     found = {}
     for number in numbers:
         opened = os.open(tmp_path / f"script{number}", os.O_RDWR | os.O_CREAT)

@@ -152,17 +152,17 @@ def assert_plain(value):
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
-def test_a_document_cut_short_is_told(cut):
+def test_a_document_cut_short_is_reported(cut):
     data = dump({"a": 1, "b": [1, 2, 3], "c": "text"}, "x", ID)
     with pytest.raises(StoreError, match="altered or cut short"):
         check(data[:cut], "x", ID, "x")
 
 
-def test_a_document_of_another_run_is_told():
+def test_a_document_of_another_run_is_reported():
     with pytest.raises(StoreError, match="elsewhere"):
         check(dump({"a": 1}, "x", "1" * 32), "x", ID, "x")
 
 
-def test_a_document_under_another_name_is_told():
+def test_a_document_under_another_name_is_reported():
     with pytest.raises(StoreError, match="elsewhere"):
         check(dump({"a": 1}, "settings/a.yaml", ID), "settings/b.yaml", ID, "x")

@@ -47,17 +47,17 @@ def test_a_message_is_that_of_its_columns_in_every_step(rows):
         message.put(name, column)
     assert message.encoded() == encode_batch(SCHEMA, columns, rows)
     for column in SCHEMA:
-        columns[column.name] = own = column_of(column, rows, random)
+        columns[column.name] = made = column_of(column, rows, random)
         if column.name in message.columns:
-            message.columns[column.name][:] = own
+            message.columns[column.name][:] = made
         else:
-            message.put(column.name, own)
+            message.put(column.name, made)
         assert message.encoded() == encode_batch(SCHEMA, columns, rows)
         assert message.encoded() == encode_batch(SCHEMA, columns, rows)
         found = decoder.decode(memoryview(message.encoded()))
         assert found.rows == rows
-        assert {name: plain(own) for name, own in found.columns.items()} == {
-            name: plain(own) for name, own in columns.items()
+        assert {name: plain(each) for name, each in found.columns.items()} == {
+            name: plain(each) for name, each in columns.items()
         }
     assert set(message.columns) == {column.name for column in record_columns()} - {"text"}
     assert "words" in message

@@ -236,7 +236,7 @@ def test_a_link_to_a_run_is_followed(tmp_path):
         assert run.last_step == 1
 
 
-def test_files_of_another_run_are_told_apart(tmp_path):
+def test_files_of_another_run_are_distinguished(tmp_path):
     settings = {"env": {"A": 1}}
     a = write_run(tmp_path / "a", steps(2), settings=settings, ranks=2)
     for name in ("rank0", "settings", "manifest.yaml", "rank0/sites.arrow", "rank0/index.bin"):
@@ -359,9 +359,9 @@ def test_opening_many_steps_is_quick(tmp_path):
     one = [row("loss", "loss", "loss", 1.0)]
     with StoreWriter.create(tmp_path / "run") as store:
         writer = store.rank(0)
-        own = batch(writer, one)
+        appended = batch(writer, one)
         for step in range(10_000):
-            writer.append(step, own)
+            writer.append(step, appended)
     begin = time.process_time()
     with open_run(tmp_path / "run") as run:
         assert len(run.rank(0)) == 10_000

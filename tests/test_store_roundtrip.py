@@ -54,15 +54,15 @@ def test_records_come_back_as_they_were(steps):
         back = read(path)
         assert [len(step) for step in back] == [len(step) for step in steps]
         for step, records in zip(steps, back, strict=True):
-            for position, ((site, _, own), record) in enumerate(zip(step, records, strict=True)):
+            for position, ((site, _, summary), record) in enumerate(zip(step, records, strict=True)):
                 assert record.site == replace(site, fqn=clean(site.fqn), path=clean(site.path))
                 assert record.sequence == position
-                assert record.summary.status == own.status
-                texts = {name: clean(getattr(own.layout, name)) for name in ("dtype", "device", "strides")}
-                assert record.summary.layout == replace(own.layout, **texts)
-                assert record.summary.checksum == own.checksum
-                assert record.summary.text == clean(own.text)
-                assert {name: record.summary.stats[name] for name in own.stats} == own.stats
+                assert record.summary.status == summary.status
+                texts = {name: clean(getattr(summary.layout, name)) for name in ("dtype", "device", "strides")}
+                assert record.summary.layout == replace(summary.layout, **texts)
+                assert record.summary.checksum == summary.checksum
+                assert record.summary.text == clean(summary.text)
+                assert {name: record.summary.stats[name] for name in summary.stats} == summary.stats
         assert verify_run(path).sound
 
 
@@ -77,8 +77,8 @@ def test_arrow_libraries_read_the_streams(steps):
             table.validate(full=True)
             if name == "records":
                 assert table.num_rows == sum(map(len, steps))
-                own = [summary.checksum for step in steps for _, _, summary in step]
-                assert table["checksum"].to_pylist() == own
+                checksums = [summary.checksum for step in steps for _, _, summary in step]
+                assert table["checksum"].to_pylist() == checksums
             if name == "sites":
                 assert table["key"].to_pylist() == [
                     Site(Phase(r["phase"]), Kind(r["kind"]), r["fqn"], r["call"], r["path"]).key()

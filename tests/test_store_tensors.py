@@ -58,15 +58,15 @@ def test_every_element_type_comes_back_exactly(tmp_path, dtype):
 )
 def test_the_safetensors_library_reads_them(tmp_path, dtype):
     tensor = torch.randn(3, 5).to(dtype)
-    own = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
-    assert own.dtype == tensor.dtype
-    assert torch.equal(own.view(torch.uint8), tensor.view(torch.uint8))
+    loaded = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
+    assert loaded.dtype == tensor.dtype
+    assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_the_safetensors_library_reads_what_it_has_no_name_for(tmp_path):
     tensor = torch.randn(3, 5, dtype=torch.complex128)
-    own = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
-    assert own.numpy().tobytes() == tensor.numpy().tobytes()
+    loaded = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
+    assert loaded.numpy().tobytes() == tensor.numpy().tobytes()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1, 1)])

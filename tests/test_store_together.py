@@ -40,16 +40,16 @@ def put(kinds, *ranks, complete=False, folded=None):
     """What becomes of sites; each rank a list of (site, layout, checksum, status, text, mean) or of less."""
     readers, batches, numbers = [], [], []
     for rank, records in enumerate(ranks):
-        full = [(*own, *(None, 0, "", 1.0)[len(own) - 2 :]) for own in records]
+        full = [(*each, *(None, 0, "", 1.0)[len(each) - 2 :]) for each in records]
         layouts = list(dict.fromkeys(layout for _, layout, *_ in full))
-        sites, own, sums, statuses, texts, means = zip(*full, strict=True)
+        sites, parts, sums, statuses, texts, means = zip(*full, strict=True)
         readers.append(Rank(rank, layouts))
         numbers.append(np.arange(len(kinds)) if folded is None else np.array(folded))
         batches.append(
             StepBatch(
                 site=np.array(sites, np.uint32),
                 sequence=np.arange(len(full), dtype=np.uint32),
-                layout=np.array([layouts.index(layout) for layout in own], np.uint32),
+                layout=np.array([layouts.index(layout) for layout in parts], np.uint32),
                 status=np.array(statuses, np.uint8),
                 checksum=np.array(sums, np.uint64),
                 counts={"nans": np.zeros(len(full), np.int64), "zeros": np.arange(len(full))},
@@ -106,7 +106,7 @@ def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "told"),
+    ("ranks", "said"),
     [
         ([[(0, rows(0, 2), 1)], [(0, rows(2, 1), 2)]], "the parts of it on record cover 3/4 of it"),
         ([[(0, rows(0, 2), 1)], [(0, rows(1, 3), 2)]], "parts of it overlap: those of ranks 0, 1"),
@@ -117,21 +117,21 @@ def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy():
         ([[(0, owed("max"), 1)], [(0, owed("max"), 2)]], "a max over 2 ranks is still owed"),
     ],
 )
-def test_what_cannot_be_put_together_says_why_and_is_called_nothing(ranks, told):
+def test_what_cannot_be_put_together_says_why_and_is_called_nothing(ranks, said):
     found, _ = put([Kind.PARAM], *ranks)
-    assert (found.status[0], int(found.checksum[0]), found.text[0]) == (1, 0, told)
+    assert (found.status[0], int(found.checksum[0]), found.text[0]) == (1, 0, said)
     assert np.isnan(found.sketch[0]).all()
 
 
 @pytest.mark.parametrize("kind", [Kind.PARAM, Kind.OUTPUT])
 def test_of_a_run_with_all_its_ranks_what_is_missing_of_the_model_is_missing(kind):
     found, _ = put([kind], [(0, rows(0, 2), 1)], [(0, rows(2, 1), 2)], complete=True)
-    told = "the parts of it on record cover 3/4 of it"
+    said = "the parts of it on record cover 3/4 of it"
     if kind is Kind.PARAM:
-        assert (found.status[0], found.text[0]) == (0, f"parts are not the whole: {told}")
+        assert (found.status[0], found.text[0]) == (0, f"parts are not the whole: {said}")
         assert found.checksum[0] != 0
     else:
-        assert (found.status[0], found.text[0]) == (1, told)
+        assert (found.status[0], found.text[0]) == (1, said)
 
 
 def test_ranks_are_counted_and_not_their_records():
@@ -148,7 +148,7 @@ def test_a_rank_that_holds_nothing_of_it_changes_nothing():
     assert (found.how[0], found.checksum[0]) == (Joined.AS_RECORDED, 7)
 
 
-def test_copies_that_differ_by_rounding_are_one_and_others_are_told():
+def test_copies_that_differ_by_rounding_are_one_and_others_are_reported():
     found, _ = put([Kind.PARAM], [(0, WHOLE, 1, 0, "", 1.0)], [(0, WHOLE, 2, 0, "", 1.0 + 1e-6)])
     assert (found.how[0], found.checksum[0]) == (Joined.AS_RECORDED, 1)
     found, _ = put([Kind.PARAM], [(0, WHOLE, 1)], [(0, WHOLE, 2, 0, "", 1.1)], [(0, WHOLE, 1)])
@@ -188,13 +188,13 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys():
     ("starts", "covered", "doubled"),
     [([0, 2], 12, 0), ([0, 1], 9, 3), ([0], 6, 0), ([2, 2], 6, 6)],
 )
-def test_what_parts_cover_is_told_from_what_several_have(starts, covered, doubled):
+def test_what_parts_cover_is_reported_from_what_several_have(starts, covered, doubled):
     found = covering([rows(start, 2).part for start in starts])
     assert (found.covered, found.doubled) == (covered, doubled)
     assert (found.first is None) == (doubled == 0)
 
 
-def test_a_share_is_told_as_people_say_it():
+def test_a_share_is_reported_as_people_say_it():
     assert share(9, 12) == "3/4 of it"
     assert share(1234, 5678) == "1,234 of its 5,678 elements"
 
@@ -230,7 +230,7 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
         whole = WholeReader("run", [run.rank(0), run.rank(1)], complete=True)
         first = whole.read(0)
         before = [
-            np.array(own) for own in (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())
+            np.array(each) for each in (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())
         ]
         texts = list(first.text)
         whole.read(1)

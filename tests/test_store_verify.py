@@ -116,7 +116,9 @@ def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):
     files = build(tmp_path / "run")
     sound = introspect("verify", "run")
     assert (sound.returncode, sound.stderr) == (0, "")
-    assert sound.stdout == "sound: 8 steps with 40 records, 3 documents, 1 tensor; closed properly, last whole step 3\n"
+    assert (
+        sound.stdout == "sound: 8 steps with 40 records, 3 documents, 1 tensor; closed properly, last complete step 3\n"
+    )
     data = files["rank0/records.arrow"]
     (tmp_path / "run" / "rank0" / "records.arrow").write_bytes(data[:2000] + b"!" + data[2001:])
     damaged = introspect("verify", "run")

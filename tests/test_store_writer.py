@@ -134,15 +134,15 @@ def test_names_of_settings_stay_inside(tmp_path, name):
 def test_steps_rise_and_numbers_are_ones_given_out(tmp_path):
     with StoreWriter.create(tmp_path / "run") as store:
         writer = store.rank(0)
-        own = batch(writer, STEP)
-        writer.append(3, own)
+        appended = batch(writer, STEP)
+        writer.append(3, appended)
         with pytest.raises(ValueError, match="after step 3"):
-            writer.append(3, own)
+            writer.append(3, appended)
         other = batch(writer, STEP)
         other.site[0] = 1000
         with pytest.raises(ValueError, match="never given a number"):
             writer.append(4, other)
-        writer.append(5, own)
+        writer.append(5, appended)
         store.write_manifest({"status": "complete"})
     assert verify_run(tmp_path / "run").sound
     with open_run(tmp_path / "run") as run:

@@ -248,7 +248,7 @@ def test_fixtures_agree_at_every_operator_that_is_seen(tmp_path, monkeypatch, na
 
 
 @pytest.mark.sweep
-def test_rounding_of_a_real_compiler_is_told_at_the_operator(tmp_path):
+def test_rounding_of_a_real_compiler_is_reported_at_the_operator(tmp_path):
     eager, inductor = run(tmp_path / "eager", ThreeAxes), run(tmp_path / "inductor", ThreeAxes, backend="inductor")
     near = compared(eager, inductor, rtol=1e-3, atol=1e-5)
     assert near.verdict is Verdict.UNDECIDED

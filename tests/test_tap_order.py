@@ -147,6 +147,6 @@ def test_a_look_says_its_call_and_its_place():
     graph.output(x)
     module = torch.fx.GraphModule(nn.Module(), graph)
     assert number_calls(module)
-    told = [parsed(node.args[-1]) for node in graph.nodes if node.op == "call_function"]
-    assert [(tapped.kind, tapped.call) for tapped in told] == [("input", 0), ("output", 0), ("input", 1), ("output", 1)]
-    assert [tapped.place for tapped in told] == sorted({tapped.place for tapped in told})
+    said = [parsed(node.args[-1]) for node in graph.nodes if node.op == "call_function"]
+    assert [(tapped.kind, tapped.call) for tapped in said] == [("input", 0), ("output", 0), ("input", 1), ("output", 1)]
+    assert [tapped.place for tapped in said] == sorted({tapped.place for tapped in said})

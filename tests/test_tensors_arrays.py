@@ -55,14 +55,14 @@ def assert_kept(kept, name, tensor):
         bits = flat.view(torch.int16).numpy().view(np.uint16) if name == "bfloat16" else flat.numpy()
     pieces = arrays.Pieces(name, tuple(tensor.shape), lambda: arrays.cut(bits))
     with mock.patch.object(arrays.k, "KERNELS", None):
-        own = arrays.summary_of(pieces, widened)
+        summary = arrays.summary_of(pieces, widened)
     theirs = kept(tensor)
-    assert own.checksum == int(theirs.checksum[0])
+    assert summary.checksum == int(theirs.checksum[0])
     for statistic, column in {**theirs.counts, **theirs.floats}.items():
         known = column[0]
-        if statistic in own.stats:
-            assert own.stats[statistic] == pytest.approx(float(known), rel=1e-5, abs=1e-6), statistic
+        if statistic in summary.stats:
+            assert summary.stats[statistic] == pytest.approx(float(known), rel=1e-5, abs=1e-6), statistic
         else:
             assert np.isnan(known), statistic
     size = np.linalg.norm(theirs.sketch[0]) or 1.0
-    assert np.linalg.norm(np.array(own.sketch) - theirs.sketch[0]) <= 1e-5 * size
+    assert np.linalg.norm(np.array(summary.sketch) - theirs.sketch[0]) <= 1e-5 * size

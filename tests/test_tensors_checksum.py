@@ -171,8 +171,8 @@ def test_two_flipped_bits_never_cancel_nor_look_like_two_others(base, places):
     }[base]
     change, place = differences(words, PLACES[places])
     first, second = np.triu_indices(len(change), 1)
-    apart = place[first] != place[second]
-    sums = change[first[apart]] + change[second[apart]]
+    unequal = place[first] != place[second]
+    sums = change[first[unequal]] + change[second[unequal]]
     assert len(sums) > 2_000_000
     sums.sort()
     assert (np.diff(sums) != 0).all()
@@ -181,7 +181,7 @@ def test_two_flipped_bits_never_cancel_nor_look_like_two_others(base, places):
 
 @pytest.mark.parametrize("bit", [0, 22, 23, 29, 31])
 @pytest.mark.parametrize("spread", [1, 512, 1024 + 3])
-def test_the_same_change_at_two_places_is_told_from_two_other_places(bit, spread):
+def test_the_same_change_at_two_places_is_reported_from_two_other_places(bit, spread):
     # such as one-hot rows and masks, which differ in nothing but where
     places = np.arange(2048, dtype=U) * U(spread)
     for base in (0, 0x3F800000):

@@ -18,7 +18,7 @@ from introspect_cli.tensors.rows import ROWS, Arena
 
 pytestmark = pytest.mark.skipif(kernels.KERNELS is None, reason="no compiled kernels")
 
-NAMES = [name for name, own in STATISTICS.items() if not own.on_request]
+NAMES = [name for name, each in STATISTICS.items() if not each.on_request]
 
 
 def blocks_of_anything(sizes):
@@ -174,7 +174,7 @@ def test_facts_are_the_same_object_until_they_change():
         lambda: notes.unmeasured.append(0),
     ]
     found = [of([0, 1], change) for change in changes]
-    assert len({id(own) for own in (first, *found)}) == 5
+    assert len({id(each) for each in (first, *found)}) == 5
     assert found[0].status.tolist() == [0, Status.VALUE]
     assert found[2].headers.tolist()[0] == 6
     assert found[3].seen.tolist() == [BITS_ALONE] * 2
@@ -202,7 +202,7 @@ def test_rows_used_in_a_step_are_kept_for_the_next():
     assert [memory.find(1000, kernels.F32, 10), memory.find(2000, kernels.F64, 20)] == [0, 0]
 
 
-def test_a_thousand_addresses_are_told_apart():
+def test_a_thousand_addresses_are_distinguished():
     memory, rows = kernels.KERNELS.memory(5000), np.zeros((1000, r.WORDS), np.uint64)
     rows[:, 0] = np.arange(1000)
     where = range(1 << 20, (1 << 20) + 64 * 1000, 64)

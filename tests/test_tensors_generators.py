@@ -51,15 +51,15 @@ def test_what_draws_nothing_or_puts_the_state_back_is_not_noticed(watching):
     assert watching.take() == []
 
 
-def test_the_state_told_is_the_one_before_and_equal_states_are_told_equal(watching):
+def test_the_state_reported_is_the_one_before_and_equal_states_are_reported_equal(watching):
     def states():
         torch.manual_seed(7)
         watching.take()
-        told = []
+        said = []
         for count in (1, 700, 2):
             torch.rand(count)
-            told += [state for _, state in watching.take()]
-        return told
+            said += [state for _, state in watching.take()]
+        return said
 
     first = states()
     assert states() == first

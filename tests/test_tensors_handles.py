@@ -28,7 +28,10 @@ def of_every_sort():
     shrunk.untyped_storage().resize_(40)
     freed.untyped_storage().resize_(0)
     sort = [x, x.t(), x[1:], x[:, 1:], x.expand(3, 6, 5), torch.randn(()), torch.randn(0, 3), torch.nn.Parameter(x)]
-    sort += [x.to(own) for own in intake._TYPES if own is not None] + [x.to(torch.complex64), x.to(torch.float8_e5m2)]
+    sort += [x.to(each) for each in intake._TYPES if each is not None] + [
+        x.to(torch.complex64),
+        x.to(torch.float8_e5m2),
+    ]
     sort += [torch.complex(x, x).conj().imag, x._lazy_clone(), x.to_sparse(), x.to_mkldnn(), shrunk, freed]
     sort += [torch.empty(3, device="meta"), torch._to_functional_tensor(x), torch.randn(2, 1, 2, 1, 2, 1, 2)]
     return [*sort, torch._neg_view(x)]
@@ -37,8 +40,10 @@ def of_every_sort():
 def summaries(tensors):
     summarizer = Summarizer()
     for _ in range(3):  # a shape is learnt by the first of it
-        assert [summarizer.add(own) for own in tensors] == list(range(len(tensors)))
-        stands = summarizer.stands([own for own in tensors if own.layout is torch.strided and own.device.type == "cpu"])
+        assert [summarizer.add(each) for each in tensors] == list(range(len(tensors)))
+        stands = summarizer.stands(
+            [each for each in tensors if each.layout is torch.strided and each.device.type == "cpu"]
+        )
         table = taken(summarizer)
     summarizer.close()
     return table, stands
@@ -58,7 +63,7 @@ def test_what_is_recorded_is_the_same_with_and_without_them(monkeypatch):
         np.testing.assert_array_equal(getattr(with_them, name), getattr(without, name))
     for name in with_them.floats:
         np.testing.assert_array_equal(with_them.floats[name], without.floats[name])
-    assert [own is None for own in stands] == [own is None for own in stood]
+    assert [each is None for each in stands] == [each is None for each in stood]
 
 
 @pytest.mark.usefixtures("_asked_anew")
@@ -110,8 +115,8 @@ def test_a_lazy_negation_is_seen_in_the_tensor_itself():
     x = torch.arange(24.0).reshape(4, 6)
     lazy = torch._neg_view(x)
     summarizer = Summarizer()
-    for own in (x, lazy, -x, x, lazy, -x):  # a shape is learnt by the first of it
-        summarizer.add(own)
+    for tensor in (x, lazy, -x, x, lazy, -x):  # a shape is learnt by the first of it
+        summarizer.add(tensor)
     checksums = taken(summarizer).checksum.tolist()
     summarizer.close()
     assert checksums[1] == checksums[2] != checksums[0]

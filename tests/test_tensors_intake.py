@@ -25,9 +25,9 @@ class Into:
         self.summarizer.add(torch.ones(5))
         taken(self.summarizer)
 
-    def told(self, sums=None):
-        own = (self.rows, self.slots, self.times, self.lock)
-        self.summarizer.intake.into(*own, sums, self.summarizer.sample_headers)
+    def said(self, sums=None):
+        fields = (self.rows, self.slots, self.times, self.lock)
+        self.summarizer.intake.into(*fields, sums, self.summarizer.sample_headers)
         return self
 
     def record_all(self, sites, tensors):
@@ -59,7 +59,7 @@ def means(summarizer):
 
 
 def test_many_are_summarised_and_noted(into):
-    into.told()
+    into.said()
     assert into.record_all([7, 3], some(2)) is True
     assert into.record_all([9], some(1, 8.0)) is True
     assert into.noted == ([7, 3, 9], [0, 1, 2], {7: 1, 3: 1, 9: 1})
@@ -68,7 +68,7 @@ def test_many_are_summarised_and_noted(into):
 
 def test_more_than_are_done_without_a_pause(into):
     into.summarizer._arena.hold(3000)
-    assert into.told().record_all(list(range(3000)), some(3000)) is True
+    assert into.said().record_all(list(range(3000)), some(3000)) is True
     assert into.slots == list(range(3000))
     assert means(into.summarizer) == [float(number) for number in range(3000)]
 
@@ -76,7 +76,7 @@ def test_more_than_are_done_without_a_pause(into):
 @pytest.mark.parametrize("odd", [torch.ones(6), torch.ones(3, 4).t(), torch.ones(5, device="meta"), "text"], ids=str)
 def test_what_goes_the_long_way_is_left_to_it_and_nothing_is_noted(into, odd):
     tensors = [*some(2), odd, *some(1, 4.0)]
-    slots = into.told().record_all([1, 2, 3, 4], tensors)
+    slots = into.said().record_all([1, 2, 3, 4], tensors)
     assert slots == [0, 1, -1, 2]
     assert into.noted == ([], [], {})
     assert into.summarizer.add_all(tensors, slots) == [0, 1, 3, 2]
@@ -86,7 +86,7 @@ def test_what_goes_the_long_way_is_left_to_it_and_nothing_is_noted(into, odd):
 
 
 def test_a_site_that_comes_twice_is_left_to_others(into):
-    into.told().times.add(5, 1)
+    into.said().times.add(5, 1)
     assert into.record_all([1, 2, 1], some(3)) == [0, 1, 2]
     assert into.noted == ([], [], {5: 1})
 
@@ -94,7 +94,7 @@ def test_a_site_that_comes_twice_is_left_to_others(into):
 @pytest.mark.parametrize("why", ["recorded", "in a tuple", "too few sites", "no room", "samples", "nowhere", "locked"])
 def test_what_is_not_to_be_recorded_is_left_alone(into, why):
     if why != "nowhere":
-        into.told({} if why == "samples" else None)
+        into.said({} if why == "samples" else None)
     sites, tensors = [4, 5], some(2)
     if why == "recorded":
         into.times.add(5, 1)
@@ -128,7 +128,7 @@ def test_what_is_not_to_be_recorded_is_left_alone(into, why):
 
 
 def test_the_lock_is_free_afterwards(into):
-    assert into.told().record_all([1, {}], some(2)) is False
+    assert into.said().record_all([1, {}], some(2)) is False
     assert into.record_all([1, 2], ["text", None]) == [-1, -1]
     assert into.record_all([1, 2], some(2)) is True
     with pytest.raises(TypeError):
@@ -153,10 +153,10 @@ def test_large_ones_are_summarised_together_and_the_same(into):
     for tensor in tensors:
         into.summarizer.add(tensor)
     expected = taken(into.summarizer)
-    into.told()
+    into.said()
     for _ in range(2):
-        for own in (into.rows, into.slots, into.times):
-            own.clear()
+        for field in (into.rows, into.slots, into.times):
+            field.clear()
         assert into.record_all(list(range(6)), tensors) is True
         table = taken(into.summarizer)
         assert table.checksum.tolist() == expected.checksum.tolist()

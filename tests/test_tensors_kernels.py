@@ -334,7 +334,7 @@ def test_torchs_own_workers_take_part(two_threads):
     made.kernels = SimpleNamespace(**{**vars(kernels.KERNELS), "summarise": summarise})
     x = example(torch.float32, (1 << 20,))
     unasked = compiled(made, x)
-    assert threads == []  # the script has not called them yet; helpers of ours did it
+    assert threads == []  # the script has not called them yet; introspect's threads did it
     made._team[kernels.PACES :] = 0
     parallel.note_computation([x])
     alone = compiled(made, x)

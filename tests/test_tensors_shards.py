@@ -130,17 +130,17 @@ def test_parts_of_a_mesh_are_those_that_torch_cuts(shape):
         distributed.init_process_group("fake", rank=rank, world_size=4, store=store)
         try:
             mesh = torch.distributed.device_mesh.DeviceMesh("cpu", torch.arange(4).view(2, 2))
-            for own in placements(len(shape)):
-                wants = [None if place.is_partial() else place for place in own]
+            for placed in placements(len(shape)):
+                wants = [None if place.is_partial() else place for place in placed]
                 if None in wants:
-                    tensor = DTensor.from_local(whole, mesh, own, run_check=False)
+                    tensor = DTensor.from_local(whole, mesh, placed, run_check=False)
                     assert places.part_of(tensor).owed == "sum"
                     continue
-                tensor = distribute_tensor(whole, mesh, own, src_data_rank=None)
+                tensor = distribute_tensor(whole, mesh, placed, src_data_rank=None)
                 part, local = places.part_of(tensor), tensor._local_tensor
-                assert part.numel == local.numel(), (own, rank)
+                assert part.numel == local.numel(), (placed, rank)
                 for offset, flat in places.runs(local, shape, part):
-                    assert flat.tolist() == whole.flatten()[offset : offset + len(flat)].tolist(), (own, rank)
+                    assert flat.tolist() == whole.flatten()[offset : offset + len(flat)].tolist(), (placed, rank)
         finally:
             distributed.destroy_process_group()
             sys.excepthook = hook

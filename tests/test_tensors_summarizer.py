@@ -574,7 +574,7 @@ def test_threads_are_not_the_scripts_and_end():
     assert shown == before
     if known is not None:
         assert len(running - known) == 3
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while tasks() & (running - known):
             assert time.monotonic() < deadline
 
@@ -654,7 +654,7 @@ def test_plain_values_are_kept_as_text(summarizer):
     assert "0x" not in table.text[9].replace("0x...", "")
 
 
-def test_values_that_come_again_are_told_from_what_equals_them(summarizer):
+def test_values_that_come_again_are_reported_from_what_equals_them(summarizer):
     values = [0.0, -0.0, 0, False, 1, True, 1.0, np.float64(1), math.nan, -math.nan, 10**30, "1", "x" * 300]
     for _ in range(2):
         for value in values:

@@ -90,7 +90,7 @@ def changed_runs(tmp_path_factory):
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_answer_is_the_same_as_from_reading_every_step(changed_runs, blind, change):
     layouts = [("whole", "shared"), ("shared", "rows"), ("rows", "alone"), ("alone", "whole")]
-    pairs = [(f"{one} {own}", f"{two} {change}") for one, two in layouts for own in ("nothing", change)]
+    pairs = [(f"{one} {each}", f"{two} {change}") for one, two in layouts for each in ("nothing", change)]
     pairs += [(f"{one} copies", f"{one} {change}") for one in ("whole", "shared")]
     found = [opcapture.compared(changed_runs / one, changed_runs / two) for one, two in pairs]
     blind()

@@ -319,9 +319,9 @@ def test_what_needs_the_tool_fails_with_a_sentence_where_it_is_not_installed(tmp
         "    except Exception as error:\n"
         "        print(str(error).strip().splitlines()[0])\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "introspect::tap" in told
-    assert "No module named 'introspect_cli" in told
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "introspect::tap" in said
+    assert "No module named 'introspect_cli" in said
 
 
 # --- compare_transformed

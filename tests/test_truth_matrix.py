@@ -36,7 +36,7 @@ def captures(tmp_path_factory, forks):
 
 def judged(case, configuration, captures):
     cell = matrix.judge(CASES[case], CONFIGURATIONS[configuration], captures)
-    return [] if cell.outcome not in {"wrong", "cannot run"} else [*cell.told, cell.sentence]
+    return [] if cell.outcome not in {"wrong", "cannot run"} else [*cell.said, cell.sentence]
 
 
 @pytest.mark.parametrize("case", SLICE)
@@ -69,7 +69,7 @@ def test_what_the_matrix_once_found_false_is_true(case, configuration, captures)
 @pytest.mark.parametrize(("case", "configuration"), ALL, ids=[f"{case.name}-{one.name}" for case, one in ALL])
 def test_what_is_said_is_true_everywhere(case, configuration, captures):
     cell = matrix.judge(case, configuration, captures)
-    assert cell.outcome in {"right", "first seen", "silent", "cannot run"}, [*cell.told, cell.sentence]
+    assert cell.outcome in {"right", "first seen", "silent", "cannot run"}, [*cell.said, cell.sentence]
 
 
 def records(path):
@@ -99,11 +99,11 @@ def records(path):
     ],
     ids=["lean", "outputs", "checksums"],
 )
-def test_a_reduced_run_is_what_a_capture_so_told_leaves(reduction, captures, tmp_path):
+def test_a_reduced_run_is_what_a_capture_so_reported_leaves(reduction, captures, tmp_path):
     side = CASES["gpt-lr"].a
-    told = captures.path(cases.Side(side.script, side.args, options=reduction.options))
+    said = captures.path(cases.Side(side.script, side.args, options=reduction.options))
     reduced = configurations.reduce(captures.path(side), tmp_path / "run", reduction)
-    real, made = records(told), records(reduced)
+    real, made = records(said), records(reduced)
     assert repr(made[0]) == repr(real[0])  # NaN is not itself, and reads the same
     assert sorted(made[1]) == sorted(real[1])
     for asked, reduced_to in ((real[2], made[2]), (real[3], made[3])):
@@ -112,7 +112,7 @@ def test_a_reduced_run_is_what_a_capture_so_told_leaves(reduction, captures, tmp
 
 
 @pytest.fixture(scope="module")
-def told(captures):
+def said(captures):
     """Two lean runs that differ, and what is said of them."""
     case = CASES["gpt-layernorm-eps"]
     paths = [matrix.run_of(case, letter, CONFIGURATIONS["lean"], captures) for letter in "ab"]
@@ -132,8 +132,8 @@ def told(captures):
         "The loss was not recorded.",
     ],
 )
-def test_a_false_sentence_is_noticed(sentence, told):
-    answer, books = told
+def test_a_false_sentence_is_noticed(sentence, said):
+    answer, books = said
     assert claims.false_claims({**answer, "sentence": "", "evidence": [sentence]}, books) != []
 
 
@@ -145,13 +145,13 @@ def test_a_false_sentence_is_noticed(sentence, told):
         "Loss code.",
     ],
 )
-def test_a_true_sentence_passes_the_check_of_claims(sentence, told):
-    answer, books = told
+def test_a_true_sentence_passes_the_check_of_claims(sentence, said):
+    answer, books = said
     assert claims.false_claims({**answer, "sentence": "", "evidence": [sentence]}, books) == []
 
 
-def test_a_false_place_verdict_or_setting_is_noticed(told):
-    answer, books = told
+def test_a_false_place_verdict_or_setting_is_noticed(said):
+    answer, books = said
     answer = {**answer, "sentence": "", "evidence": []}
     assert claims.false_claims(answer, books) == []
     later = copy.deepcopy(answer)

@@ -57,8 +57,8 @@ def test_values_that_were_not_stored_are_a_sentence(introspect, runs):
     assert done.returncode == 2
     assert "holds no values of 0 at any step" in done.stderr
     assert "--save-tensors" in done.stderr
-    told = introspect("diff", runs / "bare", runs / "b", "--values").stdout
-    assert "run a has not stored these values whole" in told
+    said = introspect("diff", runs / "bare", runs / "b", "--values").stdout
+    assert "run a has not stored these values whole" in said
 
 
 def test_diff_values_shows_both_and_marks_what_differs(introspect, runs):

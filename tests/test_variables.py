@@ -75,13 +75,13 @@ def plain(tmp_path_factory):
 
 def test_a_model_is_recorded_with_the_variable_that_holds_it(plain):
     with open_run(plain) as run:
-        found = {own.fqn: own.variable for own in run.rank(0).modules}
+        found = {each.fqn: each.variable for each in run.rank(0).modules}
     assert (found["Net"], found["Net#2"]) == ("agent.network", "agent.target_network")
     assert found["Net.inner"] == ""
 
 
 @pytest.mark.parametrize("kinds", [None, ("param",), ("loss", "param", "grad"), ("output",)])
-def test_a_copy_called_first_is_told_from_its_original(plain, tmp_path, kinds):
+def test_a_copy_called_first_is_reported_from_its_original(plain, tmp_path, kinds):
     record = {} if kinds is None else {"record": frozenset(map(Kind, kinds))}
     a = captured(tmp_path / "a", learning(), **record) if kinds else plain
     b = captured(tmp_path / "b", learning(swapped=True), **record)
@@ -103,7 +103,7 @@ def test_where_no_value_tells_them_apart_the_variable_does(tmp_path):
 def test_a_divergence_in_one_of_several_models_says_which(plain, tmp_path):
     result = compared(plain, captured(tmp_path / "b", learning(rate=0.2)))
     assert result.first.site.fqn.startswith("Net.")
-    assert "Net is agent.network of the script." in result.notes
+    assert "Net is called agent.network in the script." in result.notes
 
 
 def test_one_model_alone_is_called_by_its_class(tmp_path):
@@ -115,7 +115,7 @@ def test_one_model_alone_is_called_by_its_class(tmp_path):
         optimizer.step()
 
     runs = [captured(tmp_path / name, lambda rate=rate: work(rate)) for name, rate in (("a", 0.1), ("b", 0.2))]
-    assert not [note for note in compared(*runs).notes if "of the script" in note]
+    assert not [note for note in compared(*runs).notes if "in the script" in note]
 
 
 def _asked(thing):

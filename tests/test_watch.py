@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ def test_nothing_is_called_healthy_before_there_is_a_step(tmp_path):
         with open_run(tmp_path / "run") as run:
             seen = look(run)
     assert watch_line(seen) == "running, no step yet"
-    assert watch_blocks(seen, 80)[-1].text == "check: no rule has what it looks at yet"
+    assert watch_blocks(seen, 80)[-1].text == "check: no rule has the data it needs yet"
 
 
 def test_runs_marks_those_that_go_on(tmp_path, introspect):
@@ -117,19 +118,20 @@ def test_a_screen_of_80_columns_is_enough(runs):
 
 
 TRAIN = """\
-import sys, time, torch
+import os, time, torch
 torch.manual_seed(0)
 net = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for step in range(12):
+    while step == 9 and not os.path.exists("shown"):
+        time.sleep(0.05)
     loss = net(torch.ones(8, 4)).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
-    time.sleep(0.2)
 """
 
 
-def on_a_terminal(*words, cwd, **variables):
-    """What a command draws on a terminal of 80 columns, and its exit status."""
+def on_a_terminal(*words, cwd, seen=None, **variables):
+    """What a command draws on a terminal of 80 columns, and its exit status; `seen` is called with it as it grows."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "introspect_cli", *words],
@@ -146,6 +148,8 @@ def on_a_terminal(*words, cwd, **variables):
         if not piece:
             break
         drawn += piece
+        if seen is not None:
+            seen(drawn)
     os.close(leader)
     return drawn.decode(), process.wait()
 
@@ -157,7 +161,14 @@ def test_the_screen_is_drawn_anew_and_the_command_ends_with_the_run(tmp_path, in
     training.start()
     while not (tmp_path / "run" / "rank0" / "index.bin").exists():
         assert training.is_alive()
-    drawn, code = on_a_terminal("watch", "run", cwd=tmp_path, NO_COLOR="1")
+        time.sleep(0.01)
+
+    def seen(drawn):
+        if b"running, " in drawn:  # training waits for that before its last steps
+            (tmp_path / "shown").touch()
+
+    drawn, code = on_a_terminal("watch", "run", cwd=tmp_path, seen=seen, NO_COLOR="1")
+    (tmp_path / "shown").touch()
     training.join()
     assert code == 0, drawn
     assert "running, " in drawn

@@ -68,7 +68,7 @@ class Net(torch.nn.Module):
 {fault}
         return self.b(hidden)
 """
-SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {own}") for own in ("1.0", "torch.arange(8).lt(6)"))
+SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {each}") for each in ("1.0", "torch.arange(8).lt(6)"))
 
 
 def git(repository: Path, *words: str) -> str:
@@ -127,26 +127,26 @@ def changed(run: Path, **change: object) -> None:
     """Write other values into what a run tells of its command."""
     file = run / "settings" / "command.yaml"
     found = yaml.safe_load(file.read_text())
-    own = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
+    kept = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
     run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
-    file.write_bytes(documents.dump({**own, **change}, "settings/command.yaml", run_id))
+    file.write_bytes(documents.dump({**kept, **change}, "settings/command.yaml", run_id))
 
 
 def test_each_run_is_repeated_from_its_own_commit(project):
     before = [
         git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])
     ]
-    told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
+    said = introspect(project, "zoom", "runs/a", "runs/b", code=1)
     commits = [git(project, "rev-parse", name)[:10] for name in ("HEAD~2", "HEAD~1")]
-    assert f"Run a was run again in a work tree of its commit {commits[0]}, and repeats what was recorded." in told
-    assert f"Run b was run again in a work tree of its commit {commits[1]}, and repeats what was recorded." in told
-    assert "aten.mul.Tensor of Net  4x8 float32" in told
-    assert "run by model.py:12 in a  hidden = hidden * 1.0" in told
-    assert "run by model.py:12 in b  hidden = hidden * torch.arange(8).lt(6)" in told
-    assert "which: the last 2 of 8 columns" in told
-    assert "how: b is 0 in all of them." in told
-    assert "ULPs of float32" in told
-    assert "····" in told
+    assert f"Run a was run again in a work tree of its commit {commits[0]}, and repeats what was recorded." in said
+    assert f"Run b was run again in a work tree of its commit {commits[1]}, and repeats what was recorded." in said
+    assert "aten.mul.Tensor of Net  4x8 float32" in said
+    assert "run by model.py:12 in a  hidden = hidden * 1.0" in said
+    assert "run by model.py:12 in b  hidden = hidden * torch.arange(8).lt(6)" in said
+    assert "which: the last 2 of 8 columns" in said
+    assert "how: b is 0 in all of them." in said
+    assert "ULPs of float32" in said
+    assert "····" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
     assert after == before
     new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.yaml").read_text())
@@ -163,8 +163,8 @@ def pair(forks, tmp_path):
         (tmp_path / "train.py").write_text(TRAIN)
         (tmp_path / "model.py").write_text(SOUND)
         (tmp_path / "count").write_text("1")
-        for name, own, variables in (("a", (), ()), ("b", more, env)):
-            done = forks("capture", "-q", *before, "-o", name, "train.py", *own, cwd=tmp_path, env=variables)
+        for name, arguments, variables in (("a", (), ()), ("b", more, env)):
+            done = forks("capture", "-q", *before, "-o", name, "train.py", *arguments, cwd=tmp_path, env=variables)
             assert done.returncode == 0, done.stderr
         return tmp_path
 
@@ -173,27 +173,27 @@ def pair(forks, tmp_path):
 
 def test_a_divergence_between_recorded_steps_is_found_where_it_began(pair):
     place = pair("--fault-at", "3", before=("--steps", "::5"))
-    told = introspect(place, "diff", "a", "b", "--zoom", code=1)
-    assert "First divergence at step 5" in told
-    assert "First divergence at step 3" in told
-    assert "which: row 2 alone (of 4), every element there." in told
-    assert "how: b is 2 times a." in told
-    assert "where it ran, its source files unchanged" in told
+    said = introspect(place, "diff", "a", "b", "--zoom", code=1)
+    assert "First divergence at step 5" in said
+    assert "First divergence at step 3" in said
+    assert "which: row 2 alone (of 4), every element there." in said
+    assert "how: b is 2 times a." in said
+    assert "where it ran, its source files unchanged" in said
 
 
 def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     place = pair("--count", "count")
     # What b counts from is another number now: it cannot be what was recorded.
-    told = introspect(place, "zoom", "a", "b", code=1)
-    assert "Run a was run again where it ran, its source files unchanged, and repeats what was recorded." in told
-    assert "but does not repeat what was recorded. First divergence at step 0" in told
-    assert "What follows is what the stores hold." in told
-    assert "No elements to show: neither run stored it whole." in told
-    assert "What its records tell: mean" in told
+    said = introspect(place, "zoom", "a", "b", code=1)
+    assert "Run a was run again where it ran, its source files unchanged, and repeats what was recorded." in said
+    assert "but does not repeat what was recorded. First divergence at step 0" in said
+    assert "What follows is from the runs as they were recorded." in said
+    assert "No elements to show: neither run stored it whole." in said
+    assert "Its recorded statistics: mean" in said
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
-    told = introspect(place, "zoom", "a", "b", code=1)
-    assert "although model.py has changed since and it ran outside of git" in told
-    assert "but it ended with exit code 1 and recorded no step: no model any more" in told
+    said = introspect(place, "zoom", "a", "b", code=1)
+    assert "although model.py has changed since and it ran outside of git" in said
+    assert "but it ended with exit code 1 and recorded no step: no model any more" in said
 
 
 def test_variables_are_to_be_as_they_were(pair, monkeypatch):
@@ -204,7 +204,7 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     for name in "ab":
         with open_run(place / name) as run:
             found.append(recipe_of(run))
-    assert [own.environment["NET_SCALE"] for own in found] == [None, "3"]
+    assert [each.environment["NET_SCALE"] for each in found] == [None, "3"]
     assert found[1].environment["SOME_SWITCH"] is None
     assert found[1].words == ("train.py",)
     with placed(found[1], place / "tree") as here:
@@ -219,19 +219,19 @@ def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     [
         ({"arguments": ["--api-key", "<redacted>"]}, "its command line holds values that were redacted"),
         ({"script": None}, "no command line was recorded that could be run again"),
-        ({"directory": "/no/such/place"}, "its directory /no/such/place is not there"),
+        ({"directory": "/no/such/place"}, "its directory /no/such/place does not exist"),
     ],
 )
 def test_what_cannot_be_run_again_is_said(project, change, sentence):
     changed(project / "runs/b", **change)
-    told = introspect(project, "zoom", "runs/a", "runs/b", code=1)
-    assert f"Run b cannot be run again: {sentence}." in told
-    assert "What follows is what the stores hold." in told
+    said = introspect(project, "zoom", "runs/a", "runs/b", code=1)
+    assert f"Run b cannot be run again: {sentence}." in said
+    assert "What follows is from the runs as they were recorded." in said
 
 
 def test_runs_that_agree_are_not_run_again(project):
-    told = introspect(project, "zoom", "runs/a", "runs/a", code=0)
-    assert "The runs are the same" in told
+    said = introspect(project, "zoom", "runs/a", "runs/a", code=0)
+    assert "The runs are the same" in said
     assert not (project / "introspect-runs").exists()
 
 
@@ -268,7 +268,9 @@ def test_an_interpreter_that_is_gone_is_said_to_be(project):
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
     assert recipe.python == ""
-    assert recipe.notes == ("its interpreter /no/such/python is not there or has no introspect-cli: this one is used",)
+    assert recipe.notes == (
+        "its interpreter /no/such/python does not exist or has no introspect-cli: this one is used",
+    )
 
 
 def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):
@@ -282,8 +284,8 @@ def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):
     )
     with open_run(path) as run, pytest.raises(UnrepeatableError) as error:
         recipe_of(run)
-    told = "its 2 processes were started by a launcher, whose command line was not recorded"
-    assert str(error.value).startswith(told)
+    said = "its 2 processes were started by a launcher, whose command line was not recorded"
+    assert str(error.value).startswith(said)
 
 
 def test_ranks_are_repeated_by_the_launcher_that_was_captured(tmp_path):
@@ -297,13 +299,13 @@ def test_ranks_are_repeated_by_the_launcher_that_was_captured(tmp_path):
         "launcher": {"arguments": words, "directory": str(tmp_path)},
     }
     rows = [[row("loss", "loss", "loss", 1.0)]]
-    told = {"manifest": {"world_size": 2}, "settings": {"command": command}}
-    with open_run(write_run(tmp_path / "run", rows, ranks=2, **told)) as run:
+    said = {"manifest": {"world_size": 2}, "settings": {"command": command}}
+    with open_run(write_run(tmp_path / "run", rows, ranks=2, **said)) as run:
         recipe = recipe_of(run)
     assert (recipe.words, recipe.directory) == (tuple(words), tmp_path)
     command["launcher"]["arguments"] = [*words, "--token", "<redacted>"]
     with (
-        open_run(write_run(tmp_path / "secret", rows, ranks=2, **told)) as run,
+        open_run(write_run(tmp_path / "secret", rows, ranks=2, **said)) as run,
         pytest.raises(UnrepeatableError, match="redacted"),
     ):
         recipe_of(run)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture.background import PATIENCE, BackgroundProcess
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.store.files.folders import DIVERGENCE, GOLDEN_RUN
@@ -101,16 +101,16 @@ class Against(BackgroundProcess):
         steps = count(self._ended - self.agreed, "step")
         return [f"the comparison with {self.reference} is {steps} ({behind:.0f} seconds) behind; training goes on"]
 
-    def finish(self, patience: float = PATIENCE) -> list[str]:
+    def finish(self) -> list[str]:
         """Wait for the verdict, for a while; what is to be said of it."""
-        data, ended = self.rest(patience)
+        data, ended = self.rest(self.patience)
         said = self._take(data)
         if self.code is None:
-            why = "what compares has ended early" if ended else f"that takes more than {patience:.0f} seconds"
+            why = "what compares has ended early" if ended else f"it took more than {self.patience:.0f} seconds"
             until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
             said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
         elif self._command and not ended:
-            said.append(f"the command of --on-divergence takes more than {patience:.0f} seconds and is ended")
+            said.append(f"the command of --on-divergence took more than {self.patience:.0f} seconds and was ended")
         return said
 
     def _take(self, data: bytes) -> list[str]:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
 
 
-PATIENCE = 30.0
-"""Seconds to wait at the end of a script for what is not done yet."""
-
 _MOST = 1 << 16
 _SHELL = "/bin/sh"
 _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {} import main; main()"
@@ -40,7 +37,13 @@ _BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from {}
 
 
 class BackgroundProcess:
-    """A process that looks at a run."""
+    """A process that looks at a run.
+
+    Attributes:
+        patience: seconds to wait for it at the end of a script.
+    """
+
+    patience = 30.0
 
     def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
         """Start it.
@@ -137,12 +140,12 @@ class Publishers:
             if not places:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
-    def finish(self, patience: float = PATIENCE) -> list[str]:
+    def finish(self) -> list[str]:
         """Wait for their end, for a while; what came of it, in sentences."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
             for places, process in self._running:
-                said += _outcome(places, *process.rest(patience))
+                said += _outcome(places, *process.rest(process.patience))
         return said
 
     def abandon(self) -> None:

@@ -115,7 +115,8 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     sentences = []
     if probes.context.clock.left_out:
         sentences.append(
-            "what ran before training began, without gradients or for nothing, was an evaluation and is not recorded"
+            "what ran before training began and led to no optimizer step was taken for an evaluation and is not "
+            "recorded"
         )
     if probes.context.clock.passed_over:
         sentences.append("evaluation ran and is not recorded (--eval records it)")
@@ -148,11 +149,11 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
     if place is None:
         return {}
     guard.note(
-        f"this process is rank {place[0]} of {place[1]}, and the others are not in this run: no launcher said so at "
-        f"its start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
+        f"this process is rank {place[0]} of {place[1]}, and the other ranks are not in this run: no launcher "
+        f"announced them at the start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
     )
     if Kind.COLLECTIVE in options.record:
-        guard.note("collectives are not recorded: this was no process of several when the capture began")
+        guard.note("collectives are not recorded: the script made this process a rank only after the capture began")
     return {"alone": {"rank": place[0], "world_size": place[1]}}
 
 

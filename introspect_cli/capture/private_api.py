@@ -165,8 +165,8 @@ def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
 _frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
 
 set_compiler_callback: Any = getattr(_frames, "set_eval_frame", None)
-"""Exchange what Dynamo has called for each frame of this thread. Without it, it compiles frames of ours after a graph
-break."""
+"""Exchange what Dynamo has called for each frame of this thread. Without it, it compiles introspect's frames after a
+graph break."""
 
 
 def _by_exchange() -> Any:
@@ -182,7 +182,7 @@ compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchang
 
 
 def pass_by(code: CodeType) -> None:
-    """Have Dynamo leave frames of a code object alone. Without it, it compiles frames of ours after a graph break."""
+    """Have Dynamo leave frames of a code object alone. Without it, introspect's are compiled after a graph break."""
     skip = getattr(_frames, "skip_code", None)
     if skip is not None:
         skip(code)

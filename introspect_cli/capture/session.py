@@ -305,7 +305,7 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, guarded: Guarded) -> Iterator[None]:
-        """Go on without a store that can no longer be written; anything else is a failure of ours."""
+        """Go on without a store that can no longer be written; anything else is a bug in introspect."""
         with guarded:
             try:
                 yield

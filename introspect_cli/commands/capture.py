@@ -180,8 +180,8 @@ def read_config(file: Path, *, names: Collection[str], lists: Collection[str]) -
         name = str(written).replace("-", "_")
         if name not in names:
             written_as = [option.replace("_", "-") for option in names]
-            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ":"
-            raise UsageError(f"{file} has an unknown option {written!r}{hint} known are {', '.join(written_as)}")
+            hint = did_you_mean(str(written).replace("_", "-"), written_as) or ";"
+            raise UsageError(f"{file} has an unknown option {written!r}{hint} choose from {', '.join(written_as)}")
         values: list[Any] = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str) for item in values):
             raise UsageError(f"{file}: {written!r} takes a value or a list of values, not a mapping")
@@ -269,9 +269,9 @@ def capture(
     if verify_neutral and command is not None:
         raise UsageError("--verify-neutral compares one process with itself: give it the script, not a launcher")
     if verify_neutral and repeat > 1:
-        raise UsageError("--verify-neutral and --repeat are two questions: ask one at a time")
+        raise UsageError("--verify-neutral and --repeat cannot be combined: give one of them")
     if verify_neutral and options.perturb is not None:
-        raise UsageError("--perturb changes what is trained, so --verify-neutral says nothing of it: leave one out")
+        raise UsageError("--perturb changes training, so --verify-neutral cannot check it: leave one out")
     if verify_neutral or repeat > 1:
         from introspect_cli.commands import capture_again
 

@@ -27,7 +27,7 @@ def verify_neutral(target: Target, options: CaptureOptions, before_script: Seque
     finding = neutrality.verify_neutral(before_script, words, output)
     say(f"introspect: {finding.sentence}", err=True)
     if output.exists():
-        say(f"introspect: the watched run is in {output}", err=True)
+        say(f"introspect: the captured run is in {output}", err=True)
     return finding.exit_code
 
 
@@ -46,7 +46,9 @@ def repeat(
         outcome = run_child(before_script, words, output=output, show=number == 0)
         codes.append(outcome.aspects["exit code"])
         if not (output / "manifest.yaml").exists():
-            raise StoreError(f"run {number + 1} of {times} left nothing at {output}; it ended with code {codes[-1]}")
+            raise StoreError(
+                f"run {number + 1} of {times} recorded nothing in {output}; it ended with code {codes[-1]}"
+            )
     code, sentence = _compared(outputs)
     if code == SAME and len(set(codes)) > 1:
         code, sentence = DIVERGED, f"not deterministic: the exit codes are {', '.join(map(str, codes))}"

@@ -12,7 +12,7 @@ _WIDEST = 80  # of the list of rules, which is read as help is
 
 @click.command(
     epilog="""\b
-Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had its data.
+Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.
 
 \b
 Examples:
@@ -36,7 +36,7 @@ Examples:
 @click.option(
     "--copies",
     is_flag=True,
-    help="Only compare the copies that ranks hold, without reading records: find the odd rank.",
+    help="Only compare the copies that ranks hold, without reading records, to find the rank that differs.",
 )
 @engine_option
 @click.option("--list", "listed", is_flag=True, help="List the rules: when each finds something.")
@@ -75,7 +75,7 @@ def check(
         )
         return SAME
     if copies and (rules or ignore):
-        raise UsageError("--copies puts no rules: leave out --rule and --ignore.")
+        raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
     with open_any(run or last_runs(1)[0]) as opened, engine_of(engine) as at_work:
         result = minority_ranks(opened, at_work.total) if copies else check_run(opened, chosen, at_work.elsewhere)
     answer(format_, lambda: check_document(result), lambda _: check_blocks(result))

@@ -84,8 +84,8 @@ Exit status: 0 the same, 1 diverged, 2 could not tell (with --bisect: 125).""",
 @click.option("-v", "--verbose", is_flag=True, help="Show what differs in each listed divergence.")
 @click.option("--values", is_flag=True, help="Show the stored values of the first divergence, a beside b.")
 @click.option("--zoom", is_flag=True, help="Run both again and show which elements first differ (`introspect zoom`).")
-@click.option("--repeat", is_flag=True, help="Of revisions: first run A twice, and say whether it repeats itself.")
-@click.option("--fresh", is_flag=True, help="Of revisions: capture again what was captured before.")
+@click.option("--repeat", is_flag=True, help="With revisions: first run A twice, and say whether both runs agree.")
+@click.option("--fresh", is_flag=True, help="With revisions: capture again even what was captured before.")
 @link_option
 @engine_option
 @click.option("--bisect", is_flag=True, help="Exit with 0, 1 or 125, as `git bisect run` expects it.")
@@ -126,9 +126,9 @@ def diff(
     if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
         a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and any(again.values()):
-        raise UsageError("--repeat, --fresh and --link are of revisions: name what to run after `--`.")
+        raise UsageError("--repeat, --fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and (zoom or more):
-        raise UsageError("two revisions are compared at a time, and not zoomed into: leave the rest out.")
+        raise UsageError("give two revisions, without --zoom: leave the rest out.")
     try:
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))

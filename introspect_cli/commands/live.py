@@ -103,7 +103,7 @@ def question(
     kept = Path(reference)
     if (kept / golden.ABOUT).is_file():
         if noise or replace(options, want_map=False) != DiffOptions():
-            raise UsageError(f"{reference} is a golden run, which is compared as it says itself: leave the options out")
+            raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
         about = golden.read(kept)
         return lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compared(kept, about, run)
     return lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise)

@@ -42,7 +42,7 @@ Exit status: 0, or 2 where something could not be published.""",
 )
 @click.option("--sources/--no-sources", default=False, help="Also the text of source files [default: no].")
 @click.option(
-    "--rank", type=click.IntRange(min=0), metavar="N", help="Send this rank alone, as processes of a launch do."
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Send only this rank, as each process of a launch does."
 )
 @click.option("--wait/--no-wait", default=True, help="Go on until the run is over [default: yes].")
 def publish(
@@ -132,7 +132,7 @@ class _Places:
                 where = place.close()
                 say(f"published {counted(count, 'step')} of {name} to {text} ({where})")
         for text, why in self._failed.items():
-            say(f"introspect: {name} was not published to {text} as a whole: {why}", err=True)
+            say(f"introspect: {name} was not published to {text} completely: {why}", err=True)
         return UNDECIDED if self._failed else SAME
 
 

@@ -45,8 +45,8 @@ def report(
     """Make a page about RUN, or about RUN and RUN_B; without them, about the last run below introspect-runs/.
 
     The page is one file that needs no network: the answer of `diff`, the losses, every module's distance over the
-    steps, the divergence map, histories, scales along the depth, and the findings of `check`. What is selected narrows
-    the comparison; the curves stay.
+    steps, the divergence map, histories, scales along the depth, and the findings of `check`. A selection narrows
+    the comparison, not the curves.
     """
     from contextlib import ExitStack
 
@@ -70,7 +70,7 @@ def report(
         opened = [stack.enter_context(open_any(path)) for path in named]
         if run_b is None and is_checkpoint(opened[0]):
             held = f"`introspect show {named[0]} --step 0` lists what is in it"
-            raise UsageError(f"{named[0]} is a checkpoint, which has no course to draw: {held}; or name two")
+            raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
         others = [stack.enter_context(open_any(path)) for path in noise]
         text = page_of(opened, others, DiffOptions(**vars(selection), want_map=True, limit=200, rtol=rtol))
     if output is None:

@@ -52,7 +52,7 @@ Exit status: 1 when the culprit is found, 2 when it cannot be told.""",
 @_two_runs("--settings", "Bisect over the settings that differ between two runs.")
 @_two_runs(
     "--changes",
-    "Prove which changed statements, files and settings make two runs diverge; the script is that of the runs.",
+    "Prove which changed statements, files and settings make two runs diverge, by running their script again.",
 )
 @click.option(
     "--max-runs",
@@ -82,8 +82,8 @@ def bisect(
 ) -> int:
     """Find the first commit whose run diverges from a good one's, or what makes two runs diverge.
 
-    Revisions are tried in a work tree of their own: your checkout, index and stash stay as they are. Options that are
-    not listed here are handed to `introspect capture`.
+    Revisions are tried in a separate work tree: your checkout, index and stash stay as they are. Options that are
+    not listed here go to `introspect capture`.
     """
     from introspect_cli.commands.capture import capture, split_words
     from introspect_cli.errors import UsageError
@@ -179,7 +179,7 @@ def save(
 @golden.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="GOLDEN")
 @click.option(
-    "--noise", is_flag=True, help="Run the script twice, and let four times the difference of these runs pass."
+    "--noise", is_flag=True, help="Run the script twice, and accept four times the difference between these runs."
 )
 @click.option(
     "--keep", "keep_run", type=click.Path(path_type=Path), metavar="RUN", help="Keep the new run in this directory."
@@ -225,7 +225,7 @@ def zoom(
 
     The recorded command lines are executed: zoom only into runs that you trust. Each runs where it ran if its files are
     unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
-    divergence. zoom warns when a run does not reproduce its numbers, and then shows what the stores hold.
+    divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
     from introspect_cli.compare.options import DiffOptions
 

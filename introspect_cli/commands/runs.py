@@ -80,7 +80,7 @@ def label(run: str, text: str) -> int:
 def prune(directories: tuple[Path, ...], keep: int, older_than: str | None, *, dry_run: bool) -> int:
     """Remove old runs.
 
-    Runs go that are not among the --keep latest and are --older-than an age; give at least one of the two.
+    Removes runs that are not among the --keep latest and started longer ago than --older-than; give at least one.
     """
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable

@@ -82,8 +82,8 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
 
 
 _TOLERATED: dict[str, Any] = {"type": click.FloatRange(min=0), "default": 0.0, "metavar": "X"}
-rtol_option = click.option("--rtol", **_TOLERATED, help="Let relative RMS differences up to X pass.")
-atol_option = click.option("--atol", **_TOLERATED, help="Let absolute RMS differences up to X pass.")
+rtol_option = click.option("--rtol", **_TOLERATED, help="Accept relative RMS differences up to X.")
+atol_option = click.option("--atol", **_TOLERATED, help="Accept absolute RMS differences up to X.")
 
 
 _COMPARED = (
@@ -94,7 +94,7 @@ _COMPARED = (
         multiple=True,
         type=RunType(),
         metavar="RUN",
-        help="A repeated run of A: differences as small as between these two pass.",
+        help="A repeat of A: differences no larger than between these two are accepted.",
     ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename FQNs of A by a regular expression."),
     click.option(

@@ -38,7 +38,7 @@ Examples:
 @click.option("-o", "--output", type=click.Path(), help="With --graph: draw into this file, .svg or .html.")
 @click.option("--step", metavar="STEP", help="Records of one step (3, or epoch=1,batch=12); with --values, where.")
 @click.option(
-    "--history", metavar="FQN", help="One site over all steps, of two runs side by side; a glob takes several."
+    "--history", metavar="FQN", help="One site over all steps, of two runs side by side; a glob selects several."
 )
 @click.option("--values", metavar="FQN", help="The stored values of a site (capture --save-tensors).")
 @click.option("--stat", metavar="NAME", default="mean", show_default=True, help="With --history: which statistic.")

@@ -96,7 +96,7 @@ def import_(
         raise UsageError(f"{source} is a run already: `introspect diff` takes it as it is")
     files = arrays.find(source)
     if not source.is_dir() and not files:
-        raise UsageError(f"{source} is no directory, and no .npy, .npz or .safetensors file: name one of these")
+        raise UsageError(f"{source} is neither a directory nor a .npy, .npz or .safetensors file: name one of these")
     reports, debug_trees = yaml_reports.find_reports(source), trees.find_trees(source)
     readable = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
     there = [name for name, paths in readable.items() if paths]
@@ -116,7 +116,7 @@ def import_(
     else:
         rows = list(yaml_reports.read_reports(source, root or "Model") if reports else trees.read_trees(source))
         about = {
-            "not_observed": ["sketches are not observed: the files had statistics only, so distances cannot be told"]
+            "not_observed": ["there are no sketches: the files had statistics only, so distances cannot be estimated"]
         }
         settings = yaml_reports.read_settings(source) if reports else {}
         made = write_run(output, rows, source=str(source), settings=settings, about=about, force=force)
@@ -195,7 +195,7 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
     from introspect_cli.texts import count, human_size
 
     if not is_remote(run) and not Path(run).is_dir():
-        raise UsageError(f"{run} is no directory of a run: name one that `introspect capture -o` made.")
+        raise UsageError(f"{run} is not a directory of a run: name one that `introspect capture -o` made.")
     with open_run(run) as opened:
         if opened.state is RunState.RUNNING:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
@@ -225,7 +225,7 @@ Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
-    """Check that a run on disk is whole.
+    """Check that a run on disk is undamaged.
 
     Reads every byte of RUN, computes its digests and checksums again, and says what is damaged.
     """
@@ -250,7 +250,7 @@ def _lines(report: VerifyReport) -> list[str]:
     out = [f"damaged: {finding}" for finding in report.findings]
     if report.omitted:
         out.append(f"damaged: {count(report.omitted, 'more finding')} not listed")
-    end = f"last whole step {report.last_step}" if report.last_step is not None else "no whole step"
+    end = f"last complete step {report.last_step}" if report.last_step is not None else "no complete step"
     closed = {
         RunState.COMPLETE: "closed properly",
         RunState.RUNNING: "still being written",

@@ -182,7 +182,7 @@ def _place_and_why(scene: Scene, head: str = "First divergence at") -> tuple[str
         where += ", in evaluation"
     why = reason_named(scene.tells).sentence(scene) + copies_words(scene)
     if cause.grown and not reduced and cause.reason != Split.word:
-        why += f" It may also have grown from what tolerance let pass, from {scene.tolerated} on."
+        why += f" It may also have grown from differences within the tolerance, the first in {scene.tolerated}."
     why += unseeded_sentence(scene)
     settled = {"hyperparameter", "optimizers"} if cause.reason == "optimizer" else set()
     blamed = [
@@ -222,7 +222,7 @@ def _lines_of(scene: Scene) -> tuple[str, ...]:
     """What else the conclusion rests on, one sentence each: a reader can check it instead of believing it."""
     clauses = []
     if scene.tolerated:
-        clauses.append(f"The first difference that was let pass is {scene.tolerated}.")
+        clauses.append(f"The first difference within the tolerance is {scene.tolerated}.")
     clauses += lines(scene.cause.evidence)
     if scene.calls and scene.cause.reason != "structure":
         name, one, two = scene.calls

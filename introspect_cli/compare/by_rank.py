@@ -155,7 +155,7 @@ def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
         *(_copies_note(first, runs) if first is not None else ()),
         *wholes.notes,
         *outcome.notes,
-        *(["The noise runs are not used: they say nothing of what another layout changes."] if pair.noise else ()),
+        *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
     ]
     return Compared(*runs, options, [outcome], wholes.splits)
 
@@ -180,7 +180,7 @@ def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
         if run.world_size > 1 and other[0] == shape[0] * run.world_size:
             size = count(run.world_size, "rank")
-            return [f"In run {name} the {size} have one batch between them: each was given the same samples."]
+            return [f"In run {name} all {size} were given the same batch."]
     return []
 
 

@@ -180,7 +180,7 @@ def _at(tensors: Differences) -> str:
 def _also(differences: Differences) -> list[str]:
     clauses = [f"run {differences.run} has the same {some(differences.alike)}"] if differences.alike else []
     if differences.unrecorded:
-        clauses.append(f"not compared, for one side alone has it on record: {_names(differences.unrecorded)}")
+        clauses.append(f"not compared, because only one side recorded it: {_names(differences.unrecorded)}")
     return clauses
 
 
@@ -337,7 +337,7 @@ _LAST = [*sorted(Kind, key=lambda kind: kind is Kind.RNG)]
 
 def _alone(differences: Differences) -> list[str]:
     return [
-        f"{side} alone holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
+        f"only {side} holds {listed([kind.several for kind in sorted(kinds, key=_LAST.index)])}: not compared"
         for side, kinds in zip("ab", differences.kinds, strict=True)
         if kinds
     ]

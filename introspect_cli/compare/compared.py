@@ -223,7 +223,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
         seen = f"About {blind:,} of {count(compared.counts.records, 'record')} could not be observed"
-        notes.append(f"{seen}, so nothing is said of them.")
+        notes.append(f"{seen}, so they are not compared.")
     return notes
 
 
@@ -249,7 +249,7 @@ def _state_notes(compared: Compared) -> Iterator[str]:
             yield f"Run {name} was interrupted: it holds {until}."
         yield from (f"Run {name}: {sentence}." for sentence in run.endings)
         for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
-            yield f"Run {name} does not hold {text}: nothing is said of what was there."
+            yield f"Run {name} does not hold {text}: what was there is not compared."
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:

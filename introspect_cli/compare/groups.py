@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,18 +99,29 @@ def group_runs(
     named = tuple(tuple(str(run.path) for run in group) for group in groups)
     verdicts = {difference.verdict for difference in differences}
     worst = next((verdict for verdict in (Verdict.DIVERGED, Verdict.UNDECIDED) if verdict in verdicts), Verdict.SAME)
-    return Groups(worst, _sentence(named, differences), named, tuple(differences))
+    decided = all(result.verdict is not Verdict.UNDECIDED for result in results.values())
+    return Groups(worst, _sentence(named, differences, decided=decided), named, tuple(differences))
 
 
-def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference]) -> str:
+def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference], *, decided: bool) -> str:
+    """The answer; `decided` where each comparison of two groups told whether they agree."""
     total = sum(map(len, groups))
     if not differences:
         return f"All {total} runs have the same numbers."
     if len(groups) == 2 and len(groups[1]) == 1 and total > 2:
         odd, difference = groups[1][0], differences[0]
         if difference.verdict is Verdict.UNDECIDED:
-            return f"{total - 1} of {total} runs have the same numbers; of {odd} it could not be told."
+            return f"{total - 1} of {total} runs have the same numbers; whether {odd} has them could not be told."
         how = "differs" if difference.step is None else f"diverges at step {difference.step}"
         return f"{odd} is the odd one out: it {how}; the other {total - 1} runs agree."
-    sizes = [f"{len(group)} run{'s' * (len(group) > 1)}" for group in groups]
-    return f"{total} runs fall into {len(groups)} groups, of {', '.join(sizes[:-1])} and {sizes[-1]}."
+    singles = sum(len(group) == 1 for group in groups)
+    if decided and singles == total:
+        return f"All {total} runs differ from each other."
+    if decided and singles == len(groups) - 1:
+        return (
+            f"{total - singles} of {total} runs have the same numbers; the other {singles} differ from each other too."
+        )
+    if singles == total:
+        return f"None of the {total} runs is known to agree with another."
+    sizes = listed([count(len(group), "run") for group in groups])
+    return f"The {total} runs form {len(groups)} groups with the same numbers: {sizes}."

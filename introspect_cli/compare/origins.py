@@ -154,7 +154,7 @@ def with_head(answer: DiffResult, resumed: Resumption) -> str:
         return f"{answer.sentence} {head}"
     if answer.verdict is Verdict.SAME and not resumed.lost:
         right = f"run {resumed.run} restored all that is on record of step {resumed.at - 1} of {resumed.whole}"
-        head = f"Resumed right: {right}{_but(resumed)}{_unseen(resumed)}."
+        head = f"Resumed correctly: {right}{_but(resumed)}{_unseen(resumed)}."
     return f"{head} {answer.sentence}"
 
 
@@ -207,7 +207,9 @@ def _notes(resumed: Resumption) -> list[str]:
     if resumed.thrown_away:
         much = count(resumed.thrown_away, "batch", "batches")
         them = "it" if resumed.thrown_away == 1 else "them"
-        notes.append(f"Run {resumed.run} read {much} in its first step and threw {them} away, to get to its place.")
+        notes.append(
+            f"Run {resumed.run} read {much} in its first step and discarded {them}, to get to its place in the data."
+        )
     if resumed.in_time:
         s, differ, are = ("", "differs", "is") if len(resumed.in_time) == 1 else ("s", "differ", "are")
         names = f"The random state{s} of {listed(resumed.in_time)}"

@@ -188,14 +188,14 @@ def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, f
     """Sentences on runs whose initial parameters were moved; `foreign` where one among the noise is none of a."""
     seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
     notes = [
-        f"Run {name} is no ordinary training: its initial parameters were moved by one rounding (--perturb {seed})."
+        f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
         for name, seed in seeds
         if seed is not None
     ]
     if foreign:
         notes.append(
-            "A perturbed run given as --noise does not begin one rounding beside a: it counts as any other noise, and "
-            "tells nothing of what rounding alone does to a."
+            "A perturbed run given as --noise does not begin one rounding away from a: it counts as ordinary noise and "
+            "does not show what rounding alone does to a."
         )
     return notes
 

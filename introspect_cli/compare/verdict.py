@@ -85,6 +85,9 @@ def _too_little(compared: Compared) -> str:
     """Why there was too little to compare; "" where there was enough."""
     counts, unseen = compared.counts, compared.tally["blind_both"]
     if not counts.steps_compared:
+        empty = [name for name, run in compared.runs if run.last_step is None]
+        if empty:
+            return "neither run has a complete step" if len(empty) == 2 else f"run {empty[0]} has no complete step"
         return "no selected step is in both runs" if compared.options.steps else "the runs have no step in common"
     if not counts.records or counts.equal + counts.within == 0:
         return "the runs have nothing in common that both observed"
@@ -122,7 +125,7 @@ def _by_results(compared: Compared) -> str:
         text += f" What differs changed none of them, first at {first.step_words}: {what_diverges(first)}."
     if blind := compared.tally["blind"]:
         unseen = f"{count(blind, 'record')} that only one run could see (the first: {compared.blind_site})"
-        text += f" Nothing is said of {unseen}."
+        text += f" Not compared: {unseen}."
     return f"{text}{sentence_of(compared.structure)}{_emptied(compared.outcomes)}"
 
 

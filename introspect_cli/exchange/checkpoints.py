@@ -84,7 +84,7 @@ def _opened(path: Path) -> Run:
     try:
         state = state_of(tree, order_counts=not _sorted_by_name(path))
     except StoreError as error:
-        raise StoreError(f"{path} is no checkpoint: {error}") from None
+        raise StoreError(f"{path} is not a checkpoint: {error}") from None
     summaries = {site: summarised(held) for site, held in sites_below(state.rows)}
     run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
     held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}

@@ -1,4 +1,4 @@
-"""Records made elsewhere, written as a run of ours, so that `diff`, `check` and `show` take them.
+"""Records made elsewhere, written as a run, so that `diff`, `check` and `show` take them.
 
 A record from a report has what the file said and no more: statistics that were not printed are absent, no sketch is
 kept (distances are told from the statistics that both sides have, or not at all), and the checksum is made from the

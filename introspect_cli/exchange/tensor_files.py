@@ -177,7 +177,7 @@ def _regular(path: Path) -> Any:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise StoreError(f"{path} is no regular file: nothing is read from it")
+        raise StoreError(f"{path} is not a regular file: nothing is read from it")
     return os.fdopen(fd, "rb")
 
 
@@ -185,7 +185,7 @@ def _file(path: Path) -> Any:
     with _regular(path):
         pass
     if path.suffix not in (*SUFFIXES, ".npy"):
-        raise StoreError(f"{path} is no file of tensors: name one that ends in {', '.join(SUFFIXES)}")
+        raise StoreError(f"{path} is not a file of tensors: name one that ends in {', '.join(SUFFIXES)}")
     if path.suffix in TORCH:
         return read_torch(path)
     try:

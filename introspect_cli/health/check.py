@@ -93,8 +93,8 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     for glob in (*wanted, *ignored):
         if not any(fnmatchcase(rule.id, glob) for rule in RULES):
             names = [rule.id for rule in RULES]
-            hint = did_you_mean(glob, names) or f": known are {', '.join(names)}"
-            raise UsageError(f"no rule is called {glob!r}{hint}")
+            hint = did_you_mean(glob, names) or f"; choose from {', '.join(names)}"
+            raise UsageError(f"unknown rule {glob!r}{hint}")
     return tuple(
         rule
         for rule in RULES

@@ -266,7 +266,7 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
         if compared.times == compared.chances and not compared.drew and first.distance > _BY_DESIGN:
             continue
         far = "" if np.isnan(first.distance) else f" (relative L2 {first.distance:.1e})"
-        why = "the random states it draws from differ" if compared.drew else "nothing that it was given tells why"
+        why = "the random states it draws from differ" if compared.drew else "nothing it was given explains why"
         evidence = (
             f"the output of {fqn} on rank {first.rank} differs from that on rank {first.base}{far} although inputs "
             f"and parameters are equal, in {compared.times} of {count(compared.chances, 'call')}: {why}"

@@ -310,7 +310,7 @@ def _likely(ranks: Ranks, fqn: str) -> str:
     began = [hit.step for hit in ranks.of(Progress).hits]
     began += [each.first.step for each in ranks.of(Outputs).compared.values() if each.first is not None]
     if any(step <= gradient.step for step in began):
-        return "the ranks had parted before it, as is told beside"
+        return "the ranks had diverged before it, as another finding says"
     if gradient.is_multiple:
         return "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
     alike = ranks.of(Reductions).alike.get(fqn)

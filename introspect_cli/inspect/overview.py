@@ -251,7 +251,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
                 points[number].append((step, _number(record.summary.stats.get(stat), text), text))
     names = (*STATISTICS, *DERIVED_STATS)
     if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
-        hint = did_you_mean(stat, names) or f": known are {', '.join(names)}"
+        hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
         raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
     return [_history(sites, number, points[number]) for number in chosen if points[number]]
 

@@ -212,8 +212,9 @@ def latest(count: int, asked: str = "") -> list[Path]:
     """
     rows = _listed()
     if len(rows) < count:
-        there = f"there {'is' if len(rows) == 1 else 'are'} {run_count(len(rows), 'run')} below {RUNS}/ here"
-        raise UsageError(f"{asked} stands for no run: {there}." if asked else f"{there}: name a run by its path.")
+        are = "is" if len(rows) == 1 else "are"
+        there = f"there {are} {run_count(len(rows), 'run') if rows else 'no runs'} below {RUNS}/ here"
+        raise UsageError(f"{asked} names no run: {there}." if asked else f"{there}: name a run by its path.")
     return [row.path for row in rows[:count]]
 
 

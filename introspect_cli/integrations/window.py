@@ -47,7 +47,7 @@ class Window:
             world_size: how many processes train together.
 
         Raises:
-            UsageError: an option is unknown, or another capture is under way.
+            UsageError: an option is unknown, or another capture is running.
             StoreError: the directory exists, or cannot be made.
         """
         if self._open is not None:

@@ -89,7 +89,7 @@ class Remote:
             StoreError: it cannot be reached.
         """
         if not Path(run).is_dir():
-            raise StoreError(f"{run} is no directory of a run: name one that `introspect capture -o` made")
+            raise StoreError(f"{run} is not a directory of a run: name one that `introspect capture -o` made")
         self._text, self._run = url, run
         self._sender = Sender(Path(run), f"{url.rstrip('/')}/{name}", rank, sources=sources)
         self._local = tempfile.TemporaryDirectory(prefix="introspect-publish-")
@@ -295,8 +295,8 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
     if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:
         near = did_you_mean(word, LOGGERS, cutoff=0.8)
         if colon or near:
-            names = near or f": there are {', '.join(LOGGERS)}"
-            raise UsageError(f"no logger is called {word!r}{names} (write ./{text} for a directory)")
+            names = near or f"; choose from {', '.join(LOGGERS)}"
+            raise UsageError(f"unknown logger {word!r}{names} (write ./{text} for a directory)")
     try:
         if word in LOGGERS:
             return LOGGERS[word](rest, name)

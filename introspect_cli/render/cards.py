@@ -170,7 +170,7 @@ def _why(result: DiffResult) -> str:
 def _blamed(result: DiffResult) -> str:
     """Where the cause lies, in a few words; what merely follows has none."""
     if result.first is None or (result.first.role is not Role.ORIGIN and result.first.reason != "resumed"):
-        return "not told: not all was recorded"
+        return "unknown: not everything was recorded"
     return reason_named(result.first.reason).place
 
 

@@ -105,7 +105,7 @@ def watch_blocks(
         blocks.append(Line((*head, (f" from step {finding.step}: {clean(finding.site)}", ""))))
         blocks.append(line(clean(finding.evidence), indent=2))
     blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
-    checked = summary(look.check) if look.check.checked else "no rule has what it looks at yet"
+    checked = summary(look.check) if look.check.checked else "no rule has the data it needs yet"
     blocks.append(line(f"check: {checked}", "dim"))
     # The last, since a terminal may have no rows left for it.
     result = against[1] if against is not None else None

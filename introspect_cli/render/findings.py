@@ -86,7 +86,7 @@ def _origins_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     """Every origin, where there are several; the parts of a checkpoint are listed as such."""
     if len(result.origins) < 2 or all(origin.part for origin in result.origins):
         return []
-    blocks: list[Block] = [line(), line("Each of these rests on nothing that differs:", "heading")]
+    blocks: list[Block] = [line(), line("Independent divergences (nothing they depend on differs):", "heading")]
     blocks += [line(clean(origin.sentence), indent=2) for origin in result.origins]
     return blocks
 
@@ -96,7 +96,9 @@ def _origins_html(result: DiffResult) -> str:
     if len(result.origins) < 2:
         return ""
     lines = "".join(f"<li>{text(origin.sentence, 1000)}</li>" for origin in result.origins)
-    return f'<p class="quiet">Each of these rests on nothing that differs:</p><ul class="plain">{lines}</ul>'
+    return (
+        f'<p class="quiet">Independent divergences (nothing they depend on differs):</p><ul class="plain">{lines}</ul>'
+    )
 
 
 def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:

@@ -96,7 +96,7 @@ def _summary(page: Page) -> str:
     if loss is not None:
         measured = np.isfinite(loss.values)
         ends = [number(float(loss.values[at])) if measured[at] else "NaN or Inf" for at in (0, -1)]
-        rows = [("least", number(float(loss.values[measured].min())))] if measured.any() else []
+        rows = [("lowest", number(float(loss.values[measured].min())))] if measured.any() else []
         bad = loss.steps[~measured]
         rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
         cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))

@@ -107,7 +107,7 @@ def zoom_blocks(zoomed: Zoomed, width: int) -> list[Block]:
     if zoomed.after is not None and not zoomed.after.first:
         blocks.append(line(f"Run again, they do not diverge: {clean(zoomed.after.sentence)}", "unsure"))
     if zoomed.after is None or not zoomed.after.first:
-        blocks.append(line("What follows is what the stores hold.", "unsure"))
+        blocks.append(line("What follows is from the runs as they were recorded.", "unsure"))
     for place, closeup in enumerate(zoomed.closeups):
         blocks += [line(), *closeup_blocks(closeup, width, zoomed.source if not place else ())]
     if zoomed.directory is not None:

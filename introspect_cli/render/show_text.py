@@ -129,7 +129,8 @@ def _ending(run: Overview) -> str:
         return f"interrupted {ended}".strip()
     code = "an exit code that was not seen"
     if manifest.get("exit_code") is not None:
-        code = f"exit code {manifest['exit_code']}"
+        status = manifest["exit_code"]
+        code = f"signal {-status}" if isinstance(status, int) and status < 0 else f"exit code {status}"
     raised = str(manifest.get("exception") or "")
     return f"{ended} by {raised} ({code})".strip() if raised else f"{ended} with {code}".strip()
 
@@ -289,7 +290,10 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
         (Column("started (UTC)", drop_at=2), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
         (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
-        (Column("ended", least=10), lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else "")),
+        (
+            Column("ended", least=10, brief=tuple(row.ended for row in rows), brief_at=2),
+            lambda row: row.ended + (f": {clean(row.detail, 60)}" if row.detail else ""),
+        ),
         (Column("ran", least=12, drop_at=3), lambda row: clean(row.script, 80)),
         (Column("perturbed"), lambda row: "" if row.perturbed is None else f"--perturb {row.perturbed}"),
     ]

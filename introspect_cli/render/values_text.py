@@ -149,7 +149,7 @@ def closeup_blocks(closeup: Closeup, width: int, source: Sequence[SourceLine] = 
     if difference is None:
         blocks.append(line(f"No elements to show: {clean(closeup.missing, 400)}.", "", 2))
         stats = statistics_words(closeup.divergence)
-        return [*blocks, line(f"What its records tell: {stats}.", "", 2)] if stats else blocks
+        return [*blocks, line(f"Its recorded statistics: {stats}.", "", 2)] if stats else blocks
     blocks.append(line(f"{elements_words(difference.elements)}.", "", 2))
     if difference.where:
         blocks.append(Line((("which: ", "dim"), (f"{'; '.join(difference.where)}.", "")), 2))

@@ -45,7 +45,7 @@ class Golden:
 
     Attributes:
         words: the script and its arguments; empty for one that a test saved.
-        options: capture options that were given beside ours.
+        options: capture options that were given beside those of `golden`.
         steps: how many steps it has.
         tolerance: (rtol, atol) by kind; "" for all others.
     """

@@ -106,13 +106,13 @@ def recipe_of(run: Run) -> Recipe:
     moved = _from_revisions(directory)
     started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
-        raise UnrepeatableError(f"its directory {directory} is not there")
+        raise UnrepeatableError(f"its directory {directory} does not exist")
     environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
     if python == sys.executable or not python:
         python = ""
     elif not _has_us(python, directory, environment):
-        notes.append(f"its interpreter {python} is not there or has no introspect-cli: this one is used")
+        notes.append(f"its interpreter {python} does not exist or has no introspect-cli: this one is used")
         python = ""
     sources, git = _settings(run, "sources"), _settings(run, "git")
     return Recipe(
@@ -165,7 +165,7 @@ def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | N
     """Variables that have another value now than they had, and what cannot be as it was."""
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
-        return {}, ["its environment variables were not recorded: those of now are used"]
+        return {}, ["its environment variables were not recorded: the current ones are used"]
     changed: dict[str, str | None] = {}
     secret = []
     for name, value in recorded.items():

@@ -278,7 +278,9 @@ def _search_path(root: Path, place: Place, modules: Path) -> str:
     """PYTHONPATH with what lies in the project moved, and packages of it that are installed as editable first."""
     given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     paths = [place.moved(Path(os.path.realpath(path))) if _is_inside(path, root) else path for path in given]
-    paths += [place.moved(Path(os.path.realpath(path))) for path in map(Path, sys.path[1:]) if _is_inside(path, root)]
+    # setuptools leaves entries there that are no files, such as `__editable__.name.finder.__path_hook__`
+    looked_in = [path for path in map(Path, sys.path[1:]) if path.exists() and _is_inside(path, root)]
+    paths += [place.moved(Path(os.path.realpath(path))) for path in looked_in]
     for finder in sys.meta_path:
         module = sys.modules.get(getattr(finder, "__module__", ""))
         mapping = vars(module).get("MAPPING") if module is not None and "__editable__" in module.__name__ else None

@@ -206,7 +206,7 @@ def _computed(node: ast.expr, text: str) -> Callable[[Mapping[str, float]], Any]
     if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
         name = node.id
         if name not in NAMES:
-            raise UsageError(f"{text!r} asks for {name!r}: known are {', '.join((*NAMES, *_FUNCTIONS))}")
+            raise UsageError(f"{text!r} asks for {name!r}; choose from {', '.join((*NAMES, *_FUNCTIONS))}")
         return lambda values: float(values[name])
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         apply, (left, right) = _ARITHMETIC[type(node.op)], inside(node.left, node.right)
@@ -233,4 +233,4 @@ def _computed(node: ast.expr, text: str) -> Callable[[Mapping[str, float]], Any]
 
 
 def _no_condition(text: str) -> UsageError:
-    return UsageError(f"{text!r} is no condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
+    return UsageError(f"{text!r} is not a condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")

@@ -309,7 +309,7 @@ def _rule(node: ast.AST, text: str) -> Rule:
         raise _no_rule(text)
     made: Any = _RULES.get(node.func.id)
     if made is None:
-        raise UsageError(f"no rule of a schedule is called {node.func.id!r}: known are {', '.join(_RULES)}")
+        raise UsageError(f"unknown rule in a schedule: {node.func.id!r}; choose from {', '.join(_RULES)}")
     try:
         return made(*map(ast.literal_eval, node.args))  # type: ignore[no-any-return]
     except (TypeError, AttributeError, ValueError):
@@ -317,4 +317,4 @@ def _rule(node: ast.AST, text: str) -> Rule:
 
 
 def _no_rule(text: str) -> UsageError:
-    return UsageError(f"{text!r} is no schedule: write rules with | and & between, such as first(10) | every(100)")
+    return UsageError(f"{text!r} is not a schedule: write rules with | and & between, such as first(10) | every(100)")

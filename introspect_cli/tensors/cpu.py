@@ -184,7 +184,7 @@ class Engine:
             self._with_helpers(count, flags)
 
     def _torchs_threads(self, count: int) -> int:
-        """Threads that may take part in a call for `count` elements, the others torch's own; 0 if ours must do."""
+        """Threads that may take part in a call for `count` elements, the others torch's; 0 if introspect's must do."""
         if count < SHARED:
             return 1
         threads = torch.get_num_threads() if self._workers else 1
@@ -200,7 +200,7 @@ class Engine:
         return result
 
     def _with_helpers(self, count: int, flags: int) -> None:
-        """Summarise the team's items with threads of ours, if that pays: torch's cannot be had, or not yet."""
+        """Summarise the team's items with introspect's threads, if that pays: torch's cannot be had, or not yet."""
         kernels, team = self.kernels, self._team_address
         assert kernels is not None
         if count > self._room:

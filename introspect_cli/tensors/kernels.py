@@ -10,7 +10,7 @@ INTROSPECT_NO_KERNELS is set, there are none, `reason` says why, and torch opera
   `total` contiguous elements; `header`: what a sample's checksum has beside its elements.
 - `alike(address, count, known, code)`: whether a few bytes are those that the row `known` was filled from.
 - `again(address, count, known, code, row, team)`: copy the known row if the elements still have its checksum: 1, or 0.
-- `summarise_all(team)`: all items of the team; or, with threads of ours, `prepare`, `take` in each, and `finish`.
+- `summarise_all(team)`: all items of the team; or, with introspect's threads, `prepare`, `take` in each, and `finish`.
 - `pays(pace)`: whether to share the next call, of which `note(pace, nanoseconds, count, shared)` wants to hear what it
   took for so many elements. What is shared with torch's own threads asks by itself.
 - `merge(rows, count, row)`: rows of disjoint parts, added up in order.

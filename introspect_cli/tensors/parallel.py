@@ -87,7 +87,7 @@ def may_call_workers(threads: int) -> bool:
 
 
 def would_start_workers(tensor: torch.Tensor) -> bool:
-    """Whether operations of ours on a tensor could start workers in this thread that the script has not called."""
+    """Whether introspect's operations on a tensor could start workers in this thread that the script has not called."""
     if not tensor.is_cpu or tensor.numel() < _GRAIN:
         return False
     threads = torch.get_num_threads()

@@ -90,7 +90,7 @@ def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
     large = any(member.file_size > _MOST_PICKLE for member in members if member.filename.endswith("data.pkl"))
     if packed or large:
         why = "its parts are compressed" if packed else "what it says of its tensors is larger than any checkpoint's"
-        raise StoreError(f"{called} is no file of torch.save: {why}")
+        raise StoreError(f"{called} is not a file of torch.save: {why}")
     return True
 
 
@@ -111,7 +111,7 @@ def _refused(called: str, error: Exception) -> str:
         )
     first = text.strip().partition("\n")[0][:200]
     first = first if " " in first else "it is damaged, or of another format"
-    return f"{called} is no file of torch.save that can be read: {first}"
+    return f"{called} is not a file of torch.save that can be read: {first}"
 
 
 class _Walk:
@@ -131,7 +131,7 @@ class _Walk:
             self._again += id(value) in self._seen
             self._seen.add(id(value))
         if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
-            raise StoreError(f"{self._called} is no checkpoint: what it holds is nested too deep, or without end")
+            raise StoreError(f"{self._called} is not a checkpoint: what it holds is nested too deep, or without end")
         if isinstance(value, self._tensor):
             return _pieces(value)
         if isinstance(value, (np.ndarray, np.generic)):

@@ -45,7 +45,7 @@ class UnusualTensors:
         return views
 
     def _by_torch(self, call: Callable[[], None], tensor: torch.Tensor) -> None:
-        """Have torch operate on a tensor; in a thread of ours where that would start workers in this one."""
+        """Have torch operate on a tensor; in introspect's thread where that would start workers in this one."""
 
         def unseen_by_script() -> None:
             with unobserved():

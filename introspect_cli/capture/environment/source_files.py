@@ -84,8 +84,8 @@ class SourceFiles:
         sentences = []
         if self._left_out:
             sentences.append(
-                f"the text of {_listed(self._left_out)} is not in the run: it keeps {LIMIT_FILE >> 20} MB of a file "
-                f"and {LIMIT_RUN >> 20} MB of all"
+                f"the text of {_listed(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
+                f"file and {LIMIT_RUN >> 20} MB of all files"
             )
         if self._unread:
             sentences.append(

@@ -104,7 +104,7 @@ def set_project(script_directory: str) -> None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_users(path: str) -> bool:
-    """Whether a file is the user's own: not python's, not an installed package's, not ours."""
+    """Whether a file is the user's own: not python's, not an installed package's, not introspect's."""
     if not path or path.startswith("<"):
         return False
     real = _real(path)

@@ -55,7 +55,7 @@ class CaptureOptions:
     progress: bool = of_the_run(False, "Show on the terminal how far the run is.")
     publish: tuple[str, ...] = of_the_run(
         (),
-        "Show the run while it goes on: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
+        "Show the run while it is running: tensorboard, mlflow, wandb, logger (what the framework logs to), a "
         "directory or a URL; may be repeated.",
         metavar="PLACE",
         commas=False,
@@ -66,10 +66,10 @@ class CaptureOptions:
         "A run, pack, URL or golden run to compare with, step by step: the first divergence is reported at once.",
         metavar="RUN",
     )
-    rtol: float = of_comparing(0.0, "Let relative RMS differences up to X pass, as in diff.", metavar="X")
+    rtol: float = of_comparing(0.0, "Accept relative RMS differences up to X, as in diff.", metavar="X")
     noise: tuple[str, ...] = of_comparing(
         (),
-        "A repeated run of the one to compare with: differences as small as between these two pass.",
+        "A repeat of the run to compare with: differences no larger than between these two are accepted.",
         metavar="RUN",
         commas=False,
     )
@@ -100,7 +100,9 @@ class CaptureOptions:
         f"(all but {' and '.join(name for name in STATS if name not in DEFAULT_STATS)}), all, none.",
         metavar="NAMES",
     )
-    sketch: bool = of_records(True, "Keep 16 numbers a tensor that tell how far two tensors are apart [default: yes].")
+    sketch: bool = of_records(
+        True, "Keep a sketch of each tensor: 16 numbers that estimate how far apart two tensors are [default: yes]."
+    )
     modules: tuple[str, ...] = of_records(
         (), "Record only modules whose name matches, such as '*.attn'; may be repeated.", metavar="GLOB"
     )
@@ -118,7 +120,7 @@ class CaptureOptions:
     )
     views: bool = of_records(
         False,
-        "With --level op, also record results that are views of what went in [default: no].",
+        "With --level op, also record results that are views of an input [default: no].",
         "--views/--no-views",
     )
     all_dtypes: bool = of_records(
@@ -157,7 +159,7 @@ class CaptureOptions:
     )
     keep_size: int | None = of_records(
         None,
-        "Memory that --keep-around may take, such as 2GB; a rank's share of it [default: a quarter of what is free].",
+        "Memory of a rank for --keep-around, such as 2GB [default: the ranks share a quarter of what is free].",
         metavar="SIZE",
         in_manifest=False,
         narrows=False,

@@ -42,12 +42,12 @@ LAYOUT_STATS = frozenset({"shape", "dtype"})
 
 RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
     "The run",
-    "Compared with another run while it goes on",
+    "Comparing it with another run while it runs",
     "What is recorded",
     "When it is recorded",
     "How the script runs",
     "Running it more than once",
-    "Settings kept beside it",
+    "Settings recorded with it",
 )
 """Headings of the help."""
 

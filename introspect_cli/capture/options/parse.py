@@ -39,8 +39,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     names = [*known, "every"]
     for name in given:
         if name not in names:
-            hint = did_you_mean(name, names) or ":"
-            raise UsageError(f"no option of a capture is called {name!r}{hint} known are {', '.join(names)}")
+            hint = did_you_mean(name, names) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
     values = dict(given)
     for name in values.keys() & {name for name, option in known.items() if option.repeated}:
         texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
@@ -164,7 +164,7 @@ def parse_size(text: object, option: str = "--max-size") -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(text).strip().lower())
     if match is None or match[2] not in _SIZES:
-        raise UsageError(f"{str(text)!r} is no size: give one such as 500MB or 2GB")
+        raise UsageError(f"{str(text)!r} is not a size: give one such as 500MB or 2GB")
     size = int(float(match[1]) * _SIZES[match[2]])
     if size < 10**5:
         raise UsageError(f"{option} {text} holds no run: give 100kB at least")

@@ -220,7 +220,7 @@ def _called(value: Any) -> str:
 
 
 def _hooks(registry: Any) -> list[Any]:
-    """The hooks in one of a module's registries that are not ours."""
+    """The hooks in one of a module's registries that are not introspect's."""
     if registry is None or not hasattr(registry, "values"):
         return []
     return [hook for hook in registry.values() if not _called(hook).startswith(_PACKAGE)]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Hook:
-    """A hook of ours, and by what the tensor that it is on is known without a reference to it.
+    """A hook, and by what the tensor that it is on is known without a reference to it.
 
     One small object for each tensor: thousands live until the end of a step, and every few thousand objects the script
     pays for a round of the garbage collector.
@@ -57,7 +57,7 @@ class _Hook:
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether a hook of ours is on a tensor that no node made."""
+    """Whether introspect's hook is on a tensor that no node made."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 

@@ -3,7 +3,7 @@
 `nn.Module.__call__` is replaced, not hooked: global module hooks leave out keyword arguments, make torch.compile warn
 on stderr, and send every call through a slower path whose extra frames show in the script's own tracebacks. The
 replacement calls the original with what it was given and returns what it got. What is nothing but a call goes through
-`modules.cpp`, without a frame of ours.
+`modules.cpp`, without a frame of introspect.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ModuleProbe:
         guarded, calls = self._guarded, self._calls_of(original)
         called = calls if self.around is None else self.around(calls)
 
-        # Dynamo traces into this; the first line is constant there, so nothing of ours enters a graph.
+        # Dynamo traces into this; the first line is constant there, so nothing of introspect enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
             if torch.compiler.is_compiling() or not guarded.on:

@@ -78,7 +78,7 @@ class VjpProbe(GuardedProbe):
             return self._recorder.site(place, SiteInfo(state.module_class, what))
 
         recorder = self._recorder
-        recorder.wanted = False  # hooks of ours on the way are not to record this pass
+        recorder.wanted = False  # introspect's hooks on the way are not to record this pass
         try:
             if pair.norm:
                 norm, error = self._norm(later, earlier)

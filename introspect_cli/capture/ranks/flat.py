@@ -29,7 +29,7 @@ _HOME = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 _FLAT = (
     "what a DeepSpeed optimizer keeps (gradients, parameters in full precision, its state) is recorded flat: which "
-    "parameters it belongs to is not told; parameters without values outside of calls are not recorded"
+    "parameters it belongs to is not known; parameters without values outside of calls are not recorded"
 )
 
 

@@ -122,7 +122,7 @@ class BlackBox:
         if belongs_to_script(error):
             raise error
         self._close()
-        self._note(f"whole tensors are not held any more (--keep-around): {scarcity(error) or error}")
+        self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
     def turn(self) -> None:
         """The step under way is over."""
@@ -163,7 +163,7 @@ class BlackBox:
         self._aside, self._digests = [], {}
         if not near and step is not None and chosen:
             self._say(
-                f"whole tensors of step {step} are not held any more: it was compared "
+                f"whole tensors of step {step} are no longer held: it was compared "
                 f"{count(chosen[-1].step - step, 'step')} later"
             )
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
@@ -203,8 +203,8 @@ class BlackBox:
         if self._left:
             first = next(iter(self._left))
             self._note(
-                f"{count(len(self._left), 'value')} of a step, {first.kind.value} of {first.fqn} the first, are not "
-                f"held whole: a step has {human_size(self._share)} of --keep-size"
+                f"{count(len(self._left), 'value')} of a step (the first: {first.kind.value} of {first.fqn}) are not "
+                f"held whole: --keep-size leaves {human_size(self._share)} for a step"
             )
             self._left = {}
 

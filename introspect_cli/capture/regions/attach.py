@@ -1,8 +1,8 @@
 """Make a model keep recording whatever it is turned into: script, trace, FX, export, package, pickle, copy.
 
 What a transformation keeps of a model is its graph of operators; python around it is lost. `attach` puts hooks on
-every module that call operators of ours, before the model is transformed; wherever the result is run under capture, in
-this process or another, what passes the hooks is recorded under the sites the model itself would have.
+every module that call introspect's operators, before the model is transformed; wherever the result is run under
+capture, in this process or another, what passes the hooks is recorded under the sites the model itself would have.
 
 TorchScript wants a hook to be a function with typed arguments whose source `inspect` can find, without a closure;
 pickle wants it to be an attribute of a module. So a hook is python text made from its own name, which spells out where

@@ -50,7 +50,7 @@ _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 _INNER = "inside a compiled region only the last operator of a call is seen"
 _BACKWARD = "a compiled backward pass is not looked into"
-_UNKNOWN = "inside a compiled region; which operators this call runs could not be told"
+_UNKNOWN = "inside a compiled region; which operators this call runs could not be determined"
 
 
 @dataclass
@@ -230,7 +230,7 @@ class CompiledOps:
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that compute something; ours, and those that take results apart, do not."""
+    """The nodes that compute something; introspect's, and those that take results apart, do not."""
     return [
         node
         for node in graph.nodes

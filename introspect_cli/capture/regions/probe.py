@@ -1,6 +1,6 @@
 """From what a tap says to a record: the same sites that the module would have had, run as python.
 
-A tap knows which module it sits in, by a number of ours or by name, and what it sees of it. Which call of the module
+A tap knows which module it sits in, by a number or by name, and what it sees of it. Which call of the module
 it is follows from how often it has come by in this step; a gradient belongs to the last call whose gradient has not
 come yet, since the backward pass runs in reverse.
 """

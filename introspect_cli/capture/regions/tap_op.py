@@ -1,4 +1,4 @@
-"""Two operators of ours that every way of running a model keeps: `introspect::tap` and `introspect::look`.
+"""Two operators that every way of running a model keeps: `introspect::tap` and `introspect::look`.
 
 A compiler, a tracer or an exporter drops python that it cannot see through, but keeps calls of operators it does not
 know. `tap` gives a copy of what it is given (an operator may not return its own input) and takes part in autograd, so

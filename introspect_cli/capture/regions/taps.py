@@ -1,7 +1,7 @@
 """What a tap says, and where it goes while something captures.
 
 A tap is an operator in a graph, and all that it can carry beside its tensor is a constant: a text. The text says which
-module the tap sits in, by a number of ours or by name, and what it sees of it. Nothing here registers an operator, so
+module the tap sits in, by a number or by name, and what it sees of it. Nothing here registers an operator, so
 that a capture can be ready for taps that most scripts never meet.
 """
 

@@ -45,7 +45,7 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
     for listener in listeners:
         try:
             listener()
-        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of a function of ours would cost more
+        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of another function would cost more
             raised.append(error)
             listener()  # which it stopped
         except BaseException as error:

@@ -1,6 +1,6 @@
 """What the framework that trains calls the current step: Lightning, transformers, accelerate.
 
-A script is run as its author wrote it, so no callback of ours is in it, and importing a framework before the script
+A script is run as its author wrote it, so it has no callback of introspect, and importing a framework before the script
 does could change what the script does. So nothing is imported and nothing is replaced: where the script has imported a
 framework, the frames below a forward pass hold its trainer, whose attributes are read. Only a frame without tensors is
 looked into: Python before 3.13 keeps what was looked at alive as long as the frame.

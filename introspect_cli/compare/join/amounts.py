@@ -93,14 +93,14 @@ class Amounts:
     def notes(self) -> list[str]:
         """What to say of them."""
         lines = [
-            f"{name} was asked for batches of later steps: those of a step are not what it uses, so what goes into the "
-            "model is compared in their place."
+            f"{name} was asked for batches ahead of their steps, so the batches of a step are not those it uses: the "
+            "model's inputs are compared instead."
             for name in sorted(self.ahead)
         ]
         if self.padded:
             lines.append(
-                "Samples are padded to the longest of their microbatch, so that what is as long as they are has other "
-                "elements in each run and is not compared: losses, gradients and parameters are."
+                "Samples are padded to the longest of their microbatch, so values of that length have different "
+                "elements in each run and are not compared; losses, gradients and parameters are."
             )
         return lines
 

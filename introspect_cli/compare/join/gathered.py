@@ -32,8 +32,8 @@ _RAN_INSIDE = (Kind.INPUT, Kind.OUTPUT, *_FLOWING_BACK)
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
 _SURE = 1e-3
 _OTHER_SAMPLES = (
-    "Its samples are not those of a, whichever rank has which: their checksums add up to another sum (captures with "
-    "--per-sample tell how many are the same)."
+    "Its samples are not the same as in a, whichever rank has which: their checksums add up to another sum (captures "
+    "with --per-sample tell how many are the same)."
 )
 
 
@@ -205,8 +205,8 @@ class Gathered:
         if self.summed:
             lines.append(
                 f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
-                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree all the "
-                "same, clipping hides that."
+                "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
+                "nevertheless, clipping hides that."
             )
             return lines
         lines.append(

@@ -286,7 +286,7 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
 
 def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     """A note on what is compared, without its last stop."""
-    folded = ", calls of a module together" if splits.folded else ""
+    folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.whole_of)}" for size, run in zip(sizes, (a, b), strict=True)]
     recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
@@ -305,16 +305,16 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
             each = "rank to rank or call to call"
     sampled = all(run.rank(run.recorded[0]).has_samples for run in (a, b) if run.recorded)
     by = (
-        "by its samples where these are on record and equal, else by extrema and means"
+        "by their samples where these are recorded and equal, else by extrema and means"
         if sampled
-        else "by its extrema and means alone"
+        else "by their extrema and means only"
     )
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
     return (
-        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so wholes are compared: parts added up, copies counted "
-        f"once{folded}, what differs from {each} {by}, random states{operators} not at all. "
-        f"Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies "
+        f"count once{folded}, values that differ from {each} are compared {by}, and random states{operators} are not "
+        f"compared. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the values{coarse}"
     )
 
 

@@ -101,8 +101,8 @@ class Correspondence:
         if class_of_root(root) not in ambiguous(a, b) or root not in a or root not in b:
             return ""
         if a[root] == b[root]:
-            return f"{root} is {a[root]} of the script."
-        return f"{root} is {a[root]} of the script in a, {b[root]} in b."
+            return f"{root} is called {a[root]} in the script."
+        return f"{root} is called {a[root]} in the script of a, {b[root]} in that of b."
 
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:

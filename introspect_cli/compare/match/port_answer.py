@@ -46,7 +46,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
     total_a = total + len(parameters.only_a)
     flows = f"{len(flow.forward)} of {count(len(flow.values[0]), 'value')} of a's forward pass are among the "
     evidence = (
-        f"{total} of {count(total_a, 'telling parameter')} of a are in b{_how(parameters)}",
+        f"{total} of {count(total_a, 'distinctive parameter')} of a are in b{_how(parameters)}",
         f"{flows}{len(flow.values[1]):,} of b",
         _farthest(flow),
         _missing("a", parameters.only_a),
@@ -55,7 +55,7 @@ def _answer_of(before: DiffResult, flow: Flow) -> DiffResult:
     verdict, sentence, first = _judged(flow)
     listed = _listed(flow, first)
     note = (
-        f"The runs share hardly a name: values were put together by what they hold, in step {flow.step} alone, and "
+        f"The runs share almost no names: values were paired by what they hold, in step {flow.step} alone, and "
         f"agree where their relative L2 distance is at most {flow.close:g} (--rtol sets another)."
     )
     return replace(
@@ -123,7 +123,7 @@ def _how(parameters: Parameters) -> str:
 
 
 def _missing(name: str, values: Sequence[Value]) -> str:
-    return f"found in {name} alone: {some([value.site.fqn for value in values], _LISTED)}" if values else ""
+    return f"found in {name} only: {some([value.site.fqn for value in values], _LISTED)}" if values else ""
 
 
 def _judged(flow: Flow) -> tuple[Verdict, str, Divergence | None]:
@@ -203,7 +203,7 @@ def _odd(flow: Flow, differing: ModulePair) -> str:
 def _equal_parameters(flow: Flow, differing: ModulePair) -> str:
     names = [one.site.fqn for one, _ in flow.parameters.pairs if one.owner == differing.a.site.fqn]
     equal = f"{', '.join(names)}, {_hold(names)} the same numbers"
-    return f"Its telling parameters, {equal}: look at its options and its code."
+    return f"Its distinctive parameters, {equal}: look at its options and its code."
 
 
 def _hold(names: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def forms_note(forms: Sequence[InputForm]) -> str:
     clause = f"in step {first.step} {what(first.site)} is {_layout(first.a)} in a and {_layout(first.b)} in b"
     more = f", as {count(len(forms) - 1, 'other input')} of that step" if len(forms) > 1 else ""
     which = "those modules" if len(forms) > 1 else "that module"
-    return f"Another form, no divergence: {clause}{more}; what {which} gave agrees, or differs by rounding."
+    return f"Another form, no divergence: {clause}{more}; what {which} returned agrees, or differs by rounding."
 
 
 def _layout(layout: Layout | None) -> str:

@@ -228,10 +228,10 @@ class Gradient(Reason):
             alone = no_multiples(scene)
             if alone:
                 place = f"its reduction over the ranks, {self.place}" if scene.run_b.world_size > 1 else self.place
-                more = f" and {count(len(alone) - 1, 'more')}" if len(alone) > 1 else ""
+                more, them = (f" and {count(len(alone) - 1, 'more')}", "them") if len(alone) > 1 else ("", "it")
                 return (
-                    f"{text}, as clipping by a norm of all gradients makes it where another one changes; that of "
-                    f"{alone[0]}{more} is no such multiple. The likely cause is what is done to that: {place}."
+                    f"{text}, as if clipped by the norm of all gradients after another one changed; that of "
+                    f"{alone[0]}{more} is no such multiple. The likely cause is what is done to {them}: {place}."
                 )
             if not excluded(scene) >= TOGETHER:
                 last = in_module or ", or their order"
@@ -258,7 +258,7 @@ def _rounded(scene: Scene) -> str:
     fqn = owner_of(scene.site.fqn)
     owners = [tree[fqn].module_class for tree in scene.step.modules if fqn in tree]
     place = f"{fqn} ({owners[0]})" if owners else fqn
-    return f"as its size tells, that is rounding in the backward pass of {place}{attribute_words(scene, fqn)}."
+    return f"judging by its size, that is rounding in the backward pass of {place}{attribute_words(scene, fqn)}."
 
 
 def no_multiples(scene: Scene) -> list[str]:

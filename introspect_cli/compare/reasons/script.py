@@ -56,7 +56,7 @@ class Batch(Reason):
         if a is not None and b is not None and shapes_differ(a, b):
             why = "batch size, sequence length, cropping or padding"
             if drawn_otherwise(scene):
-                why = f"it likely has other samples, for since the step began, {_OTHER_DRAWS}"
+                why = f"it likely has other samples, because since the step began, {_OTHER_DRAWS}"
             return f"{text} its shape is different: {why}."
         if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
             return f"{text} its dtype is different: the data is converted differently."
@@ -156,7 +156,7 @@ class Script(Reason):
             if scene.calls:
                 name, one, two = scene.calls
                 text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
-            given = f"module outputs, {'data that no loader gave' if unseen else 'the batch'}"
+            given = f"module outputs, {'data that came from no loader' if unseen else 'the batch'}"
             return (
                 f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "
                 "or values of its own (targets, masks, weights)."

@@ -293,7 +293,7 @@ def _uneven(scene: Scene, side: str, counts: list[int], by: str) -> str:
     each, every = ("rank", "ranks") if len(cut.of_ranks) > 1 == cut.number else ("microbatch", "microbatches")
     return (
         f"{what(scene.site)} differs: in {side} each {each}'s loss is a mean over its own {by}, and these means "
-        f"count alike, though the {every} have {listed([f'{number:,}' for number in counts])} {by}{that}{last}. "
+        f"have equal weight, though the {every} have {listed([f'{number:,}' for number in counts])} {by}{that}{last}. "
         f"Weighted by these, the losses of {side} are that of {OTHER[side]}."
     )
 
@@ -319,8 +319,8 @@ def _amount(scene: Scene) -> str:
         clauses.append(f"{cut.side} takes {many} with {samples} in all{each}")
         if number > cut.usual > 0:
             more = (
-                f" In {cut.side} that is {number - cut.usual} more than usual: gradients of microbatches before an "
-                "optimizer step that did not come are left."
+                f" In {cut.side} that is {number - cut.usual} more than usual: gradients are left of microbatches "
+                "that no optimizer step followed."
             )
     return f"{what(scene.site)} has other samples: {clauses[0]}, {clauses[1]}.{more}"
 
@@ -335,7 +335,7 @@ def _statistics(scene: Scene) -> str:
     over = f" ({', '.join(sizes)})" if len(sizes) == 2 else ""
     return (
         f"{what(scene.site, scene.first.module_class)} differs: its statistics are taken over each part of a batch"
-        f"{over}. Such a split changes that by itself, whatever else is right."
+        f"{over}. Splitting a batch changes that by itself, even where all else is right."
     )
 
 
@@ -344,6 +344,6 @@ def _drawn(scene: Scene) -> str:
     if scene.site.kind is Kind.INPUT:
         drawn = f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it"
     return (
-        f"{drawn}: each part of a batch draws its own, so that other samples get other numbers. Such a split changes "
-        "that by itself; with dropout at 0 the rest can be compared."
+        f"{drawn}: each part of a batch draws its own, so samples get other numbers. Splitting a batch changes that by "
+        "itself; with dropout at 0 the rest can be compared."
     )

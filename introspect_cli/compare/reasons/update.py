@@ -94,7 +94,7 @@ class Optimizer(Reason):
             return f"{text} {_left_alone(scene, side, name)}"
         side, counts = _fresh_state(scene)
         if side:
-            return f"{text} the optimizer state of {side} started anew ({counts})."
+            return f"{text} the optimizer state of {side} started from scratch ({counts})."
         changed = changes(scene)
         words = _in_words(scene, changed)
         if not changed and scene.cause.grown:
@@ -115,8 +115,8 @@ def _owed(scene: Scene) -> str:
     sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
     side = owing_side(scene.step, sites.tolist())
     return (
-        f"in {side} its gradient is a sum that the ranks still owe when the optimizer takes it: it was not reduced, so "
-        "an optimizer that takes each rank's share as it is makes another step."
+        f"in {side} its gradient is still a partial sum on each rank when the optimizer takes it: it was not "
+        "reduced, so an optimizer that takes each rank's share makes another step."
     )
 
 
@@ -151,7 +151,7 @@ def _left_alone(scene: Scene, side: str, name: str) -> str:
 
 def _amplified(name: str) -> str:
     """That the optimizer made a tolerated difference larger, where its hyper-parameters are equal."""
-    text = f"the suspect is a small difference in what went in, amplified by {name}"
+    text = f"the likely cause is a small difference in its inputs, amplified by {name}"
     if re.match(r"(N?R?Adam|RMSprop|Ada|Lion|Sign|Rprop|LAMB|SparseAdam)", name, re.IGNORECASE):
         text += ", which divides a gradient by its size (in the first step only its sign is left)"
     return f"{text}."

@@ -203,7 +203,7 @@ def _may_go_on(sides: Sides) -> str:
     if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
         return ""
     return (
-        f"Run {late} alone reads {more[late][-1]}. If it goes on after a step of run {whole}, say which: --offset "
+        f"Run {late} alone reads {more[late][-1]}. If it continues run {whole}, say after which step: --offset "
         f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
     )
 

@@ -212,7 +212,7 @@ class _Search:
         attempts = self.attempts
         nothing: frozenset[int] = frozenset()
         if not self._needed(self.everything) and attempts.around != self.around[1]:
-            attempts.tell("again, with the files that are younger than a's run")
+            attempts.tell("again, with the files that are newer than a's run")
             attempts.around = self.around[1]
             attempts.answers.clear()
             self._needed(self.everything)

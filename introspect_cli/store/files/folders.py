@@ -86,11 +86,11 @@ class DamageError(StoreError):
 
     def __init__(self, path: str, what: str) -> None:
         self.finding = f"{path}: {what}"
-        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run tells what is still sound")
+        super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
 
 
 class Appended(Handle):
-    """A file of ours that grows.
+    """A file of the store that grows.
 
     Attributes:
         length: bytes written.
@@ -115,7 +115,7 @@ class Appended(Handle):
         self.length = end
 
     def secure(self) -> None:
-        """Make sure that the descriptor is ours, opening the file again where the script closed it."""
+        """Make sure that the descriptor is still this file's, opening the file again where the script closed it."""
         status = status_of(self.fd)
         if status is None or (status.st_dev, status.st_ino) != self._file:
             self.open_again(os.O_WRONLY)

@@ -76,7 +76,7 @@ class Handle:
         return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
-        """Make the descriptor ours again, by path."""
+        """Open the file again under its descriptor, by path."""
         fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._file:
             os.close(fd)

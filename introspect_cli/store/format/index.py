@@ -163,7 +163,8 @@ def parse_index(data: bytes, rank: int, path: str) -> Index:
 def newer_format(number: int, version: str | None, path: str) -> StoreError:
     """The error for a store of a format that this version cannot read."""
     by = f"introspect {version}" if version else "a newer introspect"
-    remedy = f"install introspect-cli>={version}" if version else "install the newest introspect-cli"
+    named = version and version != __version__
+    remedy = f"install introspect-cli>={version}" if named else "install the newest introspect-cli"
     return StoreError(
         f"{path} was written by {by}, format {number}; "
         f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"

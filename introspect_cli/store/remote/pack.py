@@ -88,7 +88,7 @@ def local(path: str | Path) -> Iterator[Path]:
 def pack(run: Path, out: Path, *, sources: bool = True) -> int:
     """Write the run in a directory into a file, with the text of source files or without; bytes written."""
     if not out.name:
-        raise StoreError(f"{out} is no name of a file: name one that is not there yet")
+        raise StoreError(f"{out} is not the name of a file: name one that does not exist yet")
     import shutil
     import zipfile  # most runs are directories, and this brings three ways of compressing
 

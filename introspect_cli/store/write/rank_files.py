@@ -156,9 +156,9 @@ class RankFiles:
         self._torn = False
 
     def guard(self) -> None:
-        """Make sure that the files are ours to write, and hold what counts as written.
+        """Make sure that this process may write the files, and that they hold what counts as written.
 
-        Each is looked at once more when it is written to: whether its descriptor is still ours, and it still there.
+        Each is looked at once more when it is written to: whether its descriptor is still its own, and it still there.
         """
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")

@@ -225,7 +225,7 @@ _POINTERS: Final = (
     *("null", "items", "owners", "layout", "row", "known", "scratch", "counters"),
     *("factors", "shifts", "keys", "lookup"),
 )
-"""Arguments that are addresses of ours, which begin at multiples of 16."""
+"""Arguments that are addresses of introspect's buffers, which begin at multiples of 16."""
 _CHOSEN: Final = {"count": ALIGNMENT, "first": ALIGNMENT, "rows": EVEN, "columns": EVEN}
 """What arguments are multiples of where the variant is aligned; the address is one in the kernel, which reads less at
 once than it could."""

@@ -31,13 +31,13 @@ def train(scale=1.0, steps=2):
         optimizer.zero_grad()
 
 
-def own(path, step=0):
+def recorded_values(path, step=0):
     found = (record for record in records(path, step) if record.site.kind is Kind.VALUE)
     return {(record.site.fqn, record.site.call, record.site.path): record.summary for record in found}
 
 
 def test_values_are_recorded_by_name_phase_and_count(tmp_path):
-    found = own(captured(tmp_path / "run", train))
+    found = recorded_values(captured(tmp_path / "run", train))
     assert set(found) == {
         ("rollout/advantages", 0, "['raw']"),
         ("rollout/advantages", 0, "['mean']"),
@@ -106,6 +106,6 @@ def test_a_phase_ends_with_its_block_and_with_the_capture(tmp_path):
         introspect_cli.record("x", 3)
 
     run = captured(tmp_path / "run", work)
-    assert {name for name, _, _ in own(run, 1)} == {"inner/x", "outer/x", "left open/x"}
+    assert {name for name, _, _ in recorded_values(run, 1)} == {"inner/x", "outer/x", "left open/x"}
     again = captured(tmp_path / "again", lambda: introspect_cli.record("x", 4) or train(steps=1))
-    assert ("x", 0, "") in own(again)
+    assert ("x", 0, "") in recorded_values(again)
