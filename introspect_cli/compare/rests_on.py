@@ -310,7 +310,7 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
     seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
-    recorded = {step.alignment.fqn[union] for union in seen}
+    recorded = inside.keys() & {step.alignment.fqn[union] for union in seen}
     return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
