@@ -339,6 +339,14 @@ def test_stale_gradients_are_found_through_clipping(compare):
         assert "zero_grad is missing" not in compare(steps(second), steps(second + other)).sentence
 
 
+def test_a_back_end_of_attention_explains_what_the_code_around_it_computes(compare):
+    """With dropout, each back end draws it in its own way, which no rounding is."""
+    runtime = tuple({"runtime": {"flash_sdp": on, "cudnn_deterministic": on}} for on in (True, False))
+    result = compare(train(), train("between"), settings=runtime)
+    assert result.first.reason == "own_code"
+    assert result.sentence.endswith("Likely cause: flash attention is on in a only.")
+
+
 def test_an_optimizers_option_explains_nothing_before_the_optimizer_steps(compare):
     """A gradient that an atomic sum rounds differently was laid to `--lr`, the one argument that differs."""
     command = tuple({"command": {"argv": ["train.py", "--lr", lr]}} for lr in ("0.05", "0.1"))

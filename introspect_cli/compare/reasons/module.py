@@ -85,7 +85,8 @@ class ForwardCode(Reason):
     place = "the module's own forward code"
     kinds = frozenset({Kind.INPUT, Kind.OUTPUT})
     priority = 42
-    weights: ClassVar = {"runtime": 0.6}
+    weights: ClassVar = {"runtime": 0.7}
+    names = re.compile("_sdp$")  # back ends of attention draw dropout in different ways
 
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the module's inputs, its tensors, and what the modules inside it gave before."""
