@@ -98,7 +98,7 @@ def test_what_is_raised_inside_goes_through_and_the_run_is_readable(train, tmp_p
 def test_one_capture_at_a_time(tmp_path):
     first = introspect_cli.recording(None, tmp_path / "a")
     second = introspect_cli.recording(None, tmp_path / "b")
-    with first, pytest.raises(UsageError, match="under way"):
+    with first, pytest.raises(UsageError, match="already running"):
         second.__enter__()
     assert not (tmp_path / "b").exists()
 

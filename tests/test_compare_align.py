@@ -375,8 +375,9 @@ class TestCoverage:
     def test_modules_one_side_left_out_are_no_divergence(self, diff):
         a = chain(["Net.a", "Net.b"])
         b = chain(["Net.a"])
-        said = {"manifest": {"options": {"modules": ["a"]}}}
-        result = diff(a, b, about_a={"manifest": {"options": {"modules": []}}}, about_b=said)
+        both = ({"modules": chosen} for chosen in ([], ["a"]))
+        about_a, about_b = ({"manifest": {"options": chosen, "narrowing": chosen}} for chosen in both)
+        result = diff(a, b, about_a=about_a, about_b=about_b)
         assert result.verdict is Verdict.SAME
         assert any("chose modules differently" in note for note in result.notes)
 

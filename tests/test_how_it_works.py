@@ -47,7 +47,8 @@ def followed(forks, tmp_path_factory):
 def test_the_page_lists_every_pass_in_its_order():
     rows = re.findall(r"^\| `(\w+)` \| [a-z]", PAGE, re.MULTILINE)
     passes = ["pair", *(step_pass.__name__ for step_pass in walk.PASSES)]
-    assert rows[: len(passes)] == passes
+    first = rows.index("pair")
+    assert rows[first : first + len(passes)] == passes
 
 
 def test_the_example_counts_what_the_passes_leave(followed):

@@ -312,7 +312,7 @@ def test_learning_rates_of_other_steps_are_no_cause_and_an_unseen_state_may_be(t
 def test_a_state_without_a_counter_that_is_not_there_is_named(runs, tmp_path):
     """The learning rate, which is lost with it, is not the only cause."""
     result = compared(*resume(runs, tmp_path, "optimizer", momentum=True))
-    assert "the optimizer state of b started anew (it begins without momentum_buffer)" in result.sentence
+    assert "the optimizer state of b started from scratch (it begins without momentum_buffer)" in result.sentence
 
 
 @pytest.mark.parametrize(("lose", "both"), [("nothing", True), ("nothing", False), ("optimizer", True)])

@@ -185,7 +185,7 @@ def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
     assert kept[files.digests["real.py"]] == b"y = 2\n"
     assert files.digests["huge.py"] not in kept
     assert files.digests["binary.py"] not in kept
-    assert any("huge.py is not in the run" in said for said in files.notes())
+    assert any("huge.py is not kept" in said for said in files.notes())
     unread = next(said for said in files.notes() if "cannot be read" in said)
     assert unread.startswith("enormous.py, gone.py, vanished.py cannot be read, being larger than 8 MB or gone")
 
@@ -275,7 +275,7 @@ def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
     files.add("second.py", b"b = 1\n" * 10)
     files.add("third.py", b"a = 1\n" * 10)  # equal to the first: kept once
     assert set(kept) == {source_digest(b"a = 1\n" * 10)}
-    assert any(said.startswith("the text of second.py is not in the run") for said in files.notes())
+    assert any(said.startswith("the text of second.py is not kept") for said in files.notes())
 
 
 @pytest.mark.parametrize("damage", ["bomb", "cut", "other"])

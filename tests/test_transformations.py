@@ -408,7 +408,7 @@ def test_a_function_is_compared_at_its_boundary_and_what_cannot_be_called_is_ref
     model = nn.Linear(4, 2)
     with pytest.raises(UsageError, match="cannot be called"):
         introspect_cli.compare_transformed(model, 3, INPUT)
-    with pytest.raises(UsageError, match="no level"):
+    with pytest.raises(UsageError, match="unknown level"):
         introspect_cli.compare_transformed(model, model, INPUT, level="kernel")
 
 

@@ -138,12 +138,9 @@ class Comparison(Sides):
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
-            optimizes = (sites.phase == phase_code(Phase.OPTIMIZER)).any()
-            begins = (
-                not (optimizes or self.gathered)
-                and len(steps) > 1
-                and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
-            )
+            params = (sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.START))
+            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.gathered
+            begins = updates and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
             sides.append(bool(begins))
         return sides[0], sides[1]
 
