@@ -108,6 +108,7 @@ class Part:
         b: its value in run b.
         matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
             what neither run has.
+        generator: of a random state, whose it is; "" of all else.
     """
 
     part: str
@@ -116,6 +117,7 @@ class Part:
     a: str | None = None
     b: str | None = None
     matters: bool = True
+    generator: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons.hyperparameters import hyperparameter_change
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.words import listed
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Role, Verdict
-from introspect_cli.compare.resumed.parts import PLACE, RANDOM, RATES
+from introspect_cli.compare.resumed.parts import PLACE, RATES
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import count
 
@@ -106,7 +106,7 @@ def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
 def shows(site: Site, part: Part) -> bool:
     """Whether a record holds a part of what a resumed run goes on with."""
     if site.kind is Kind.RNG:
-        return site.phase is Phase.START and part.part == RANDOM + generator_of(site)
+        return site.phase is Phase.START and part.generator == generator_of(site)
     if site.kind is Kind.BATCH:
         return part.part == PLACE
     return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
@@ -163,9 +163,8 @@ def head_of(resumed: Resumption) -> str:
     run = f"Run {resumed.run}, resumed after step {resumed.at - 1} of {resumed.whole},"
     if not resumed.lost:
         return f"{run} restored all that is on record{_but(resumed)}{_unseen(resumed)}."
-    lost = together(resumed.lost)
-    drawn = " (or drew from it before its first step)"
-    names = [f"the {name}{drawn if name.startswith('random state ') else ''}" for name in lost[:_NAMED]]
+    lost = together(resumed.lost, of_one=" (or drew from it before its first step)")
+    names = [f"the {name}" for name in lost[:_NAMED]]
     if len(lost) > _NAMED:
         names.append(count(len(lost) - _NAMED, "more part"))
     return f"{run} did not restore {listed(names)}."
@@ -187,17 +186,16 @@ def _unseen(resumed: Resumption) -> str:
     return f"; {listed([*names[:_NAMED], *more])} {were} not recorded"
 
 
-def together(parts: Sequence[Part]) -> list[str]:
-    """Parts in words, generators of which the same is said as one."""
+def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, generators of which the same is said as one; `of_one` is said of the state of a single one."""
     by_name: dict[tuple[str, str], list[str]] = {}
     for part in parts:
-        _, is_random, generator = part.part.partition(RANDOM)
-        names = by_name.setdefault((RANDOM if is_random else part.part, part.text), [])
-        names += [generator] if is_random else []
+        names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
+        names += [part.generator] if part.generator else []
     clauses = []
     for (name, text), names in by_name.items():
         words = f"random state{'s' * (len(names) > 1)} of {listed(names)}" if names else name
-        clauses.append(f"{words} ({text})" if text else words)
+        clauses.append(f"{words}{f' ({text})' if text else ''}{of_one if len(names) == 1 else ''}")
     return clauses
 
 

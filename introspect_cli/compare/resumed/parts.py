@@ -224,7 +224,6 @@ def counters(goes: Goes) -> Part:
 
 
 PLACE = "place in the data"
-RANDOM = "random state of "
 
 
 def random(goes: Goes, read: ReadOn) -> list[Part]:
@@ -240,7 +239,8 @@ def random(goes: Goes, read: ReadOn) -> list[Part]:
             state, text = _restored(goes, read, key[0], late.get(key), whole.get(key))
             unused = state is Restored.NO and _unused(key[0], (late, ends[0])) and _unused(key[0], (whole, ends[1]))
             text = "nothing drew from it in the steps compared" if unused else text
-            parts.append(Part(RANDOM + key[0], state, text, matters=not unused))
+            name = f"random state of {key[0]}"
+            parts.append(Part(name, state, text, matters=not unused, generator=key[0]))
     return parts
 
 
