@@ -417,9 +417,9 @@ for step in range(4):
 print(loss.item())
 """
 HURRIED = """
-from introspect_cli.capture.background import Publishers
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.cli import main
-Publishers.finish.__defaults__ = (0.0,)  # what is published in the background, nobody waits for
+BackgroundProcess.patience = 0.0  # what is published in the background, nobody waits for
 main()
 """
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "one"}
