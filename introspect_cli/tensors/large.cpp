@@ -18,7 +18,7 @@ PyObject *THREADS = nullptr;  // a name
 
 PyObject *named(PyObject *&made, const char *text) { return made ? made : made = PyUnicode_InternFromString(text); }
 
-// An integer, a reference of ours; -1 without an exception where there is none.
+// An integer, a new reference; -1 without an exception where there is none.
 i64 integer(PyObject *number) {
     i64 value = number ? PyLong_AsLongLong(number) : -1;
     if (number) Py_DecRef(number);

@@ -3,7 +3,7 @@
 Kernels want runs of contiguous elements; scripts have transposes, slices, channels-last images and expanded scalars,
 some of them larger than what may be copied at once. So tensors are cut along the leading dimensions into views of at
 most `limit` elements, copied one at a time, each with the row-major index of its first element. Every torch operation
-of ours runs inside `unobserved`, so that no mode of the script sees it.
+of introspect runs inside `unobserved`, so that no mode of the script sees it.
 
 Reading a transposed matrix in logical order touches a cache line for each element. So the compiled kernels copy it in
 the order of the source's memory, in pieces of at most a chunk, which threads share and summarise where they are: in the

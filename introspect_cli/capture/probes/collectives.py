@@ -1,8 +1,8 @@
 """Collectives and messages between ranks: which, over whom, in what order, with what going in and coming out.
 
 DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's operators `c10d::*`; functions of
-`torch.distributed` see only the last of them. So a kernel of ours is put before those operators, at the key where
-autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
+`torch.distributed` see only the last of them. So a kernel of introspect's is put before those operators, at the key
+where autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
 collectives, which DTensor uses, come to those operators below that key; their functions are replaced instead.
 
 A result is there only when somebody has waited for it. So it is looked at after the wait for that very handle. Where

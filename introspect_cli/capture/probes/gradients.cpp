@@ -114,7 +114,7 @@ PyObject *number_of(PyObject *node) {
     return both ? both : (PyErr_Clear(), nullptr);
 }
 
-// A dictionary with one hook, a reference of ours: one whose graph is gone, else a new one.
+// A dictionary with one hook, a new reference: one whose graph is gone, else a new one.
 PyObject *hooks_with(Gradients *self, PyObject *site, PyObject *version, Hook *&hook) {
     PyObject *key = PyLong_FromLong(0), *hooks = key ? next_dictionary(self->held[WATCHED]) : nullptr;
     hook = hooks && Py_REFCNT(hooks) == 1 ? (Hook *)PyDict_GetItemWithError(hooks, key) : nullptr;

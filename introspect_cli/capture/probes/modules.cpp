@@ -45,7 +45,7 @@ bool is_ours(Modules *self, PyObject *type) {  // whether calls of a class's mod
     return same;
 }
 
-// The modules of a module that called, if it is a sequence that runs torch's own code: a reference of ours, or null.
+// The modules of a module that called, if it is a sequence that runs torch's own code: a new reference, or null.
 PyObject *sequence_of(Modules *self, PyObject *state) {
     if (!attribute_is(state, PLAIN, self->held[SEQUENTIAL]) || self->held[SEQUENTIAL_FORWARD] == Py_None) return nullptr;
     if (!attribute_is(self->held[SEQUENTIAL], RUN, self->held[SEQUENTIAL_FORWARD]) ||
@@ -94,7 +94,7 @@ Py_ssize_t next_place(PyObject *modules, const PyObject *one, const PyObject *ot
 bool is_quiet(Modules *self) {
     if (!attribute_is(self->held[VALUES], ON_VALUE, Py_None) || answered(self->held[MODES])) return false;
     PyObject *moved = attribute(self->held[DRAWS], MOVED);
-    PyObject *answer = moved && PyCFunction_Check(moved) ? PyObject_CallNoArgs(moved) : nullptr;  // no frame of ours
+    PyObject *answer = moved && PyCFunction_Check(moved) ? PyObject_CallNoArgs(moved) : nullptr;  // no frame of introspect's
     int has_moved = answer ? PyObject_IsTrue(answer) : 1;
     if (moved) Py_DecRef(moved);
     if (answer) Py_DecRef(answer);
@@ -137,7 +137,7 @@ PyObject *sites_of(const Call &call) {
 }
 
 // Whether the module is known to be plain, and so are the sites of what goes into this call: `found` becomes a list of their
-// pairs, a reference of ours, or null where nothing of it is recorded.
+// pairs, a new reference, or null where nothing of it is recorded.
 bool is_known(Modules *self, const Call &call, PyObject *&found) {
     if (!attribute_is(call.state, PLAIN, (PyObject *)Py_TYPE(call.module))) return false;
     if (!attribute_is(self->held[VALUES], INPUTS, Py_True) || !attribute_is(call.state, WATCHED, Py_True)) return true;

@@ -1,5 +1,5 @@
 // What the compiled twins of probes share. They do what their Python does for what is plain, in one call and without a
-// frame of ours, so that no signal handler and no compiler comes in between; whatever is not plain they leave to it.
+// frame of introspect's, so that no signal handler and no compiler comes in between; whatever is not plain they leave to it.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
@@ -30,7 +30,7 @@ HIDDEN bool take_dictionary(PyObject *hooks, PyObject *dictionary);  // in its p
 
 inline u64 HOLDERS = 0;  // made so far
 
-// An object of ours that holds N others and is known to the garbage collector.
+// An object of introspect's that holds N others and is known to the garbage collector.
 template <int N> struct Holder {
     PyObject_HEAD
     u64 number;  // which no other has had
