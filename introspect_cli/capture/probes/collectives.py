@@ -2,8 +2,8 @@
 
 DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's operators `c10d::*`; functions of
 `torch.distributed` see only the last of them. So a kernel of introspect's is put before those operators, at the key
-where autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing. Functional
-collectives, which DTensor uses, come to those operators below that key; their functions are replaced instead.
+where autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing.
+Functional collectives, which DTensor uses, come to those operators below that key; so their functions are replaced.
 
 A result is there only when somebody has waited for it. So it is looked at after the wait for that very handle. Where
 the script waits itself and something had been written there before, the script or the collective may have done so, and
