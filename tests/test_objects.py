@@ -37,6 +37,7 @@ def bucket():
     with serving() as served, pytest.MonkeyPatch.context() as patch:
         for name, value in served.settings.items():
             patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()  # of a server that earlier tests had
         yield served
 
 
