@@ -314,6 +314,12 @@ class ModuleInfo:
     step: int = 0
     variable: str = ""
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """The FQNs that its tied parameters are recorded by, by their names here."""
+        parts = (alias.partition("=") for alias in self.aliases)
+        return {name: target for name, equals, target in parts if equals}
+
 
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:
     """The seed of a run's `--perturb`; None where it has none, or where nothing was moved."""

@@ -319,8 +319,7 @@ def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
     names: set[str] = set()
     for owner in owners:
         for module in (tree[owner] for tree in step.modules if owner in tree):
-            parts = (alias.partition("=") for alias in module.aliases)
-            tied = {name: target for name, equals, target in parts if equals and _is(step, target, kind)}
+            tied = {name: target for name, target in module.tied.items() if _is(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers
             names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
     names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}

@@ -340,7 +340,7 @@ def _statistics(scene: Scene) -> str:
 
 
 def _drawn(scene: Scene) -> str:
-    drawn = f"{named(scene.site, scene.first.module_class)} draws random numbers, and gives another output"
+    drawn = f"{named(scene.site, scene.first.module_class)} draws random numbers, and its output differs"
     if scene.site.kind is Kind.INPUT:
         drawn = f"{what(scene.site, scene.first.module_class)} differs, and random numbers are drawn just before it"
     return (

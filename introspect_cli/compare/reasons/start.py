@@ -157,8 +157,7 @@ def _tied(scene: Scene) -> str:
     """Which module of both runs has this parameter as its own in one of them; "" for none."""
     for tree, other, side in zip(scene.step.modules, scene.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
-            for alias in sorted({*tree[fqn].aliases} - {*other[fqn].aliases}):
-                name, _, target = alias.partition("=")
+            for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
                 if target == scene.site.fqn:
                     return f" {fqn}.{name} is tied to it in {side}, and not in {OTHER[side]}."
     return ""

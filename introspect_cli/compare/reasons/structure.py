@@ -114,11 +114,10 @@ def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
     """What a parameter is tied to, by the aliases of its module."""
     owner, _, name = fqn.rpartition(".")
     for module in modules:
-        for alias in module.aliases:
-            alias_name, equals, target = alias.partition("=")
-            if equals and module.fqn == owner and alias_name == name:
+        for alias_name, target in module.tied.items():
+            if module.fqn == owner and alias_name == name:
                 return target
-            if equals and target == fqn:
+            if target == fqn:
                 return f"{module.fqn}.{alias_name}"
     return ""
 
