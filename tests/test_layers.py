@@ -69,8 +69,27 @@ LAYERS = {
 }
 """What each part may import beside itself."""
 
-STORE = ("files", "format", "remote", "write", "read", "ranks")
-"""The folders of the store, each of which imports from itself and those before it."""
+FOLDERS = {
+    "store": ("files", "format", "remote", "write", "read", "ranks"),
+    "compare": (
+        "changes",
+        "element",
+        "terms",
+        "match",
+        "settings",
+        "join",
+        "resumed",
+        "step",
+        "checkpoints",
+        "passes",
+        "reasons",
+        "walk",
+        "answer",
+        "diff",
+        "groups",
+    ),
+}
+"""What lies in a part, each of which imports from itself and those before it."""
 
 HOMES = {
     "torch": {"tensors", "capture", "integrations"},
@@ -128,11 +147,15 @@ def test_every_file_keeps_to_its_layer():
     assert [crossing for path in FILES for crossing in crossings(path)] == []
 
 
-def test_the_folders_of_the_store_import_one_another_in_one_direction():
-    for path in (PACKAGE / "store").rglob("*/*.py"):
-        below = {f"introspect_cli.store.{name}" for name in STORE[: STORE.index(path.parent.name) + 1]}
-        targets = {".".join(name.split(".")[:3]) for name, _ in imported(path)}
-        assert {target for target in targets if target.startswith("introspect_cli.store")} <= below, path
+@pytest.mark.parametrize("part", sorted(FOLDERS))
+def test_the_folders_of_a_part_import_one_another_in_one_direction(part):
+    for path in (PACKAGE / part).rglob("*.py"):
+        here = path.relative_to(PACKAGE / part).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue
+        allowed = FOLDERS[part][: FOLDERS[part].index(here) + 1]
+        targets = (name.split(".")[1:] for name, _ in imported(path) if name.startswith(f"introspect_cli.{part}."))
+        assert {words[1] for words in targets} <= set(allowed), path
 
 
 def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
@@ -141,7 +164,7 @@ def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
     wrong = tmp_path / "store" / "wrong.py"
     wrong.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.nn\n"
-        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.join.sites\n"
+        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.terms.sites\n"
         "from introspect_cli import diff\nfrom introspect_cli.version import __version__\nimport pickle\n"
     )
     assert sorted(crossings(wrong)) == [
