@@ -12,7 +12,7 @@ import pytest
 from laid_out import ALL, FLOWS, SHARED, STATES, copy, exchanged, write
 
 from introspect_cli import engine
-from introspect_cli.compare.answer.answer import by_rank
+from introspect_cli.compare.answer import by_rank
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import StoreError, UsageError

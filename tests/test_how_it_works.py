@@ -11,7 +11,7 @@ import pytest
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms import table as tables
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.walk.walk import walk
+from introspect_cli.compare.walk import walk
 from introspect_cli.store.read.run import open_run
 
 ROOT = Path(__file__).resolve().parent.parent
