@@ -126,7 +126,8 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     Args:
         a: path of the first.
         b: path of the second.
-        options: fields of `DiffOptions` by name, and `noise`, paths of repeated runs.
+        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, and `noise`, paths of
+            repeated runs.
 
     Raises:
         UsageError: an option is unknown.
@@ -164,7 +165,8 @@ def compare_transformed(
         loss: makes a scalar of what a model gives; the sum over all floating point outputs where None.
         backward: whether gradients are compared, too.
         level: `module`, or `op` for every operator's results as well.
-        options: fields of `DiffOptions` by name, such as `rtol`, `atol` and `limit`.
+        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, such as `rtol`, `atol` and
+            `limit`.
 
     Returns:
         what `introspect_cli.diff` gives for two runs: `verdict`, `sentence`, `first`, `divergences`, ...
