@@ -69,28 +69,6 @@ LAYERS = {
 }
 """What each part may import beside itself."""
 
-FOLDERS = {
-    "store": ("files", "format", "remote", "write", "read", "ranks"),
-    "compare": (
-        "changes",
-        "element",
-        "terms",
-        "match",
-        "settings",
-        "join",
-        "resumed",
-        "step",
-        "checkpoints",
-        "passes",
-        "reasons",
-        "walk",
-        "answer",
-        "diff",
-        "groups",
-    ),
-}
-"""What lies in a part, each of which imports from itself and those before it."""
-
 HOMES = {
     "torch": {"tensors", "capture", "integrations"},
     "triton": {"tensors"},
@@ -145,17 +123,6 @@ def crossings(path):
 def test_every_file_keeps_to_its_layer():
     assert {part_of(path) for path in FILES} <= LAYERS.keys(), "a new part needs a line in the table"
     assert [crossing for path in FILES for crossing in crossings(path)] == []
-
-
-@pytest.mark.parametrize("part", sorted(FOLDERS))
-def test_the_folders_of_a_part_import_one_another_in_one_direction(part):
-    for path in (PACKAGE / part).rglob("*.py"):
-        here = path.relative_to(PACKAGE / part).parts[0].removesuffix(".py")
-        if here == "__init__":
-            continue
-        allowed = FOLDERS[part][: FOLDERS[part].index(here) + 1]
-        targets = (name.split(".")[1:] for name, _ in imported(path) if name.startswith(f"introspect_cli.{part}."))
-        assert {words[1] for words in targets} <= set(allowed), path
 
 
 def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
@@ -237,10 +204,10 @@ def in_rooms(graph, part):
     return rooms
 
 
-@pytest.mark.parametrize("part", ["capture", "rerun"])
+@pytest.mark.parametrize("part", ["capture", "compare", "rerun", "store", "tensors"])
 def test_folders_of_a_part_import_in_one_direction(part):
     rooms = in_rooms(import_graph(PACKAGE), part)
-    assert sum(map(bool, rooms.values())) > 5
+    assert sum(map(bool, rooms.values())) > 4
     assert circles(rooms) == set()
 
 
