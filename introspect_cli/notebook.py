@@ -172,8 +172,8 @@ class Comparison(_Shown):
         result: the comparison as plain data.
     """
 
-    def __init__(self, result: DiffResult) -> None:
-        self.result = result
+    def __init__(self, result: DiffResult, *, grouped: bool = False) -> None:
+        self.result, self._grouped = result, grouped
 
     @property
     def same(self) -> bool:
@@ -197,13 +197,13 @@ class Comparison(_Shown):
 
     @property
     def divergences(self) -> tuple[Divergence, ...]:
-        """The divergences that were asked to be listed."""
+        """The divergences of the first step that has any; `limit` says how many are listed, None all of every step."""
         return self.result.divergences
 
     def _blocks(self) -> list[Block]:
         from introspect_cli.render.diff_text import diff_blocks
 
-        return diff_blocks(self.result)
+        return diff_blocks(self.result, grouped=self._grouped, more="limit=None lists them")
 
     def __repr__(self) -> str:
         return f"<{self.verdict}: {self.sentence}>"
@@ -233,7 +233,9 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
             raise UsageError(f"diff takes no option {name!r}{hint}")
     given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
     fields_given |= vars(read_selection(**given))
+    grouped = "limit" not in fields_given
     with ExitStack() as stack:
         one, two, *others = (stack.enter_context(open_any(path)) for path in (a, b, *noise))
         one, two = as_moments(one, two, written)
-        return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others))
+        fields_given.setdefault("whole_step", grouped)
+        return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others), grouped=grouped)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.store.files.folders import DIVERGENCE, GOLDEN_RUN
+from introspect_cli.store.files.folders import DIVERGENCE
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -270,6 +270,6 @@ def _digests(reference: str, rank: int) -> dict[int, bytes]:
     if is_remote(reference):
         return {}
     path = Path(reference)
-    with suppress(StoreError), open_run(path / GOLDEN_RUN if (path / GOLDEN_RUN).is_file() else path) as run:
+    with suppress(StoreError), open_run(path) as run:
         return run.rank(rank).digests() if rank in run.ranks else {}
     return {}

@@ -12,15 +12,14 @@ _WIDEST = 80  # of the list of rules, which is read as help is
 
 @click.command(
     epilog="""\b
-Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.
-
-\b
 Examples:
   introspect check runA
   introspect check --list --rule 'loss-*'
   introspect check --ignore raw-inputs --fail-on error runA
   introspect check --rule 'loss-*' --format json runA
-  introspect check --copies run             (thousands of ranks, in seconds)""",
+  introspect check --copies run             (thousands of ranks, in seconds)
+
+Exit status: 0 nothing found, 1 a finding at the level of --fail-on or worse, 2 no rule had the data it needs.""",
 )
 @click.argument("run", type=RunType(), required=False)
 @click.option("--rule", "rules", multiple=True, metavar="GLOB", help="Check only these rules; may be repeated.")

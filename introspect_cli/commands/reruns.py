@@ -142,7 +142,12 @@ def golden() -> None:
 @golden.command(context_settings=_TO_CAPTURE)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to keep it in.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Keep the first N steps."
+    "--steps",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Run N steps; of these, the first four, the middle one and the last are kept.",
 )
 @rtol_option
 @atol_option
@@ -190,11 +195,11 @@ def check(path: Path, *, noise: bool, keep_run: Path | None) -> int:
     Exit status: 0 it trains the same, 1 it does not, 2 could not tell.
     """
     from introspect_cli.render.console import Screen
-    from introspect_cli.render.diff_text import diff_blocks
+    from introspect_cli.render.diff_text import first_blocks
     from introspect_cli.rerun.golden import check as checked
 
     result = checked(path, noise=noise, keep_run=keep_run)
-    Screen().draw(diff_blocks(result))
+    Screen().draw(first_blocks(result))
     return exit_code(result.verdict)
 
 

@@ -221,6 +221,10 @@ def pack(run: str, output: str | None, *, sources: bool | None) -> int:
 
 @click.command(
     epilog="""\b
+Examples:
+  introspect verify runA
+  introspect verify s3://bucket/runs/a
+
 Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 )
 @click.argument("run", type=RunType())

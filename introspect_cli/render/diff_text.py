@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
@@ -23,7 +24,12 @@ _PHASES = {Phase.START: "at the start", Phase.RECOMPUTE: "computed again", Phase
 
 
 def diff_blocks(
-    result: DiffResult, *, everything: bool = False, verbose: bool = False, grouped: bool = False
+    result: DiffResult,
+    *,
+    everything: bool = False,
+    verbose: bool = False,
+    grouped: bool = False,
+    more: str = "--all lists them",
 ) -> list[Block]:
     """The whole answer.
 
@@ -32,6 +38,7 @@ def diff_blocks(
         everything: whether to list all settings.
         verbose: whether to show what differs in each divergence that is listed.
         grouped: whether the first divergence stands alone, and what follows from it in its step is counted by kind.
+        more: how more divergences are listed; "" where nothing lists them.
     """
     blocks: list[Block] = [line(clean(result.sentence), _VERDICT_STYLE[result.verdict])]
     blocks += [line(f"- {clean(text)}", indent=2) for text in result.evidence]
@@ -56,7 +63,7 @@ def diff_blocks(
             )
         if verbose:
             blocks += detail_blocks(result)
-        blocks += _rest(result, len(by_rank) + len(listed))
+        blocks += _rest(result, len(by_rank) + len(listed), more)
     if result.notes:
         blocks.append(line())
         blocks += [
@@ -67,6 +74,11 @@ def diff_blocks(
         blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
         blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
     return blocks
+
+
+def first_blocks(result: DiffResult) -> list[Block]:
+    """The answer of a verb that has no option to list more: the first divergence, and how many there are."""
+    return diff_blocks(replace(result, divergences=result.divergences[:1]), more="")
 
 
 def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
@@ -126,7 +138,7 @@ def _group(divergence: Divergence) -> str:
     return f"{name} ({_PHASES[site.phase]})" if site.phase in _PHASES else name
 
 
-def _rest(result: DiffResult, listed: int) -> list[Block]:
+def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:
     """How much is not listed."""
     more = result.counts.diverged - listed
     counts = result.counts
@@ -136,7 +148,7 @@ def _rest(result: DiffResult, listed: int) -> list[Block]:
         text += f"; {counts.only_a} sites only in a, {counts.only_b} only in b"
     if counts.within:
         text += f"; {counts.within} more within tolerance or noise"
-    tail = f"; {more:,} not listed (--all lists them)" if more > 0 else ""
+    tail = f"; {more:,} not listed ({how})" if more > 0 and how else ""
     return [line(text + tail + ".", "dim")]
 
 

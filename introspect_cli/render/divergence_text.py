@@ -231,7 +231,8 @@ def code_blocks(code: CodeChanges | None) -> list[Block]:
     if every > 1:
         likely = len(code.likely) - 1
         rest = f"and {count(every - 1, 'more changed statement')}"
-        blocks.append(line(f"{rest}, {f'{likely:,}' if likely else 'none'} likely (--changes lists all)", "dim", 2))
+        of_these = "all" if likely == every - 1 > 1 else f"{likely:,}" if likely else "none"
+        blocks.append(line(f"{rest}, {of_these} likely (--changes lists all)", "dim", 2))
     return blocks
 
 

@@ -219,7 +219,7 @@ def _table(a: History, b: History) -> list[Block]:
     spread = {round(place * (len(steps) - 1) / max(_ROWS - 1, 1)) for place in range(_ROWS)}
     near = set(range(max(0, at - 1), min(len(steps), at + _AROUND))) if differing else set()
     rows, styles = [], []
-    for place in sorted((spread if len(steps) > _ROWS else set(range(len(steps)))) | near):
+    for place in sorted((spread if len(steps) > _ENDS else set(range(len(steps)))) | near):
         step = steps[place]
         x, y = one.get(step), two.get(step)
         texts = (number(x, 5), number(y, 5))
@@ -240,7 +240,8 @@ def _table(a: History, b: History) -> list[Block]:
         if differing
         else f"equal numbers at all {len(steps):,} steps"
     )
-    return [Table(columns, tuple(rows), tuple(styles)), line(f"{summary}.", "dim")]
+    listed = f"; {len(rows)} of them are listed" if len(rows) < len(steps) else ""
+    return [Table(columns, tuple(rows), tuple(styles)), line(f"{summary}{listed}.", "dim")]
 
 
 def _same(x: float | None, y: float | None) -> bool:

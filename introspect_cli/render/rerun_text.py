@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness, Ranked
+from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.render.blocks import Block, Column, line, table_of
-from introspect_cli.render.diff_text import diff_blocks
+from introspect_cli.render.diff_text import diff_blocks, first_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, place_of
@@ -17,6 +18,7 @@ from introspect_cli.texts import clean
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes.minimise import Smallest
     from introspect_cli.rerun.changes.search import Proof
@@ -38,7 +40,7 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         blocks += [line(), *_proven(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
-        blocks += diff_blocks(culprit.result)
+        blocks += _diverging(culprit.result, culprit.proof)
         blocks.append(line())
     return [*blocks, tried]
 
@@ -58,7 +60,7 @@ def smallest_blocks(smallest: Smallest) -> list[Block]:
         names = ", ".join(map(clean, smallest.unknown))
         blocks.append(line(f"Not tried, since their values are redacted: {names}"))
     if smallest.settings and smallest.result is not None:
-        blocks += [line(), *diff_blocks(smallest.result)]
+        blocks += [line(), *first_blocks(smallest.result)]
     return [*blocks, line(f"{smallest.runs} captures", "dim")]
 
 
@@ -70,9 +72,17 @@ def proof_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
     blocks = _proven(proof)
     if proof.result is not None:
-        blocks += [line(), *diff_blocks(proof.result)]
+        blocks += [line(), *_diverging(proof.result, proof)]
     undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
     return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
+
+
+def _diverging(result: DiffResult, proof: Proof | None) -> list[Block]:
+    """What a culprit makes diverge; the changed statements stand above it where they are proven."""
+    if proof is not None and proof.elements:
+        settings = tuple(change for change in result.settings if change.source != "sources")
+        result = replace(result.with_findings(CodeChanges, ()), settings=settings)
+    return first_blocks(result)
 
 
 def _proven(proof: Proof) -> list[Block]:

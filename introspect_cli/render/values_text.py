@@ -62,8 +62,9 @@ def side_by_side(divergence: Divergence, a: NDArray[Any] | None, b: NDArray[Any]
     blocks: list[Block] = [line(), line(title, "heading")]
     if a is None or b is None:
         which = "neither run" if a is None and b is None else "run a" if a is None else "run b"
-        verb = "stored" if a is None and b is None else "has not stored"
-        blocks.append(line(f"{which} {verb} these values whole: capture both with --save-tensors GLOB.", "unsure", 2))
+        verb, it = ("stored", "both") if a is None and b is None else ("has not stored", "it")
+        again = f"capture {it} with --save-tensors '{clean(site.fqn)}'"
+        blocks.append(line(f"{which} {verb} these values whole: {again}.", "unsure", 2))
         return blocks
     difference = elements(a, b)
     if difference is None:

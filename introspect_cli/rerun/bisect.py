@@ -16,7 +16,7 @@ from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MOST_RUNS, Proof, prove
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture, log_of, logged
+from introspect_cli.rerun.variant import Reference, Rerun, Variant, briefly, capture, log_of, logged
 from introspect_cli.store.files.folders import RUNS
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class _Search:
         self.results[commit] = result
         self.tried.append((commit, verdict))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
-        why = result.sentence if result is not None and verdict is not Verdict.SAME else ""
+        why = briefly(result) if result is not None and verdict is not Verdict.SAME else ""
         if result is None:
             why = "it could not be captured"
         self.tell(f"{commit[:10]} is {said}" + (f": {why}" if why else ""))

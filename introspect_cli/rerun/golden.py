@@ -58,8 +58,7 @@ class Golden:
 
 def small_run(steps: int) -> list[str]:
     """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
-    later = f",{steps // 2},{steps - 1}" if steps > 8 else ""
-    schedule = f"0:{min(steps, 4)}{later}" if steps > 4 else f"0:{steps}"
+    schedule = f"0:4,{steps // 2},{steps - 1}" if steps > 4 else f"0:{steps}"
     small = ["--no-env", "--no-packages", "--no-source"]
     return ["--record", KINDS, "--stats", "none", "--steps", schedule, "--until-step", str(steps - 1), *small]
 

@@ -20,6 +20,7 @@ from introspect_cli.compare.answer.endings import Raised, raised
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.terms.words import what
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import RunState, open_run
@@ -252,6 +253,12 @@ class Reference:
         if result.verdict is Verdict.SAME and other.exit_code != exit_code:
             return Verdict.UNDECIDED, result
         return result.verdict, result
+
+
+def briefly(result: DiffResult) -> str:
+    """Where two runs diverge, for what is said while more runs are made."""
+    first = result.first
+    return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, placed, recipe_of
-from introspect_cli.rerun.variant import Variant, capture
+from introspect_cli.rerun.variant import Variant, briefly, capture
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files.folders import RUNS
 from introspect_cli.store.read.run import Run, open_run
@@ -233,7 +233,7 @@ def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
             return f"It recorded nothing of step {recorded[-1]}."
         compared = Schedule.parse(",".join(map(str, recorded)))
         result = compare_runs(run, again, DiffOptions(steps=compared, limit=1))
-    return "" if result.verdict is Verdict.SAME else result.sentence
+    return "" if result.verdict is Verdict.SAME else briefly(result)
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:

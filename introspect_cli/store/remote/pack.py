@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import LOCK, MANIFEST, NAMES, SOURCES, Folder, outside_cause, reason
+from introspect_cli.store.files.folders import GOLDEN_RUN, LOCK, MANIFEST, NAMES, SOURCES, Folder, outside_cause, reason
 from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
 from introspect_cli.store.remote.remote_folder import RemoteFolder, copy_of, open_remote
 
@@ -53,6 +53,7 @@ def open_store(path: str | Path) -> Folder:
         if remote is not None:
             return remote
         path = fetched(str(path))
+    path = next((pack for pack in (path, os.path.join(path, GOLDEN_RUN)) if is_pack(pack)), path)  # noqa: PTH118 - as text
     if is_pack(path):
         path = unpacked(path)
     try:
