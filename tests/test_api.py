@@ -146,6 +146,7 @@ def test_a_comparison_shows_as_html_text_and_rich(tmp_path):
     assert "Net&lt;b&gt;" in html
     assert "Net<b>" not in html
     assert "Net<b>" in str(comparison)
+    assert "--all" not in str(comparison)
     out = io.StringIO()
     Console(file=out, width=100).print(comparison)
     assert "Net<b>" in out.getvalue()

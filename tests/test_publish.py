@@ -15,6 +15,8 @@ import pytest
 import introspect_cli
 from introspect_cli.capture.background import BackgroundProcess, Publishers
 from introspect_cli.capture.guard import Guard
+from introspect_cli.errors import UsageError
+from introspect_cli.publish.places import open_place
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -155,6 +157,13 @@ def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspe
     assert (done.returncode, "unknown statistic 'l3'" in done.stderr) == (2, True)
     done = introspect("publish", "run", "mlfow", cwd=place)
     assert (done.returncode, "unknown logger 'mlfow'; did you mean mlflow?" in done.stderr) == (2, True)
+
+
+def test_a_client_of_mlflow_that_has_no_database_is_a_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="MLflow's client is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://tracked")
+    with pytest.raises(UsageError, match="set MLFLOW_TRACKING_URI to a server"):
+        open_place("mlflow", str(tmp_path), "run")
 
 
 def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):

@@ -188,6 +188,8 @@ def test_a_pipe_has_no_edge(monkeypatch):
 def test_what_the_encoding_lacks_is_replaced(monkeypatch):
     out = drawn([line("a … █ λ ·", wrap=False)], monkeypatch, tty=False, encoding="latin-1")
     assert out == "a ~ # \\u03bb .\n"
+    shades = drawn([line("·░▒▓█", wrap=False)], monkeypatch, tty=False, encoding="latin-1").strip()
+    assert len(set(shades)) == 5, "a small distance is not drawn as none"
 
 
 @pytest.mark.parametrize("back", [0.0, 1.0])
@@ -207,3 +209,10 @@ def test_a_plot_of_the_largest_numbers_there_are():
     a, b = (History("Net loss", "loss", (0, 1, 2), (-1.7e308, each, 1.7e308)) for each in (0.0, 1.0))
     rows = [block.text for block in pair_blocks([(a, b)], "mean", 80, ascii_only=True) if hasattr(block, "text")]
     assert sum("*" in row for row in rows) == 3
+
+
+@pytest.mark.parametrize(("steps", "said"), [(20, "differs at 1 of 20 steps."), (90, "; 14 of them are listed.")])
+def test_a_history_says_how_many_of_its_steps_are_listed(steps, said):
+    a, b = (History("Net loss", "loss", range(steps), [each, *[1.0] * (steps - 1)]) for each in (0.0, 1.0))
+    *_, last = pair_blocks([(a, b)], "mean", 80, ascii_only=True)
+    assert last.text.endswith(said)

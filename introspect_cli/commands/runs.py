@@ -58,7 +58,7 @@ def list_(directories: tuple[Path, ...], format_: str) -> int:
 def label(run: str, text: str) -> int:
     """Give RUN a label, shown in the list.
 
-    Every verb takes the label for the run. An empty TEXT removes it.
+    Every verb takes the label for a run below introspect-runs/. An empty TEXT removes it.
     """
     from introspect_cli.errors import UsageError
     from introspect_cli.store.files.folders import LONGEST_LABEL

@@ -71,7 +71,7 @@ def open_any(path: str | Path) -> Run:
         from introspect_cli.exchange.tensor_files import SUFFIXES
 
         raise StoreError(
-            f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES)}), or their directory"
+            f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES[:3])}, ...), or their directory"
         ) from None
 
 

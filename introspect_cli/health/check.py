@@ -93,7 +93,7 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
     for glob in (*wanted, *ignored):
         if not any(fnmatchcase(rule.id, glob) for rule in RULES):
             names = [rule.id for rule in RULES]
-            hint = did_you_mean(glob, names) or f"; choose from {', '.join(names)}"
+            hint = did_you_mean(glob, names) or "; `introspect check --list` lists all"
             raise UsageError(f"unknown rule {glob!r}{hint}")
     return tuple(
         rule

@@ -201,9 +201,14 @@ class MLflow:
             name: of a run that is begun.
         """
         from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
         self._run, _, uri = run.partition("@")
-        self._client = MlflowClient(tracking_uri=uri or None)
+        try:
+            self._client = MlflowClient(tracking_uri=uri or None)
+        except MlflowException:  # mlflow-skinny has no database, which is where MLflow writes if nothing says otherwise
+            remedy = "set MLFLOW_TRACKING_URI to a server, or install all of mlflow"
+            raise UsageError(f"MLflow's client cannot write to where it is tracked: {remedy}") from None
         self._begun = not self._run
         if self._begun:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "introspect"
