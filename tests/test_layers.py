@@ -6,6 +6,7 @@ The imports of every file are read from its syntax, inside functions and under `
 from __future__ import annotations
 
 import ast
+import re
 import resource
 import subprocess
 import sys
@@ -123,6 +124,16 @@ def crossings(path):
 def test_every_file_keeps_to_its_layer():
     assert {part_of(path) for path in FILES} <= LAYERS.keys(), "a new part needs a line in the table"
     assert [crossing for path in FILES for crossing in crossings(path)] == []
+
+
+def test_the_map_for_newcomers_has_every_part_and_what_it_imports():
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = page[page.index("| part |") :].partition("\n\n")[0].splitlines()[2:]
+    cells = [[set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[1:-1]] for row in rows]
+    named = [part for parts, _, _ in cells for part in parts]
+    assert sorted(named) == sorted(LAYERS.keys() - {"__main__", "__init__"})
+    written = {part: imports for parts, _, imports in cells for part in parts if imports - {"cli", "commands"}}
+    assert written == {part: LAYERS[part] - BASE for part in written}
 
 
 def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ optimizer.step()
     for name, rate in (("a", "0.1"), ("b", "0.2")):
         introspect("capture", "-q", "-o", name, "--record", record, "train.py", rate)
     answer = introspect("diff", "a", "b").stdout.split("\n\n")[0]
-    certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1 0.1 -> 0.2" in answer
+    certain = "the cause is AdamW's lr 0.1 -> 0.2. It likely comes from argument 1: 0.1 -> 0.2" in answer
     assert certain is (record == "default"), answer
     assert ("or its hyper-parameters, or lies in what was not recorded" in answer) is (record != "default"), answer
 

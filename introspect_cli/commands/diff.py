@@ -48,12 +48,12 @@ class DiffCommand(click.Command):
     cls=DiffCommand,
     epilog="""\b
 Examples:
-  introspect diff                               (the last two runs below introspect-runs/)
+  introspect diff                         (the last two below introspect-runs/)
   introspect diff runA runB
   introspect diff runA runB --noise runA2 --map
   introspect diff runA runB --modules 'blocks.*' --kinds output,grad -v
-  introspect diff runA runB --values            (captured with --save-tensors)
-  introspect diff runA checkpoint-40            (or two checkpoints: .safetensors, .pt, .ckpt, directories)
+  introspect diff runA runB --values      (captured with --save-tensors)
+  introspect diff runA checkpoint-40      (or two checkpoints: .pt, ...)
   introspect diff main my-branch -- train.py --epochs 1
   introspect diff HEAD~3 . -- --record param,grad,loss train.py
 

@@ -57,7 +57,7 @@ def export(run: str, format_: str, output: str, *, prune_layers: bool, engine: s
     name="import",
     epilog="""\b
 Examples:
-  introspect import dump -o theirs              (dump/output/h.0.mlp.npy, dump/param/wte.npy, ...)
+  introspect import dump -o theirs        (dump/output/h.0.mlp.npy, ...)
   introspect import model.safetensors --kind param --root GPT -o weights
   introspect import logs/introspection/fit -o runA
   introspect diff theirs ours""",

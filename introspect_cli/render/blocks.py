@@ -142,11 +142,19 @@ Span = tuple[str, str]
 
 @dataclass(frozen=True)
 class Line:
-    """One paragraph, wrapped by the console at its width, continuation lines indented."""
+    """One paragraph, wrapped by the console at its width, continuation lines indented.
+
+    Attributes:
+        spans: its text.
+        indent: blanks in front of it.
+        wrap: whether it is wrapped.
+        hang: blanks in front of its continuation lines; 0 for two more than in front of it, where it has any.
+    """
 
     spans: tuple[Span, ...] = ()
     indent: int = 0
     wrap: bool = True
+    hang: int = 0
 
     @property
     def text(self) -> str:

@@ -112,12 +112,11 @@ class Screen:
         text = _styled(line, self._shown)
         width = max(min(self.width, 120), 20)
         if line.wrap and len(text) > width and self.width < WIDEST:
-            return self._wrapped(text, width, line.indent)
+            return self._wrapped(text, width, line.hang or (line.indent + 2 if line.indent else 0))
         return [text]
 
-    def _wrapped(self, text: Text, width: int, indent: int) -> list[Text]:
+    def _wrapped(self, text: Text, width: int, hang: int) -> list[Text]:
         """A styled paragraph cut at blanks; words longer than the line stay whole."""
-        hang = indent + 2 if indent else 0
         lines = textwrap.wrap(
             text.plain,
             width - hang,

@@ -44,7 +44,8 @@ def overview_blocks(run: Overview) -> list[Block]:
             (
                 (f"{name.rjust(wide)}  ", "dim"),
                 (clean(text), _STATE_STYLE.get(run.state, "") if name == "ended" else ""),
-            )
+            ),
+            hang=wide + 2,
         )
         for name, text in facts
         if text
@@ -140,7 +141,8 @@ def _steps(run: Overview) -> str:
         return "none"
     if run.steps == 1:
         return f"1 (step {run.first_step})"
-    return f"{run.steps} ({run.first_step} to {run.last_step})"
+    after = "; the last has what came after training" if run.manifest.get("remainder") else ""
+    return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
 
 
 def _named(first: Labels, last: Labels) -> list[str]:

@@ -128,6 +128,7 @@ def describe(change: SettingChange) -> str:
     if change.b is None:
         tail = "" if change.a in {"given", "imported", READ} else f"{_sign(name)}{change.a}"
         return f"{name}{tail}{only} a"
+    name += ":" * name[-1:].isdigit()  # `argument 1: 1 -> 4`
     return f"{name} {change.a} -> {change.b}"
 
 
