@@ -1,24 +1,19 @@
-"""What differs between two runs and can be changed by itself; the smallest set of settings that makes them diverge.
+"""What differs between two runs and can be changed by itself, and the smallest set of it that makes them diverge.
 
-Two runs differ in their arguments, their environment, their seed. Running run a's command again with some of run b's
-settings tells whether those suffice. Delta debugging (the `ddmin` algorithm: Zeller and Hildebrandt, "Simplifying and
-isolating failure-inducing input", 2002) shrinks the set until taking any one setting out makes the runs agree.
+Two runs differ in statements, files, arguments, their environment, their seed. Running run a's command again with some
+of that as in run b tells whether it suffices. Delta debugging (the `ddmin` algorithm: Zeller and Hildebrandt,
+"Simplifying and isolating failure-inducing input", 2002) shrinks the set until no single one can be taken out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.reasons.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.surroundings import OtherFile
-from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
-from introspect_cli.store.files.folders import REDACTED, RUNS
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.files.folders import REDACTED
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -123,88 +118,6 @@ _IRRELEVANT = frozenset(
     | {"TERM", "TMPDIR", "TMUX", "TMUX_PANE", "USER", "WINDOWID", "XDG_SESSION_ID", "INVOCATION_ID"}
 )
 """Variables that name where and by whom a shell was opened."""
-
-
-@dataclass(frozen=True)
-class Smallest:
-    """The answer.
-
-    Attributes:
-        settings: the smallest set found that makes the runs diverge; empty where that was not reproduced: run a's
-            command unchanged diverges from it, or with all of b's settings does not.
-        result: what the smallest set makes diverge.
-        runs: captures it took.
-        sentence: the answer in words.
-        unknown: differences that cannot be reproduced (redacted values).
-    """
-
-    settings: tuple[Difference, ...]
-    result: DiffResult | None
-    runs: int
-    sentence: str
-    unknown: tuple[str, ...] = ()
-
-
-def minimise(
-    a: Path,
-    b: Path,
-    options: tuple[str, ...],
-    words: tuple[str, ...],
-    output: Path | None,
-    until_step: int | None,
-    tell: Callable[[str], None],
-) -> Smallest:
-    """Find which of the settings in which two runs differ make them diverge.
-
-    Raises:
-        UsageError: the runs do not part, or no setting that could be changed differs.
-        StoreError: a run cannot be read.
-    """
-    with open_run(a) as one, open_run(b) as two:
-        first, second = dict(one.settings), dict(two.settings)
-        command = dict(first.get("command") or {})
-    recorded = Reference(a).judge(Rerun(b, 0, 1))[1]
-    if recorded is None or recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
-        raise UsageError(
-            f"nothing to bisect: {recorded.sentence if recorded is not None else 'the runs cannot be compared'}"
-        )
-    differing, unknown = differences(first, second)
-    if not differing:
-        raise UsageError("the two runs differ in no argument, environment variable or seed that could be changed")
-    script = words or ((command["script"],) if command.get("script") else ("-m", str(command.get("module"))))
-    script = tuple(script[:2] if script[0] == "-m" else script[:1])
-    place = (output or Path(RUNS) / f"settings-{a.name}-{b.name}").resolve()
-    reference = Reference(a, recorded.first.step if until_step is None else until_step)
-    given, ends = _arguments(first), reference.ends
-    answers: dict[frozenset[str], tuple[bool, DiffResult | None]] = {}
-
-    def diverges(chosen: Sequence[Difference]) -> bool:
-        """Whether run a's command with these of run b's settings diverges from run a."""
-        key = frozenset(f"{item.axis} {item.name}" for item in chosen)
-        if key not in answers:
-            as_in_b = applied(chosen, given)
-            line = (*options, *ends, *as_in_b.options, *script, *command_line(as_in_b.arguments))
-            made = capture(Variant(place / str(len(answers) + 1), line, Path.cwd(), as_in_b.environment))
-            verdict, result = reference.judge(made)
-            answers[key] = (verdict is Verdict.DIVERGED, result)
-            what = f"a with b's {', '.join(item.name for item in chosen)}" if chosen else "a again, unchanged"
-            said = {Verdict.SAME: "the same as a", Verdict.UNDECIDED: "cannot be told"}.get(verdict, "diverges from a")
-            tell(f"{what}: {said}")
-        return answers[key][0]
-
-    smallest: tuple[Difference, ...] = ()
-    result = None
-    if diverges(()):
-        result = answers[frozenset()][1]
-        sentence = "running a again, unchanged, already diverges from a: the script is not deterministic by itself"
-    elif not diverges(differing):
-        sentence = "running a with all of b's settings does not diverge from a: something else differs between the runs"
-    else:
-        smallest = tuple(ddmin(differing, diverges))
-        result = answers[frozenset(f"{item.axis} {item.name}" for item in smallest)][1]
-        make = "together make" if len(smallest) > 1 else "makes"
-        sentence = f"{len(smallest)} of {count(len(differing), 'differing setting')} {make} the runs diverge"
-    return Smallest(smallest, result, len(answers), sentence, unknown)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
