@@ -11,11 +11,11 @@ from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import change_lines
 from introspect_cli.render.values_text import closeup_blocks
-from introspect_cli.rerun.changes.minimise import Element, OtherPython, place_of
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from introspect_cli.rerun.bisect import Culprit
+    from introspect_cli.rerun.changes.minimise import Element
     from introspect_cli.rerun.changes.search import Proof
     from introspect_cli.rerun.zoom import Zoomed
 
@@ -67,10 +67,7 @@ def _proven(proof: Proof) -> list[Block]:
 def _element_blocks(element: Element) -> list[Block]:
     """One change, both sides below one another."""
     if not isinstance(element, Change):
-        name = clean(place_of(element))
-        differs = f"{_value(element.a)} -> {_value(element.b)}"
-        what = f"python, and {element.packages} packages" if isinstance(element, OtherPython) else name
-        return [line(f"{what}: {differs}")]
+        return [line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}")]
     return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 

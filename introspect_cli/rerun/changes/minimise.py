@@ -11,23 +11,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.rerun.places.surroundings import OtherFile
+from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.rerun.recipe import settings_document
 from introspect_cli.store.files.folders import REDACTED
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from introspect_cli.store.read.run import Run
+
+
+_DOCUMENTS = {"argument": "command", "environment": "environment", "capture": "seeds"}
+SETTINGS = tuple(_DOCUMENTS)
+"""Of a difference, the axes that are settings; `capture` is an option of `introspect capture` that changes the run."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that differs between the two runs.
+    """What is no text, and differs between the two runs.
 
     Attributes:
-        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
-        name: option or variable.
-        a: its value in run a; None where absent. A list for options of several values, True for a flag.
+        axis: one of `SETTINGS`; `file`, one that is no source; or `python`, another interpreter with other packages.
+        name: option, variable, or path in the project.
+        a: its value in run a; None where absent. A list for options of several values, True for a flag; a file's path;
+            "" for the interpreter that runs this.
         b: its value in run b.
     """
 
@@ -37,51 +47,37 @@ class Difference:
     b: Any
 
 
-@dataclass(frozen=True)
-class OtherPython:
-    """Another interpreter, with other packages.
-
-    Attributes:
-        a: a's; "" for the one that runs this.
-        b: b's.
-        packages: how many packages differ in their version.
-    """
-
-    a: str
-    b: str
-    packages: int
+Element: TypeAlias = "Change | Difference"
 
 
-Element: TypeAlias = "Change | OtherFile | Difference | OtherPython"
+def on_axes(elements: Iterable[Element], *axes: str) -> list[Difference]:
+    """The differences on some axes."""
+    return [element for element in elements if isinstance(element, Difference) and element.axis in axes]
 
 
 def place_of(element: Element) -> str:
     """Where an element is: `model.py:41`, `config.yaml`, `--lr`."""
     if isinstance(element, Change):
         return element.place
-    return f"the interpreter {element.b}" if isinstance(element, OtherPython) else element.name
+    return f"the interpreter {element.b}" if element.axis == "python" else element.name
 
 
 def counted(elements: Collection[Element]) -> str:
     """How many there are of what kind: `37 changes in 6 files and 2 differing settings`."""
-    files = {element.file for element in elements if isinstance(element, Change)}
-    files |= {element.name for element in elements if isinstance(element, OtherFile)}
-    inside = sum(isinstance(element, Change | OtherFile) for element in elements)
-    settings = count(len(elements) - inside, "differing setting")
+    inside = [element.file for element in elements if isinstance(element, Change)]
+    inside += [element.name for element in on_axes(elements, "file")]
+    settings = count(len(elements) - len(inside), "differing setting")
     if not inside:
         return settings
-    if inside == len(elements):
-        return f"{count(inside, 'change')} in {count(len(files), 'file')}"
-    return f"{count(inside, 'change')} in {count(len(files), 'file')} and {settings}"
+    changes = f"{count(len(inside), 'change')} in {count(len({*inside}), 'file')}"
+    return changes if len(inside) == len(elements) else f"{changes} and {settings}"
 
 
 def kind_of(element: Element) -> str:
     """What an element is, in one word."""
     if isinstance(element, Change):
         return element.unit
-    return (
-        "setting" if isinstance(element, Difference) else "python" if isinstance(element, OtherPython) else "other file"
-    )
+    return {"python": "python", "file": "other file"}.get(element.axis, "setting")
 
 
 Item = TypeVar("Item")
@@ -113,68 +109,22 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
     return items
 
 
-_IRRELEVANT = frozenset(
-    {"_", "COLUMNS", "HOME", "LINES", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}
-    | {"TERM", "TMPDIR", "TMUX", "TMUX_PANE", "USER", "WINDOWID", "XDG_SESSION_ID", "INVOCATION_ID"}
-)
-"""Variables that name where and by whom a shell was opened."""
-
-
-def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+def differences(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
     """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
     changeable, secret = [], []
-    axes = {
-        "argument": (_arguments(a), _arguments(b)),
-        "environment": (_part(a, "environment"), _part(b, "environment")),
-        "capture": (_part(a, "seeds"), _part(b, "seeds")),
-    }
-    for axis, (one, two) in axes.items():
-        for name in sorted({*one, *two}):
-            left, right = one.get(name), two.get(name)
-            if left == right or (axis == "environment" and name in _IRRELEVANT):
+    for axis, document in _DOCUMENTS.items():
+        one, two = (settings_document(run, document) for run in (a, b))
+        if axis == "argument":
+            words = (command.get("arguments") for command in (one, two))
+            one, two = (arguments(map(str, given)) if isinstance(given, list) else {} for given in words)
+        for name, left, right in sorted(unequal(one, two), key=lambda item: item[0]):
+            if axis == "environment" and ENV_NOISE.match(name):
                 continue
             if REDACTED in (left, right):
                 secret.append(name)
             else:
                 changeable.append(Difference(axis, name, left, right))
-    return tuple(changeable), tuple(secret)
-
-
-def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    value = settings.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """The script's own arguments, by name."""
-    words = _part(settings, "command").get("arguments")
-    return arguments(map(str, words)) if isinstance(words, list) else {}
-
-
-@dataclass(frozen=True)
-class Applied:
-    """Settings of run a, some of them as in run b: capture options, the script's arguments by name, variables."""
-
-    options: tuple[str, ...]
-    arguments: dict[str, Any]
-    environment: dict[str, str | None]
-
-
-def applied(chosen: Iterable[Difference], given: Mapping[str, Any]) -> Applied:
-    """What running a with these of b's settings takes."""
-    words = dict(given)
-    environment: dict[str, str | None] = {}
-    options: list[str] = []
-    for item in chosen:
-        if item.axis == "argument":
-            words[item.name] = item.b
-        elif item.axis == "environment":
-            environment[item.name] = item.b
-        elif item.name == "seed" and item.b is not None:
-            options += ["--seed", str(item.b)]
-        elif item.name == "deterministic" and item.b:
-            options.append("--deterministic")
-    return Applied(tuple(options), words, environment)
+    return changeable, secret
 
 
 def command_line(chosen: dict[str, Any]) -> list[str]:
