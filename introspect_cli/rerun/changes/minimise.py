@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.reasons.differences import unequal
-from introspect_cli.compare.reasons.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.compare.reasons.settings import ENV_NOISE
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.settings.documents import ARGUMENT, OPTION, arguments
+from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.rerun.recipe import settings_document
 from introspect_cli.store.files.folders import REDACTED
 from introspect_cli.texts import count
