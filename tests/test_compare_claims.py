@@ -13,8 +13,10 @@ from test_compare_reasons import MODULES, SGD, train
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.terms.words import thing
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, SiteInfo, Status
 from introspect_cli.render.plain import divergence_document
 from introspect_cli.store.read.run import open_run
@@ -483,3 +485,13 @@ def test_a_seed_that_differs_with_the_parameters_is_reported_with_them(tmp_path)
         result = compare_runs(one, two, DiffOptions())
     said = "Only a has Sequential.0.bias and 1 more parameter: if they are drawn at random, that explains it."
     assert said in result.sentence
+
+
+@pytest.mark.parametrize("what", Thing)
+def test_everything_that_a_divergence_can_rest_on_has_words(what):
+    assert all(thing(Evidence(what, known))[0] for known in Known)
+
+
+def test_every_kind_has_a_row_on_the_page_about_captures():
+    page = (Path(__file__).parent.parent / "docs/reference/capture.md").read_text(encoding="utf-8")
+    assert [kind.value for kind in Kind if f"`{kind.value}`" not in page] == []

@@ -266,8 +266,8 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
             for name, sites in (("a", paired.a.sites), ("b", paired.b.sites))
         }
         for name, names in saved.items():
-            ended = runs[OTHER[name]].manifest.get("stopped") is True  # before it came to that
-            if not ended and compared.options.steps is None and (alone := names - saved[OTHER[name]]):
+            stopped = runs[OTHER[name]].manifest.get("stopped") is True  # before it came to that
+            if not stopped and compared.options.steps is None and (alone := names - saved[OTHER[name]]):
                 yield f"Only run {name} saves {listed(sorted(alone)[:_SHOWN])}: not compared."
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:

@@ -10,7 +10,7 @@ from introspect_cli.compare.settings.beginning import differs_unseen
 from introspect_cli.compare.settings.differences import Difference, describe
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.settings.settings import rounds_differently
-from introspect_cli.compare.step.rests_on import unseen_inside
+from introspect_cli.compare.step.held import unseen_inside
 from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.terms.names import ancestors
 from introspect_cli.compare.terms.result import Role, SettingChange, Size

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.step.held import held_by, unseen_inside, value_of
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
-from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
@@ -139,9 +139,9 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
     for kind, thing in _TENSORS.items():
-        names = _held_by(step, owners, kind)
+        names = held_by(step, owners, kind)
         if names:
-            answers = [_tensor(step, name, kind, place.order) for name in sorted(names)]
+            answers = [value_of(step, name, kind, place.order) for name in sorted(names)]
             facts.append(Evidence(thing, least(answers), needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
@@ -246,7 +246,7 @@ gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
     """A parameter's or buffer's own value before a record of it."""
-    return [Evidence(Thing.VALUE_BEFORE, _tensor(step, place.site.fqn, place.site.kind, place.order))]
+    return [Evidence(Thing.VALUE_BEFORE, value_of(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
@@ -271,7 +271,7 @@ def trained(step: Step, place: Place) -> list[Evidence]:
     backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
     if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
         return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
-    answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    answers = [value_of(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
 
@@ -300,48 +300,3 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 
 Reasons that need more add it in their own `applies`, each with the case that needs it.
 """
-
-
-# --- one tensor
-
-
-def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
-    prefix = fqn + "."
-    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
-    seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
-    recorded = inside.keys() & {step.alignment.fqn[union] for union in seen}
-    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
-
-
-def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
-    names: set[str] = set()
-    for owner in owners:
-        for module in (tree[owner] for tree in step.modules if owner in tree):
-            tied = {name: target for name, target in module.tied.items() if _is(step, target, kind)}
-            held = module.parameters if kind is Kind.PARAM else module.buffers
-            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
-    return names
-
-
-def _is(step: Step, fqn: str, kind: Kind) -> bool:
-    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
-
-
-def _tensor(step: Step, fqn: str, kind: Kind, order: float) -> Known:
-    """What is known of a tensor's value when something computes with it."""
-    alignment, carried = step.alignment, step.carried
-    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
-    now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
-    if now:
-        return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
-    if fqn in carried.params or fqn in carried.buffers:
-        return Known.DIFFERS
-    before = step.state_before
-    if before is not None and unions and before[unions].any():
-        return answer(before[[union for union in unions if before[union]][-1:]], every=True)
-    if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
-        return Known.UNSEEN
-    return Known.WITHIN if fqn in carried.within else Known.EQUAL
