@@ -10,6 +10,7 @@ from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors.columns import Columns
+from introspect_cli.tensors.summarizer import Summarizer
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,13 @@ def taken(summarizer):
         list(summarizer.layouts), columns.layout, arrays["checksum"], arrays["status"], of["i"], of["f"],
         arrays.get("sketch"), columns.texts,
     )  # fmt: skip
+
+
+def checksum(tensor):
+    """The checksum that a summary of a tensor has."""
+    summarizer = Summarizer()
+    try:
+        slot = summarizer.add(tensor)
+        return int(taken(summarizer).checksum[slot])
+    finally:
+        summarizer.close()

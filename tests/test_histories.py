@@ -7,6 +7,7 @@ import subprocess
 
 import histories
 import pytest
+from test_bisect import git
 
 SCRIPT = """
 import torch
@@ -26,11 +27,6 @@ COMMITS = {
     "another rate | step": SCRIPT.replace("lr=0.1", "lr=0.2"),
     "broken": "raise SystemExit('no such thing')\n",
 }
-
-
-def git(folder, *words):
-    identity = ("-c", "user.name=someone", "-c", "user.email=someone@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.mark.usefixtures("quick_python")

@@ -8,13 +8,12 @@ import warnings
 import pytest
 import torch
 from opcapture import captured, forward_of, inputs_of, named, operators, records
-from summaries import taken
+from summaries import checksum
 from torch import nn
 from torch.nn import functional as F
 
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.tensors.summarizer import Summarizer
 
 
 class Two(nn.Module):
@@ -47,15 +46,6 @@ def run_op(path, work, **options):
 
 def places(found):
     return [(r.site.phase.value, r.site.fqn, r.site.path, r.site.call) for r in found]
-
-
-def checksum(tensor):
-    summarizer = Summarizer()
-    try:
-        slot = summarizer.add(tensor)
-        return int(taken(summarizer).checksum[slot])
-    finally:
-        summarizer.close()
 
 
 def test_operators_stand_under_the_module_that_ran_them_forward_and_backward(tmp_path):

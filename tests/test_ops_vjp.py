@@ -7,13 +7,12 @@ import copy
 import pytest
 import torch
 from opcapture import captured, records
-from summaries import taken
+from summaries import checksum
 from torch import nn
 
 from introspect_cli.capture.options.parse import Pair, ValueName, parse_pairs
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
-from introspect_cli.tensors.summarizer import Summarizer
 
 KINDS = frozenset({Kind.OUTPUT, Kind.GRAD_OUTPUT, Kind.OP_OUTPUT, Kind.PARAM})
 
@@ -49,15 +48,6 @@ def trained(model, steps=2):
 
 def found(path, step=0):
     return {r.site.path: r.summary for r in records(path, step) if r.site.kind is Kind.OP_OUTPUT}
-
-
-def checksum(tensor):
-    summarizer = Summarizer()
-    try:
-        slot = summarizer.add(tensor)
-        return int(taken(summarizer).checksum[slot])
-    finally:
-        summarizer.close()
 
 
 def test_a_product_is_the_gradient_of_one_value_at_the_other(model, tmp_path):

@@ -11,7 +11,7 @@ from laid_out import as_while_it_ran
 from launches import TRAINED
 
 from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.store.format.sources import source_texts
+from introspect_cli.store.format.sources import Sources
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 
@@ -206,12 +206,12 @@ def test_ranks_of_several_machines_become_one_run(machines, tmp_path, introspect
         assert run.ranks == (0, 1)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 3]
         assert run.settings_of(1)["command"]
-        assert set(source_texts(run)) == {"train.py"}
+        assert set(Sources(run)) == {"train.py"}
     assert verify_run(tmp_path / "whole").sound
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
     assert introspect("merge", str(machines[0]), "node1.zip", "-o", "bare", "--no-sources").returncode == 0
     with open_run(tmp_path / "bare") as run:
-        assert source_texts(run) == {}
+        assert not Sources(run)
         assert run.settings["sources"] == open_run(machines[0]).settings["sources"]
     assert not list((tmp_path / "bare").rglob("sources/*"))
     assert verify_run(tmp_path / "bare").sound

@@ -16,7 +16,7 @@ import introspect_cli
 from introspect_cli.capture.environment import redact_files, source_files, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.sources import LIMIT_FILE, Sources, source_texts
+from introspect_cli.store.format.sources import LIMIT_FILE, Sources
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.sums import source_digest
@@ -74,7 +74,6 @@ def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
         assert "hunter2" not in kept["model.py"].text
         assert not kept["model.py"].exact
         assert kept["model.py"].text == MODEL.replace("hunter2-is-long", "<redacted>")
-        assert source_texts(run) == {name: source.text for name, source in kept.items()}
     for file in (path / "sources").iterdir():
         assert file.stat().st_mode & 0o077 == 0
     assert verify_run(path).findings == ()
@@ -94,9 +93,9 @@ def test_a_pack_carries_the_texts_unless_reported_otherwise(project, introspect,
     assert "text of 2 source files" in introspect("pack", path, "-o", "with.zip").stdout
     introspect("pack", path, "-o", "without.zip", "--no-sources")
     with open_run(tmp_path / "with.zip") as run:
-        assert set(source_texts(run)) == {"model.py", "train.py"}
+        assert set(Sources(run)) == {"model.py", "train.py"}
     with open_run(tmp_path / "without.zip") as run:
-        assert source_texts(run) == {}
+        assert not Sources(run)
 
 
 def test_what_is_published_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
@@ -114,7 +113,7 @@ def test_a_golden_run_has_the_texts_only_if_asked_for(project, introspect, tmp_p
     for place, options in (("plain", ()), ("asked", ("--sources",))):
         introspect("golden", "save", "-o", tmp_path / place, "--steps", "2", *options, "train.py", cwd=home)
         with open_run(tmp_path / place / "run.zip") as run:
-            assert bool(source_texts(run)) == bool(options)
+            assert bool(Sources(run)) == bool(options)
 
 
 def test_what_goes_to_a_url_has_the_texts_only_if_asked_for(project, introspect, tmp_path):
@@ -122,7 +121,7 @@ def test_what_goes_to_a_url_has_the_texts_only_if_asked_for(project, introspect,
     for name, options in (("plain", ()), ("asked", ("--sources",))):
         introspect("pack", path, "-o", f"file://{tmp_path}/{name}.zip", *options)
         with open_run(tmp_path / f"{name}.zip") as run:
-            assert bool(source_texts(run)) == (name == "asked")
+            assert bool(Sources(run)) == (name == "asked")
 
 
 def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
@@ -131,7 +130,7 @@ def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
     with (tmp_path / "piece.txt").open() as piece:
         subprocess.run([sys.executable, "-"], stdin=piece, cwd=tmp_path, check=True)
     with open_run(tmp_path / "run") as run:
-        assert source_texts(run) == {"<stdin>": code}
+        assert [(name, source.text) for name, source in Sources(run).items()] == [("<stdin>", code)]
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "x = 1"])
@@ -144,7 +143,7 @@ def test_the_script_is_kept_as_it_was_when_it_was_compiled(project):
     edits = "import pathlib\npathlib.Path(__file__).write_text('changed = 1')\n"
     path = project("run", train=edits + TRAIN)
     with open_run(path) as run:
-        assert source_texts(run)["train.py"] == edits + TRAIN
+        assert Sources(run)["train.py"].text == edits + TRAIN
         assert not run.manifest["not_observed"]
 
 
@@ -246,14 +245,14 @@ def test_what_a_script_does_to_its_files_while_it_runs_does_no_harm_and_is_on_re
     )
     path = project("run", train=f"{large}sys.modules['large'] = large\n{HOSTILE}{TRAIN}")
     with open_run(path) as run:
-        texts, files, said = source_texts(run), run.settings["files"], " ".join(run.manifest["not_observed"])
+        texts, files, said = dict(Sources(run)), run.settings["files"], " ".join(run.manifest["not_observed"])
         assert run.manifest["exit_code"] == 0
         config = run.source(files["config.yaml"]["digest"])
     assert config == b"rate: 1\n"  # what the script read, and not what it wrote
     assert files.keys() == {"config.yaml", "link.yaml"}
-    assert texts["made/generated.py"] == "SCALE = 2.0\n"
+    assert texts["made/generated.py"].text == "SCALE = 2.0\n"
     assert "extra.py" not in texts  # of a process that writes no run
-    assert texts["linked.py"] == "X = 1\n"
+    assert texts["linked.py"].text == "X = 1\n"
     assert "gone.py, large.py cannot be read" in said
     again = introspect("capture", "-q", "-o", "again", "train.py", cwd=prepared_again(tmp_path / "run-project"))
     assert bare.stdout == again.stdout
@@ -288,7 +287,7 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
     file.write_bytes(data)
     assert len(verify_run(path).findings) == 1
     with open_run(path) as run, pytest.raises(StoreError, match="damaged"):
-        source_texts(run)
+        dict(Sources(run))
 
 
 @pytest.mark.parametrize(

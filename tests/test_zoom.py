@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from synthetic import row, write_run
+from test_bisect import git
 
 from introspect_cli.rerun.recipe import UnrepeatableError, placed, recipe_of
 from introspect_cli.rerun.variant import Variant, capture
@@ -69,16 +70,6 @@ class Net(torch.nn.Module):
         return self.b(hidden)
 """
 SOUND, FAULTY = (MODEL.format(fault=f"        hidden = hidden * {each}") for each in ("1.0", "torch.arange(8).lt(6)"))
-
-
-def git(repository: Path, *words: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    for role in ("AUTHOR", "COMMITTER"):
-        environment |= {f"GIT_{role}_NAME": "someone", f"GIT_{role}_EMAIL": "someone@example.invalid"}
-    answer = subprocess.run(
-        ["git", *words], cwd=repository, env=environment, capture_output=True, text=True, check=True
-    )
-    return answer.stdout.strip()
 
 
 def introspect(directory: Path, *words: object, code: int, **variables: str) -> str:

@@ -112,15 +112,6 @@ class Sources(Mapping[str, Source]):
         return len(self._names)
 
 
-def source_texts(run: Run) -> dict[str, str]:
-    """The text of each source file that a run keeps, by its name in `settings/sources.yaml`.
-
-    Raises:
-        StoreError: one is damaged.
-    """
-    return {name: source.text for name, source in Sources(run).items()}
-
-
 def _stays_inside(name: str) -> bool:
     """Whether a name, taken as a path below a directory, stays in it."""
     return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
