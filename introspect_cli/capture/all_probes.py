@@ -215,6 +215,11 @@ class Probes:
             probe.install()
         pass_by()
 
+    def look(self) -> None:
+        """The script is over: look once more at what models hold."""
+        for listener in self.context.clock.on_look:
+            listener()
+
     def remove(self) -> None:
         """Remove every probe, the last installed first."""
         for probe in reversed(self._probes):

@@ -237,6 +237,8 @@ class Session:
         self._installed.close()
         self._terminal.clear()
         if (probes := self.probes) is not None:
+            with self._writing(self._end):
+                probes.look()
             probes.remove()
             with self._writing(self._end):
                 probes.finish(launched=self.launch is not None)

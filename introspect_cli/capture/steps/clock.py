@@ -72,6 +72,7 @@ class Moments:
         on_tick: told when a step has ended.
         on_restart: told when steps are counted anew, and which one is the first, None where none is.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
+        on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class Moments:
         self.on_tick: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[int | None], None]] = []
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+        self.on_look: list[Callable[[], None]] = []
 
 
 class StepClock(Moments):

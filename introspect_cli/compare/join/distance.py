@@ -48,6 +48,8 @@ class Layouts:
         self.unit = np.array(units or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        # only the values are in statistics and sketch, and where they stand is not
+        self.stored = np.array([layout.strides in _STORED or layout.strides.startswith("sparse") for layout in layouts] or [False])
         self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
@@ -56,6 +58,7 @@ class Layouts:
         )
 
 
+_STORED = frozenset({"jagged", "nested"})
 _SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
 _DTYPES: dict[str, int] = {}
 
@@ -64,7 +67,7 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
-    numel = layouts.numel[batch.layout[rows]]
+    numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
     for name in ("nans", "posinfs", "neginfs"):
         numel = numel - np.asarray(batch.counts[name])[rows]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -89,7 +92,8 @@ def distances(
 
     Returns:
         Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
-        the shapes differ, or one has other NaNs and infinities (sketches leave these out).
+        the shapes differ, one has other NaNs and infinities (sketches leave these out), or a sparse or nested tensor
+        has its values at other places.
     """
     count = len(rows_a)
     unknown = np.full(count, np.nan)
@@ -104,8 +108,11 @@ def distances(
     scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
     shape_a = layouts_a.shape[a.layout[rows_a]]
     shape_b = layouts_b.shape[b.layout[rows_b]]
-    distance = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), distance, np.nan)
-    return distance, scale
+    known = (shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b)
+    stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
+    for at in np.flatnonzero(stored).tolist():
+        known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
+    return np.where(known, distance, np.nan), scale
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.reasons.differences import Difference, unequal
 from introspect_cli.compare.reasons.words import some
+from introspect_cli.compare.table import plain_of
 from introspect_cli.records import SCALER, SETTING_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.step import Step
     from introspect_cli.compare.table import Table
 
 OPTIMIZERS = "optimizers"
@@ -24,19 +28,22 @@ OPTIMIZERS = "optimizers"
 RECORDED = "hyperparameter"
 """The source of what was recorded at a step."""
 
+_BACK = 2000
+"""Steps that are looked through for what stands since an earlier one."""
+
 _Hyperparameters = dict[str, dict[str, Any]]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
-def hyperparameter_changes(table: Table) -> list[Difference]:
+def hyperparameter_changes(step: Step) -> list[Difference]:
     """Hyper-parameters that differ in a step; equal changes of several groups are folded.
 
     So are those of all optimizers: a container that steps others has groups like theirs.
 
-    All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
-    other at another step, is not known to differ.
+    All but the learning rate are recorded where they are new or have changed. So what one run alone recorded here is
+    compared with what the other has from an earlier step; where that is not on record, nothing is known to differ.
     """
-    alignment = table.alignment
+    table, alignment = step.table, step.alignment
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
@@ -51,6 +58,8 @@ def hyperparameter_changes(table: Table) -> list[Difference]:
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
         values = (table.plain(union, "a"), table.plain(union, "b"))
         elsewhere = union < len(alignment.a) and union in in_b
+        if elsewhere and None in values:
+            values = (values[0] or _standing(step, union, "a"), values[1] or _standing(step, union, "b"))
         if values[0] != values[1] and not (elsewhere and None in values):
             changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     owners = dict.fromkeys(fqn for fqn, _ in groups)
@@ -68,6 +77,20 @@ def hyperparameter_changes(table: Table) -> list[Difference]:
     if "lr" in named:
         named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return list(named.values())
+
+
+def _standing(step: Step, union: int, side: str) -> str | None:
+    """What a run has of a hyper-parameter from before a step; None where that is not on record, or far back."""
+    comparison, table, in_b = step.comparison, step.table, side == "b"
+    reader, number = (comparison.b, table.step_b) if in_b else (comparison.a, table.step)
+    ids = table.alignment.ids[in_b]
+    if not reader.thinned:
+        for earlier in range(number - 1, max(number - _BACK, 0) - 1, -1):
+            batch = reader.read(earlier) if earlier in reader else None
+            rows = [] if batch is None else np.flatnonzero(ids[batch.site] == union)
+            if batch is not None and len(rows):
+                return plain_of(batch, int(rows[-1]))
+    return None
 
 
 def recorded_names(table: Table) -> set[str]:

@@ -68,7 +68,7 @@ class Optimizer(Reason):
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
         evidence = self.rests_on(step, position)
-        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table):
+        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step):
             evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
         return self.cause(*evidence, *before)
 
