@@ -33,6 +33,9 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
+_EXACT = 1e-5
+"""How far statistics are to be trusted, relative to the norm."""
+
 WHOLE = ("float", "bfloat", "complex")
 """How dtypes begin of which sums are rounded."""
 
@@ -112,7 +115,23 @@ def distances(
     stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
     for at in np.flatnonzero(stored).tolist():
         known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
+    least = _at_least(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
+    with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
+        distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
     return np.where(known, distance, np.nan), scale
+
+
+def _at_least(
+    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts
+) -> Floats:
+    """What the distance of each pair is at least, by its statistics: as far apart as norms, extrema and means are."""
+    least = sizes
+    for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
+        if name in a.floats and name in b.floats:
+            one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in ((a, rows_a), (b, rows_b)))
+            with np.errstate(invalid="ignore", over="ignore"):
+                least = np.fmax(least, root * np.abs(one - two))
+    return least
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:
