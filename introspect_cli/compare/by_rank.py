@@ -279,8 +279,9 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     if outcome.gathered is not None:
         return
     paired, (sites_a, sites_b) = outcome.paired, comparison.sites
+    only_b = [step - outcome.offset for step in paired.only_b]
     tail_a, changed_a = _trained(comparison.a, sites_a, paired.only_a, paired.tail_a)
-    tail_b, changed_b = _trained(comparison.b, sites_b, [step - outcome.offset for step in paired.only_b], paired.tail_b)
+    tail_b, changed_b = _trained(comparison.b, sites_b, only_b, paired.tail_b)
     outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
@@ -311,14 +312,12 @@ def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> 
         return tail, ""
     end = At(reader, sites, only[-1])
     numbers = np.asarray(end.batch.site)
-    start = sites.phase[numbers] == phase_code(Phase.START)
-    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
-    if not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all():
+    idle = (sites.phase == phase_code(Phase.START)) | (sites.kind == kind_code(Kind.PRODUCT))
+    if not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
         return 1, ""
     left = end.to(only[-1] - 1).tensors()
     changed = [tensor for tensor, value in end.tensors(Phase.START).items() if left.get(tensor, value) != value]
-    names = [what(Site(Phase.START, KINDS[kind], fqn, 0, path)) for kind, fqn, path in changed]
-    return int(bool(names)), next(iter(names), "")
+    return int(bool(changed)), "".join(what(Site(Phase.START, KINDS[kind], fqn)) for kind, fqn, _ in changed[:1])
 
 
 def _mask(sites: Columns, options: DiffOptions) -> Mask:

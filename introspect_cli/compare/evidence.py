@@ -51,7 +51,6 @@ class Thing(Enum):
     VALUE_BEFORE = "value before"
     STATE_BEFORE = "state before"
     TRAINED = "trained"
-    UPDATED = "updated by hand"
     EVERYTHING = "everything"
 
 

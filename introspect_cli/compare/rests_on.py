@@ -267,10 +267,6 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
-    backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
-    if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
-        return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
     answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 

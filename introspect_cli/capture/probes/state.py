@@ -151,7 +151,7 @@ class StateProbe(GuardedProbe):
         if self._guarded.on and self._recorder.wanted:
             with self._guarded, unobserved():
                 self._turn()
-                for fqn, reference in list(self._started.items()):
+                for reference in list(self._started.values()):
                     root = reference()
                     if root is not None and self._context.names.find(root) is not None:
                         self._changed(root, with_buffers=self._called != self._step)

@@ -51,8 +51,9 @@ class Layouts:
         self.unit = np.array(units or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
-        # only the values are in statistics and sketch, and where they stand is not
-        self.stored = np.array([layout.strides in _STORED or layout.strides.startswith("sparse") for layout in layouts] or [False])
+        # of sparse and nested ones, statistics and sketch have the values, and not where they stand
+        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
+        self.stored = np.array(stored or [False])
         self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
@@ -61,7 +62,6 @@ class Layouts:
         )
 
 
-_STORED = frozenset({"jagged", "nested"})
 _SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
 _DTYPES: dict[str, int] = {}
 
@@ -121,9 +121,7 @@ def distances(
     return np.where(known, distance, np.nan), scale
 
 
-def _at_least(
-    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts
-) -> Floats:
+def _at_least(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
     """What the distance of each pair is at least, by its statistics: as far apart as norms, extrema and means are."""
     least = sizes
     for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):

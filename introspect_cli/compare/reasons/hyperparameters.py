@@ -86,10 +86,11 @@ def _standing(step: Step, union: int, side: str) -> str | None:
     ids = table.alignment.ids[in_b]
     if not reader.thinned:
         for earlier in range(number - 1, max(number - _BACK, 0) - 1, -1):
-            batch = reader.read(earlier) if earlier in reader else None
-            rows = [] if batch is None else np.flatnonzero(ids[batch.site] == union)
-            if batch is not None and len(rows):
-                return plain_of(batch, int(rows[-1]))
+            if earlier in reader:
+                batch = reader.read(earlier)
+                rows = np.flatnonzero(ids[batch.site] == union).tolist()
+                if rows:
+                    return plain_of(batch, rows[-1])
     return None
 
 

@@ -218,7 +218,6 @@ _THE = {
     Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
     Thing.STATE_BEFORE: ("the optimizer state before", False),
     Thing.TRAINED: ("every tensor that requires gradients", False),
-    Thing.UPDATED: ("what the script's own update left of the parameters", False),
     Thing.EVERYTHING: ("everything recorded before it", False),
 }
 
