@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, Column, line, table_of
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.render.divergence_text import change_lines
@@ -38,8 +38,7 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         blocks += [line(), *_proven(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
-        blocks += diff_blocks(culprit.result)
-        blocks.append(line())
+        blocks += [*_answer(culprit.result), line()]
     return [*blocks, tried]
 
 
@@ -58,8 +57,14 @@ def smallest_blocks(smallest: Smallest) -> list[Block]:
         names = ", ".join(map(clean, smallest.unknown))
         blocks.append(line(f"Not tried, since their values are redacted: {names}"))
     if smallest.settings and smallest.result is not None:
-        blocks += [line(), *diff_blocks(smallest.result)]
+        blocks += [line(), *_answer(smallest.result)]
     return [*blocks, line(f"{smallest.runs} captures", "dim")]
+
+
+def _answer(result: DiffResult) -> list[Block]:
+    """The answer of a comparison, and how to have more of it: it names options of another verb."""
+    again = f"The options named above are those of: introspect diff {result.a} {result.b}"
+    return [*diff_blocks(result), line(clean(again, 1200), "dim", wrap=False)]
 
 
 def _value(value: object) -> str:
@@ -70,7 +75,7 @@ def proof_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, what stands there in both versions, and what it makes diverge."""
     blocks = _proven(proof)
     if proof.result is not None:
-        blocks += [line(), *diff_blocks(proof.result)]
+        blocks += [line(), *_answer(proof.result)]
     undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
     return [*blocks, line(f"{proof.runs} runs{undecided}, in {clean(str(proof.directory))}", "dim")]
 

@@ -10,7 +10,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.settings.beginning import MOST_RANKS
+from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.hyperparameters import (
     OPTIMIZERS,
     Optimizers,

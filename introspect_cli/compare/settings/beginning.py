@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.seedings import GENERATORS, seeding_words, seedings_change
 from introspect_cli.texts import begin_alike, count, rank_list
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.read.run import Run
-
-MOST_RANKS = 16
-"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
