@@ -151,10 +151,12 @@ def _draws(alignment: Alignment) -> Mask:
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:
-    """Random states of devices that one machine only may have."""
+    """Random states of devices that one machine only may have, and of variables that one script only may have."""
     mask = alignment.kind == kind_code(Kind.RNG)
     for site in np.flatnonzero(mask):
-        mask[site] = ":" in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+        mask[site] = (
+            ":" in alignment.fqn[site] or " " in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+        )
     return np.asarray(mask)
 
 
