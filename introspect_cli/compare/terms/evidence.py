@@ -40,6 +40,7 @@ class Thing(Enum):
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
     OUTPUTS = "outputs"
+    PASSED_OVER = "passed over"
     FORWARD = "forward"
     LEFT_OUT = "left out"
     LOSS = "loss"

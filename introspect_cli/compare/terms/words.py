@@ -207,6 +207,7 @@ _THE = {
     Thing.RANDOM_AT_START: ("the random state at the start of the step", False),
     Thing.DRAWN_FROM: ("the random state", False),
     Thing.BATCHES: ("the batches", True),
+    Thing.PASSED_OVER: ("what models computed without gradients", False),
     Thing.INSIDE: ("the outputs of the modules inside it so far", True),
     Thing.OUTPUTS: ("every module output recorded before it", False),
     Thing.FORWARD: ("the forward pass", False),
