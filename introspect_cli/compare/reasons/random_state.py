@@ -205,7 +205,8 @@ class RandomState(Reason):
         if scene.is_first_step:
             text = f"{what(site)} differs already when the first captured step begins"
             drawn = first_draw(scene.runs, scene.first.rank, site.fqn)
-            drawn = drawn or (script_generators(scene.runs, scene.first.rank) if " " in site.fqn else "")
+            if " " in site.fqn:  # one of the script's
+                drawn = script_generators(scene.runs, scene.first.rank, seeds=True)
             if drawn:
                 return f"{text}: {drawn}."
             return (
@@ -237,7 +238,7 @@ def _drawn_before(scene: Scene) -> str:
     step, last = scene.step, scene.first.step - 1
     if was_set := set_words(*set_at(scene.runs, scene.first)):
         return was_set
-    if " " in scene.site.fqn:  # one of the script's: nobody sees what draws from it, or sets it
+    if " " in scene.site.fqn:  # of the script's: nobody sees what draws from it, or sets it
         return f"since step {last} began, it was seeded, set or drawn from in another way"
     text = "one run drew random numbers that the other did not, "
     if step.before is None:
