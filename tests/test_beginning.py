@@ -152,8 +152,8 @@ def test_the_first_draw_that_differs_is_named(base, capture, changed):
     [
         ("default_rng(3)", "default_rng(6)", "rng differs already when the first captured step begins: numpy.random.d"),
         ("random.Random(4)", "random.Random(6)", "begins: random.Random 4 -> 6 (train.py:34)."),
-        ("manual_seed(5)", "manual_seed(6)", "torch.Generator made differs already when the first captured step begins"),
-        ("rng.normal()", "rng.normal(size=2)[1]", "numpy.random.Generator rng differs already when the first captured st"),
+        ("manual_seed(5)", "manual_seed(6)", "torch.Generator made differs already when the first captured step"),
+        ("rng.normal()", "rng.normal(size=2)[1]", "numpy.random.Generator rng differs already when the first captured"),
     ],
 )
 def test_a_generator_that_the_script_made_is_named_where_it_differs(base, capture, old, new, said):
