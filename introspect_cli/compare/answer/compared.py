@@ -249,8 +249,12 @@ def _state_notes(compared: Compared) -> Iterator[str]:
         elif run.state.value == "interrupted":
             yield f"Run {name} was interrupted: it holds {until}."
         yield from (f"Run {name}: {sentence}." for sentence in run.endings)
-        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
-            yield f"Run {name} does not hold {text}: what was there is not compared."
+        thinned = dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned)
+        yield from (f"Run {name} does not hold {text}: what was there is not compared." for text in thinned)
+        said = run.manifest.get("steps")
+        if isinstance(said, int) and run.steps < said and not thinned:
+            lost = "it was copied in part, or is damaged (`introspect verify` looks through it)"
+            yield f"Run {name} holds {run.steps:,} of the {count(said, 'step')} that its manifest names: {lost}."
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
