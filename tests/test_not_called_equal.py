@@ -68,8 +68,8 @@ torch.save(net.state_dict(), "net.pt")
 """,
         1,
         (
-            "Linear.weight differs later in the step (relative L2 0.043), although everything recorded before agrees; the "
-            "script updates it by hand after the backward pass of step 1"
+            "Linear.weight differs later in the step (relative L2 0.043), although everything recorded before agrees; "
+            "the script updates it by hand after the backward pass of step 1"
         ),
     ),
     "the last update by hand of a tensor that no module holds": (
@@ -116,6 +116,11 @@ train(net, optimizer, 3, lambda step: optimizer.param_groups[0].update(betas=(0.
         1,
         "the buffer Net.value differs before any training (relative L2 0.",
     ),
+    "a mask that lets another element through": (
+        HOLDS + "fit(torch.full((4,), -torch.inf).index_fill(0, torch.tensor([2 if other else 1]), 0.0))",
+        1,
+        "the buffer Net.value differs before any training",
+    ),
     "a tensor that cannot be seen": (
         HOLDS + "fit(torch.zeros(4 if other else 3, device='meta'))",
         0,
@@ -133,8 +138,8 @@ for step in range(3):
 """,
         1,
         (
-            "is equal (the batches and what models computed without gradients were not recorded); the cause is in the loss "
-            "code (reduction, mask, weighting, scale) or the targets"
+            "is equal (the batches and what models computed without gradients were not recorded); the cause is in the "
+            "loss code (reduction, mask, weighting, scale) or the targets"
         ),
     ),
     "a step that the same exception ends in both runs": (

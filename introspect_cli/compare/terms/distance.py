@@ -33,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
+_NOT_FINITE = ("nans", "posinfs", "neginfs")
 _EXACT = 1e-5
 """How far statistics are to be trusted, relative to the norm."""
 
@@ -71,7 +72,7 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
     numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
-    for name in ("nans", "posinfs", "neginfs"):
+    for name in _NOT_FINITE:
         numel = numel - np.asarray(batch.counts[name])[rows]
     with np.errstate(invalid="ignore", over="ignore"):
         return l2_norm(mean, var, numel)
@@ -118,6 +119,9 @@ def distances(
     least = _at_least(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
     with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
         distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
+    beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
+    if beside:  # where all that is finite is equal, what differs is where the rest is
+        known &= (distance > 0) | ~np.logical_or.reduce(beside)
     return np.where(known, distance, np.nan), scale
 
 
@@ -142,7 +146,7 @@ def relative(distance: Floats, scale: Floats) -> Floats:
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
     """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
     same = np.ones(len(rows_a), dtype=np.bool_)
-    for name in ("nans", "posinfs", "neginfs"):
+    for name in _NOT_FINITE:
         if name in a.counts and name in b.counts:
             same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
     return same
