@@ -116,6 +116,7 @@ _KEYS = (
     "failures",
     "steps",
     "remainder",
+    "passed_over",
     "how",
     "exception",
     "imported_from",

@@ -351,10 +351,8 @@ def test_what_is_neither_a_run_nor_a_checkpoint_says_that_both_can_be_named(plac
     for name in ("nowhere", "empty"):
         done = introspect("diff", place / "3.pt", name)
         assert done.returncode == 2
-        assert (
-            "name a directory that `introspect capture -o` made, or a checkpoint: a file of tensors (.saf"
-            in done.stderr
-        )
+        assert ", or a checkpoint: a file of tensors (.saf" in done.stderr
+        assert ("or a label (`introspect runs` lists them)" in done.stderr) == (name == "nowhere")
     done = introspect("zoom", place / "3.pt", place / "5.pt")
     assert "or a checkpoint" not in done.stderr, "zoom runs scripts again"
 

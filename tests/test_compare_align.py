@@ -111,13 +111,13 @@ class TestAlignment:
         a, b = ["Net.h", "Net.h.0", "Net.h.1"], ["Net.blocks", "Net.blocks.0", "Net.blocks.1"]
         about = {"about_a": {"modules": modules(a)}, "about_b": {"modules": modules(b)}}
         result = diff(chain(a), chain(b), DiffOptions(strict=True, by_value=False), **about)
-        (option,) = result.suggestions
-        assert option == r"--rename '^Net\.h\b=Net.blocks'"
-        pair = parse_rename(option.split("'")[1])
+        (renaming,) = result.suggestions
+        assert str(renaming) == r"--rename '^Net\.h\b=Net.blocks'"
+        assert renaming == parse_rename(str(renaming).split("'")[1])
         again = diff(
             chain(a),
             chain(b),
-            DiffOptions(rename=(pair,)),
+            DiffOptions(rename=(renaming,)),
             about_a={"modules": modules(a)},
             about_b={"modules": modules(b)},
         )
@@ -136,7 +136,7 @@ class TestAlignment:
         b = [ModuleInfo("GPT2", "GPT2"), ModuleInfo("GPT2.a", "Linear", "", ("weight",))]
         about = {"about_a": {"modules": a}, "about_b": {"modules": b}}
         result = diff(chain(["GPT.a"]), chain(["GPT2.a"]), DiffOptions(strict=True, by_value=False), **about)
-        assert result.suggestions == (r"--rename '^GPT\b=GPT2'",)
+        assert list(map(str, result.suggestions)) == [r"--rename '^GPT\b=GPT2'"]
 
     def test_inserted_layer_of_a_sequential_shifts_what_follows(self, diff):
         values = [X * 2, X * 3, X * 5]

@@ -134,7 +134,7 @@ class TestAlignment:
         assert compare(a, b).verdict is Verdict.SAME
         diverged = compare(a, b, options=DiffOptions(strict=True, by_value=False))
         assert diverged.verdict is Verdict.DIVERGED
-        assert any(r"--rename" in suggestion for suggestion in diverged.suggestions)
+        assert any(r"--rename" in str(suggestion) for suggestion in diverged.suggestions)
         again = compare(a, b, options=DiffOptions(rename=((r"body\.(\d)", r"body.layer\1"),)))
         assert again.verdict is Verdict.SAME
 

@@ -99,24 +99,31 @@ class Draws:
 _MOST = 100
 
 
-def script_generators() -> list[str]:
-    """A line of words for each: `torch.Generator 11 d46858fc895baa5f g`, its class, seed, state and variable."""
+def script_generators() -> dict[str, Any]:
+    """The generators that variables of the script's hold, by class and variable: `torch.Generator g`."""
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
-    lines: dict[int, str] = {}
+    made: dict[str, Any] = {}
+    seen = {id(torch.default_generator)}
     for name, value in held(kinds, script_frames()):
-        if id(value) in lines or len(lines) >= _MOST or value is torch.default_generator:
-            continue
-        seed, state = _seed_and_state(value)
-        if state:
+        if id(value) not in seen and len(made) < _MOST and state_word(value):
+            seen.add(id(value))
             label = "torch.Generator" if isinstance(value, torch.Generator) else _label(value)
-            lines[id(value)] = f"{label} {seed} {state} {clean(name, 80).replace(' ', '_')}"
-    return list(lines.values())
+            made[f"{label} {clean(name, 80).replace(' ', '_')}"] = value
+    return made
+
+
+def generator_words(name: str, generator: Any) -> str:
+    """A line of words: `torch.Generator 11 d46858fc895baa5f g`, class, seed (`-` for none), state and variable."""
+    label, _, variable = name.partition(" ")
+    with unobserved():
+        seed = str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "-"
+    return f"{label} {seed} {state_word(generator)} {variable}"
 
 
 def state_of(generator: object) -> int:
     """The state of a generator of torch's on the CPU, in 64 bits; 0 of any other."""
-    return int(_seed_and_state(generator)[1] or "0", 16) if isinstance(generator, torch.Generator) else 0
+    return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
 
 
 def _label(value: object) -> str:
@@ -124,20 +131,25 @@ def _label(value: object) -> str:
     return f"{'numpy.random' if home == 'numpy' else 'random'}.{type(value).__name__}"
 
 
-def _seed_and_state(value: Any) -> tuple[str, str]:
-    """The seed, `-` where it does not tell, and a digest of the state, "" where that costs or runs code of others."""
+def state_word(value: Any) -> str:
+    """A digest of a generator's state, "" where that costs or runs code of others."""
     if isinstance(value, torch.Generator):
         if value.device.type != "cpu":
-            return "-", ""
+            return ""
         with unobserved():
-            state = value.get_state().tolist()  # inside a transform of `torch.func` it has no memory to look at
-            return str(value.initial_seed()), _digest(bytes(state))
+            state = value.get_state()
+            try:
+                return _digest(state.numpy().tobytes())
+            except RuntimeError:  # inside a transform of `torch.func` it has no memory to look at
+                return _digest(bytes(state.tolist()))
     if type(value) is random.Random:
-        return "-", _digest(repr(value.getstate()).encode())
+        _, words, spare = value.getstate()
+        return _digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
     if type(value).__module__.startswith("numpy."):
         kept = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
-        return "-", _digest(repr(kept).encode())
-    return "-", ""
+        words = kept["state"].pop("key", b"")
+        return _digest(f"{kept}".encode() + bytes(words))
+    return ""
 
 
 def _digest(data: bytes) -> str:

@@ -95,6 +95,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
+        **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,
     }

@@ -237,7 +237,7 @@ class Session:
         self._installed.close()
         self._terminal.clear()
         if (probes := self.probes) is not None:
-            probes.remove()
+            probes.remove(over=True)
             with self._writing(self._end):
                 probes.finish(launched=self.launch is not None)
             for sentence in probes.names.wanted.unmatched():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from introspect_cli.compare.answer.restored import with_origins
 from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
 from introspect_cli.compare.join.closeup import samples_note
 from introspect_cli.compare.reasons.module import fault_sentence, on_one_device
-from introspect_cli.compare.terms.names import parse_rename, renamer
+from introspect_cli.compare.terms.names import Renaming, renamer
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
@@ -49,14 +48,14 @@ def compare_runs(
 
 def _helpful(
     answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, noise: Sequence[Run], work: Work | None
-) -> tuple[str, ...]:
+) -> tuple[Renaming, ...]:
     """Of the renames that an answer suggests, those under which more records agree; each is tried with those before."""
     kept, best = [], answer.counts.equal + answer.counts.within
-    for text in answer.suggestions:
-        rename = (*options.rename, parse_rename(shlex.split(text)[1]))
+    for renaming in answer.suggestions:
+        rename = (*options.rename, renaming)
         tried = _compare(*runs, replace(options, rename=rename), noise, work).counts
         if tried.equal + tried.within > best:
-            kept.append(text)
+            kept.append(renaming)
             options, best = replace(options, rename=rename), tried.equal + tried.within
     return tuple(kept)
 

@@ -72,7 +72,7 @@ def diff_blocks(
         ]
     if result.suggestions:
         blocks += [line(), line("Modules that look alike under different names; to compare them:", "heading")]
-        blocks += [line(clean(text), indent=2, wrap=False) for text in result.suggestions]
+        blocks += [line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions]
     return blocks
 
 

@@ -74,7 +74,7 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         "evidence": list(result.evidence),
         "candidates": [divergence_document(divergence) for divergence in result.candidates],
         "notes": list(result.notes),
-        "suggestions": list(result.suggestions),
+        "suggestions": list(map(str, result.suggestions)),
         "training": _separate(result.training),
         "evaluation": _separate(result.evaluation),
         **findings_document(result),

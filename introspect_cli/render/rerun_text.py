@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks, first_blocks
 from introspect_cli.render.divergence_text import change_lines
@@ -56,11 +56,12 @@ def proof_blocks(proof: Proof) -> list[Block]:
 
 
 def _diverging(result: DiffResult, proof: Proof | None) -> list[Block]:
-    """What a culprit makes diverge; the changed statements stand above it where they are proven."""
+    """What a culprit makes diverge, and how to have more of it; proven statements stand above it."""
     if proof is not None and proof.elements:
         settings = tuple(change for change in result.settings if change.source != "sources")
         result = replace(result.with_findings(CodeChanges, ()), settings=settings)
-    return first_blocks(result)
+    again = f"The options named above are those of: introspect diff {result.a} {result.b}"
+    return [*first_blocks(result), line(clean(again, 1200), "dim", wrap=False)]
 
 
 def _proven(proof: Proof) -> list[Block]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -187,7 +188,7 @@ def _sparse(tensor: torch.Tensor) -> Parts:
         dense = tensor.detach().to_dense()
         return Parts(**common, values=dense, extra=common["strides"].encode())
     bits = [(0, values), *(((number + 1) * PART, index) for number, index in enumerate(indices))]
-    text = "statistics and sketch over the values as stored"
+    text = f"statistics and sketch over the values as stored, at {_places(indices)}"
     return Parts(**common, values=values, bits=bits, extra=common["strides"].encode(), text=text)
 
 
@@ -208,8 +209,16 @@ def _nested(tensor: Any) -> Parts:
         values=values,
         bits=bits,
         extra=b"nested",
-        text="shape, statistics and sketch are of the values, end to end",
+        text=f"shape, statistics and sketch are of the values, end to end, cut at {_places(shape)}",
     )
+
+
+def _places(indices: Sequence[torch.Tensor]) -> str:
+    """A digest of where stored values stand: values that stand elsewhere have no distance, however alike they are."""
+    stands = blake2b(digest_size=8)
+    for index in indices:
+        stands.update(index.detach().cpu().contiguous().numpy().tobytes())
+    return stands.hexdigest()
 
 
 def _quantized(tensor: torch.Tensor) -> Parts:

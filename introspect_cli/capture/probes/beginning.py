@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.draws import script_generators, state_of
+from introspect_cli.capture.draws import generator_words, script_generators, state_of
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import Outermost, Patches, uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -141,7 +141,8 @@ class BeginningProbe(GuardedProbe):
             with self._guarded:
                 self._put_back()
                 self._look(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
-                self._held = script_generators() if self._generators is not None else []
+                made = script_generators() if self._generators is not None else {}
+                self._held = [generator_words(name, generator) for name, generator in made.items()]
                 self.changed = self._generators is not None or bool(self._read)
 
     def _over(self) -> None:

@@ -9,6 +9,7 @@ each of its steps.
 from __future__ import annotations
 
 import functools
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,15 @@ class LossProbe(GuardedProbe):
             entering = functools.partial(self._starting, name)
             self._patches.watch(torch.autograd, name, self._guarded, entering, compiling=torch.compiler.is_compiling)
         self.hear(self._context.clock.on_tick, self._ticked)
+        self.hear(self._context.clock.on_look, self._look_again)
         super().install()
 
     def _ticked(self) -> None:
         self._calls = 0
+
+    def _look_again(self) -> None:
+        with self._guarded, unobserved():
+            self._leaves.look_again()
 
     def _starting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Record what a backward pass starts from; what is to be done with its result."""
@@ -113,6 +119,7 @@ class Leaves:
         self._context = context
         self._recorder = context.recorder
         self._seen: set[str] = set()
+        self._last: tuple[int, list[tuple[str, weakref.ref[torch.Tensor]]]] = -1, []
         self.names = context.leaf_names
 
     @property
@@ -136,7 +143,18 @@ class Leaves:
                 if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
                     self._record(Phase.START, Kind.PARAM, name, 0, leaf)
                 self._seen.add(name)
+            if not self._context.clock.has_optimizer:
+                self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
         return named
+
+    def look_again(self) -> None:
+        """Record the leaves of the step as they are when the script is over, once it has updated them by hand."""
+        step, named = self._last
+        self._last = -1, []
+        if step == self._recorder.step and self._recorder.wanted and self.wanted:
+            for name, reference in named:
+                if (leaf := reference()) is not None:
+                    self._record(Phase.START, Kind.PARAM, name, 1, leaf)
 
     def after(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
         """Record the gradients that a backward pass has left, where no optimizer will see them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from introspect_cli.capture.draws import UNTOUCHED
+from introspect_cli.capture.draws import UNTOUCHED, script_generators, state_word
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import PYTHON, numpy_owner, numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
@@ -41,6 +41,7 @@ class RngProbe(GuardedProbe):
         self._began = began
         self._recorded: dict[str, _Recorded] = {}
         self._torch: tuple[Hashable, torch.Tensor] | None = None
+        self._made: dict[str, Any] | None = None
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
 
@@ -71,6 +72,10 @@ class RngProbe(GuardedProbe):
             self._recorder.tensor(self._site("torch"), self._state_of_torch())
             for device, generator in devices:
                 self._recorder.tensor(self._site(device), generator.get_state())
+            if self._made is None:  # what the script makes later is not looked for: that would take long in each step
+                self._made = script_generators()
+            for name, generator in self._made.items():
+                self._recorder.value(self._site(name), state_word(generator))
 
     def _state(self, name: str, owner: object, ask: Callable[[], bytes | None]) -> _Recorded | None:
         """A generator's state, as bytes: asked for only where it is another than the last time, as that takes long."""

@@ -18,9 +18,11 @@ from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.held import parameters_of
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -94,18 +96,20 @@ class StateProbe(GuardedProbe):
         self._written = Written(context.recorder.summarizer)
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
-        self._step = -1
+        self._loose: tuple[int, list[weakref.ref[torch.Tensor]]] = -1, []
+        self._step = self._called = -1
 
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
         self.hear(self._context.clock.on_root, self._root_called)
         self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
+        self.hear(self._context.clock.on_look, self._look_again)
         self.hear(self._context.clock.on_restart, self._restarted)
         super().install()
 
     def _restarted(self, kept: int | None) -> None:
         """Steps are counted anew; where the current one is not kept, nothing is on record."""
-        self._step = -1 if kept is None else 0
+        self._step = self._called = -1 if kept is None else 0
         if kept is None:
             self._started.clear()
             self._recorded.clear()
@@ -114,16 +118,9 @@ class StateProbe(GuardedProbe):
         state = self._context.names.find(root)
         if state is None:
             return
-        context, step = self._context, self._recorder.step
-        first = self._step != step
-        if first:
-            # What the step before left is on record, unless that step was not captured or nobody recorded it.
-            self._step = step
-            self._again.clear()
-            self._fresh.clear()
-            if self._recorder.resumed or context.clock.unseen_steps or not context.clock.has_optimizer:
-                self._started.clear()
-                self._recorded.clear()
+        context = self._context
+        self._turn()
+        first, self._called = self._called != self._step, self._step
         if first or self._holders.get(root) is None:
             self._look(root)
         started = self._started.get(state.fqn)
@@ -137,6 +134,27 @@ class StateProbe(GuardedProbe):
         self._started[state.fqn] = weakref.ref(root)
         context.names.refresh_called(root)
         self._record(_those(self._tensors_of(root), self._is_new), Phase.START)
+
+    def _turn(self) -> None:
+        """In a step of which nothing was looked at, forget what is of the last one."""
+        if self._step != self._recorder.step:
+            # What the step before left is on record, unless that step was not captured or nobody recorded it.
+            self._step, clock = self._recorder.step, self._context.clock
+            self._again.clear()
+            self._fresh.clear()
+            if self._recorder.resumed or clock.unseen_steps or not clock.has_optimizer:
+                self._started.clear()
+                self._recorded.clear()
+
+    def _look_again(self) -> None:
+        """Record what was written to since it was recorded."""
+        if self._guarded.on and self._recorder.wanted:
+            with self._guarded, unobserved():
+                self._turn()
+                for reference in list(self._started.values()):
+                    root = reference()
+                    if root is not None and self._context.names.find(root) is not None:
+                        self._changed(root, with_buffers=self._called != self._step)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is recorded for the first time: a part may be called by itself, and then the whole."""
@@ -152,7 +170,9 @@ class StateProbe(GuardedProbe):
 
         Modules write to their own buffers when they are called, so of these only the first call of a step tells.
         """
-        contents = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        kinds, tensors, stand = self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        loose = self._held_by_optimizers()
+        contents = [*kinds, *[Kind.PARAM] * len(loose)], [*tensors, *loose], stand
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         changed = {
             id(tensor) for tensor in self._written.since(contents[1]) if not self._context.parts.is_rounded(tensor)
@@ -161,6 +181,17 @@ class StateProbe(GuardedProbe):
             return
         phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
         self._record(_those(contents, lambda tensor: id(tensor) in changed), phase, again=True)
+
+    def _held_by_optimizers(self) -> list[torch.Tensor]:
+        """The parameters that an optimizer holds and no module, as far as they have been recorded."""
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.active:
+            return []
+        if self._loose[0] != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.of(tensor)) is not None and name.makeshift]
+            self._loose = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._loose[1] if (tensor := reference()) is not None]
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""

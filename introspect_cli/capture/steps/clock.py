@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recording.recorder import Recorder
 
+_MOST_SPANS = 1000
 _MARK = "introspect: made before anything was trained"
 
 
@@ -72,6 +73,7 @@ class Moments:
         on_tick: told when a step has ended.
         on_restart: told when steps are counted anew, and which one is the first, None where none is.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
+        on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
     """
 
     def __init__(self) -> None:
@@ -82,6 +84,7 @@ class Moments:
         self.on_tick: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[int | None], None]] = []
         self.on_evaluation: list[Callable[[list[tuple[int, int]]], None]] = []
+        self.on_look: list[Callable[[], None]] = []
 
 
 class StepClock(Moments):
@@ -97,7 +100,7 @@ class StepClock(Moments):
         stepped: whether one has stepped.
         unseen_steps: whether parameters were written to, though no optimizer was seen to step.
         left_out: whether what came before training was taken for an evaluation and out of the records.
-        passed_over: whether an evaluation ran that was not to be recorded.
+        passed_over: the steps in which an evaluation ran that was not to be recorded, first and last of each span.
     """
 
     def __init__(self, recorder: Recorder, names: Names, parts: FlatParts, guard: Guard, *, wants_eval: bool) -> None:
@@ -111,7 +114,8 @@ class StepClock(Moments):
         recorder.labels = self.labels.take
         self.running = Running()
         self.ticks = 0
-        self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = self.passed_over = False
+        self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
+        self.passed_over: list[list[int]] = []
         self._manual = self._model_ran = False
         self._begun = -1
         self._rows_at_begin = self._forwards = self._backwards = 0
@@ -145,7 +149,8 @@ class StepClock(Moments):
         evaluation = self.evaluation
         phase = evaluation.phase(module, is_trained=self.trained.is_trained(module), first_step=not self.ticks)
         if phase is Phase.EVAL:
-            self.passed_over |= not self.evaluation.wanted
+            if not evaluation.wanted and len(self.passed_over) < _MOST_SPANS:
+                self._pass_over(self._recorder.step)
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1
@@ -165,6 +170,13 @@ class StepClock(Moments):
         if self._recorder.wanted:
             self.labels.see()
         return phase
+
+    def _pass_over(self, step: int) -> None:
+        spans = self.passed_over
+        if spans and spans[-1][1] >= step - 1:
+            spans[-1][1] = step
+        else:
+            spans.append([step, step])
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
         """An outermost module of training is called where no optimizer is: it may begin a step."""
@@ -252,6 +264,7 @@ class StepClock(Moments):
         if not earlier or self._manual or any(step != kept for step in graphs):
             return
         self._recorder.restart(keep=keep)
+        self.passed_over = [[0, 0]] if self.passed_over and keep else []
         self._begun = 0 if keep and self._begun == kept else -1
         self.ticks = 0
         self._names.renumber(kept)

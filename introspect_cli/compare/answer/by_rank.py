@@ -24,12 +24,14 @@ from introspect_cli.compare.match.correspondence import Correspondence, correspo
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
+from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors
-from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.terms.sites import KINDS, Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.terms.watched import STATE_KINDS
+from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Joined, Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import MANY, tasks_of
 from introspect_cli.store.remote.pieces import fetch
 from introspect_cli.texts import count
@@ -276,11 +278,10 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     if outcome.gathered is not None:
         return
     paired, (sites_a, sites_b) = outcome.paired, comparison.sites
-    outcome.paired = replace(
-        paired,
-        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
-        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
-    )
+    only_b = [step - outcome.offset for step in paired.only_b]
+    tail_a, changed_a = _trained(comparison.a, sites_a, paired.only_a, paired.tail_a)
+    tail_b, changed_b = _trained(comparison.b, sites_b, only_b, paired.tail_b)
+    outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
     steps = _evaluated(outcome.paired, *(_mask(sites, options) for sites in comparison.sites))
@@ -301,14 +302,21 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     _adopt(outcome, parts, options)
 
 
-def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
-    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> tuple[int, str]:
+    """How many steps a run has after the last common one, and the first tensor that one without training changes.
+
+    One without training (an evaluation, what is saved) that changes none is no step more.
+    """
     if tail != 1 or only[-1] not in reader:
-        return tail
-    numbers = np.asarray(reader.read(only[-1]).site)
-    start = sites.phase[numbers] == phase_code(Phase.START)
-    saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
-    return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
+        return tail, ""
+    end = At(reader, sites, only[-1])
+    numbers = np.asarray(end.batch.site)
+    idle = (sites.phase == phase_code(Phase.START)) | (sites.kind == kind_code(Kind.PRODUCT))
+    if not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
+        return 1, ""
+    left = end.to(only[-1] - 1).tensors()
+    changed = [tensor for tensor, value in end.tensors(Phase.START).items() if left.get(tensor, value) != value]
+    return int(bool(changed)), "".join(what(Site(Phase.START, KINDS[kind], fqn)) for kind, fqn, _ in changed[:1])
 
 
 def _mask(sites: Columns, options: DiffOptions) -> Mask:

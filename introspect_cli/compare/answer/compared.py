@@ -70,7 +70,8 @@ class Compared:
     def counts(self) -> Counts:
         """How much was compared and what came of it; of evaluation alone, the steps that have one."""
         total = self.tally
-        agree = total["records"] - (total["diverged"] - total["only_b"]) - total["not_observed"] - total["causes"]
+        unseen = max(total["not_observed"], total["blind_both"])
+        agree = total["records"] - (total["diverged"] - total["only_b"]) - unseen - total["causes"]
         evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
         steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
         return Counts(
@@ -78,7 +79,7 @@ class Compared:
             steps_b=self.b.steps,
             steps_compared=sum(map(len, steps)),
             equal=max(agree, 0),
-            not_observed=max(total["not_observed"], total["blind_both"]),
+            not_observed=unseen,
             **{name: total[name] for name in ("steps_diverged", "records", "diverged", "only_a", "only_b", "within")},
         )
 
@@ -248,8 +249,12 @@ def _state_notes(compared: Compared) -> Iterator[str]:
         elif run.state.value == "interrupted":
             yield f"Run {name} was interrupted: it holds {until}."
         yield from (f"Run {name}: {sentence}." for sentence in run.endings)
-        for text in dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned):
-            yield f"Run {name} does not hold {text}: what was there is not compared."
+        thinned = dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned)
+        yield from (f"Run {name} does not hold {text}: what was there is not compared." for text in thinned)
+        said = run.manifest.get("steps")
+        if isinstance(said, int) and run.steps < said and not thinned:
+            lost = "it was copied in part, or is damaged (`introspect verify` looks through it)"
+            yield f"Run {name} holds {run.steps:,} of the {count(said, 'step')} that its manifest names: {lost}."
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:

@@ -106,6 +106,9 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
         if any(tails):
             long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
             agree = "agreed within the tolerance or noise given" if compared.counts.within else "equal"
+            if changed := next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), ""):
+                outside = "outside of an optimizer step, and no step follows that would show what comes of it"
+                return f"{agree} {compared.until}; after that, run {long} alone changes {changed} {outside}"
             more = f"{tail} more step{'s' * (tail > 1)}"
             return f"{agree} {compared.until}, where run {short} ends; run {long} has {more}"
     return ""
@@ -198,9 +201,9 @@ def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
 
 def _after_the_end(compared: Compared) -> str:
     """What follows the sentence where all agrees and a run ended by an exception; "" where none did."""
-    ending = compared.ending
+    ending, same = compared.ending, compared.raised[1]
     if ending is None:
-        return ""
+        return "" if same is None else f" Both runs ended by the same exception: {same.words}."
     other = compared.raised[0] if ending.side == "b" else None
     rest = f", and run a by another one: {other.words}" if other is not None else ""
     return f" After that, run {ending.side} ended by an exception: {ending.words}{rest}."

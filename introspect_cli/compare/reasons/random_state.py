@@ -21,7 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.passes.pair import matched
 from introspect_cli.compare.reasons.base import Reason
-from introspect_cli.compare.settings.beginning import first_draw
+from introspect_cli.compare.settings.beginning import first_draw, script_generators
 from introspect_cli.compare.settings.seedings import set_at, set_words
 from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.names import generator_of
@@ -205,6 +205,8 @@ class RandomState(Reason):
         if scene.is_first_step:
             text = f"{what(site)} differs already when the first captured step begins"
             drawn = first_draw(scene.runs, scene.first.rank, site.fqn)
+            if " " in site.fqn:  # one of the script's
+                drawn = script_generators(scene.runs, scene.first.rank, seeds=True)
             if drawn:
                 return f"{text}: {drawn}."
             return (
@@ -236,6 +238,8 @@ def _drawn_before(scene: Scene) -> str:
     step, last = scene.step, scene.first.step - 1
     if was_set := set_words(*set_at(scene.runs, scene.first)):
         return was_set
+    if " " in scene.site.fqn:  # of the script's: nobody sees what draws from it, or sets it
+        return f"since step {last} began, it was seeded, set or drawn from in another way"
     text = "one run drew random numbers that the other did not, "
     if step.before is None:
         return f"{text}since the last recorded step"

@@ -175,7 +175,8 @@ class Scene:
     @cached_property
     def hyperparameters(self) -> list[Difference]:
         """Hyper-parameters that differ at this step; those of another optimizer with that name are not compared."""
-        return [] if self.setup.renumbered else hyperparameter_changes(self.table)
+        step = self.step
+        return [] if self.setup.renumbered else hyperparameter_changes(step.table, step.standing)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

@@ -212,12 +212,12 @@ class Loss(Reason):
 
     def sentence(self, scene: Scene) -> str:
         """The values, and what could have made them."""
-        outputs, seen, _ = scene.cause.evidence
-        text = f"{scene.differs([outputs, seen], values=True)}{scene.scaled}"
+        outputs, seen, _, *unseen = scene.cause.evidence
+        text = f"{scene.differs([outputs, seen, *unseen], values=True)}{scene.scaled}"
         if scene.calls:
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
-        targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} else " or the targets"
+        targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} and not unseen else " or the targets"
         uneven = uneven_ranks(scene)
         if uneven:
             return (

@@ -192,16 +192,18 @@ class Outside(Reason):
         first = scene.first
         differ, _ = initial_tensors(scene.step)
         more = f"{differ - 1} more tensor{'s' * (differ > 2)}" if differ > 1 else ""
-        step = f"step {first.step - 1}"
+        again = bool(first.site.call)  # it was recorded in this step before
+        step, when = f"step {first.step - (not again)}", "later in the step" if again else "when the step begins"
         if first.only:
             side = first.only
             were = f", as {'was' if differ == 2 else 'were'} {more}" if more else ""
+            left = "was recorded before" if again else f"{step} left"
             return (
-                f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: when the step "
-                f"begins it is not what {step} left ({_ways(scene)})."
+                f"{what(first.site)} was changed outside of an optimizer step in {side} only{were}: {when} it is not "
+                f"what {left} ({_ways(scene)})."
             )
         do = f", as {'does' if differ == 2 else 'do'} {more}" if more else ""
-        text = f"{what(first.site)} differs when the step begins{how_far(first)}"
+        text = f"{what(first.site)} differs {when}{how_far(first)}"
         if scene.union in scene.step.table.left:  # what the step before left is on record in one run alone
             hand = [side for side, by_hand in zip("ab", scene.step.comparison.by_hand, strict=True) if by_hand]
             alone = f" No optimizer steps in {hand[0]}." if hand else ""

@@ -10,7 +10,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.settings.beginning import MOST_RANKS
+from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.hyperparameters import (
     OPTIMIZERS,
     Optimizers,
@@ -75,7 +75,7 @@ class Optimizer(Reason):
         if site.call:
             return self.cause(*before, *gradients_in_step(step, place))
         evidence = self.rests_on(step, position)
-        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table):
+        if those(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.standing):
             evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
         return self.cause(*evidence, *before)
 

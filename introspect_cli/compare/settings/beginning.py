@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.settings.differences import MOST_RANKS
 from introspect_cli.compare.settings.seedings import GENERATORS, seeding_words, seedings_change
 from introspect_cli.texts import begin_alike, count, rank_list
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.store.read.run import Run
-
-MOST_RANKS = 16
-"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""
@@ -155,8 +153,8 @@ def differing_events(runs: tuple[Run, Run], rank: int, name: str = "") -> tuple[
     return per_run
 
 
-def script_generators(runs: tuple[Run, Run], rank: int) -> str:
-    """What differs of generators that the script made itself, as a clause; "" for nothing on record."""
+def script_generators(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> str:
+    """What differs of generators that the script made itself, as a clause; "" for nothing on record, or no seed."""
     one, two = ([*events, None][0] for events in seedings_that_differ(runs, rank))
     if one is not None and two is not None and one.by == two.by:
         return f"{one.by} {one.seed} -> {two.seed} ({two.line})"
@@ -166,6 +164,8 @@ def script_generators(runs: tuple[Run, Run], rank: int) -> str:
         (label, seed, _), (_, seed_b, _) = kept
         if seed != seed_b:
             return f"{label} {seed} -> {seed_b} (in {name})"
+        if seeds:
+            return ""
         return f"the {label} in {name} is in another state when the first step begins"
     return ""
 

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.settings import beginning, seedings
-from introspect_cli.compare.settings.differences import Difference, describe, on_one_line, unequal_values
+from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.compare.terms.result import SettingChange
@@ -74,7 +74,7 @@ def on_some_ranks(a: Run, b: Run) -> list[str]:
     Another rank's learning rate may have changed without a trace in any number, where gradients are zero or NaN: then
     nothing diverges, and nothing else would tell of it.
     """
-    ranks = [rank for rank in a.recorded if rank in b.recorded][: beginning.MOST_RANKS]
+    ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}
     for rank in ranks if len(ranks) > 1 else ():
         one, two = (run.settings_of(rank) for run in (a, b))

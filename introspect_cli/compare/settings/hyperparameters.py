@@ -15,7 +15,7 @@ from introspect_cli.compare.terms.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.terms.table import Table
 
@@ -28,13 +28,13 @@ _Hyperparameters = dict[str, dict[str, Any]]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
-def hyperparameter_changes(table: Table) -> list[Difference]:
+def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
     """Hyper-parameters that differ in a step; equal changes of several groups are folded.
 
     So are those of all optimizers: a container that steps others has groups like theirs.
 
-    All but the learning rate are recorded where they are new or have changed. What one run alone recorded here, and the
-    other at another step, is not known to differ.
+    All but the learning rate are recorded where they are new or have changed. So what one run alone recorded here is
+    compared with what stands in the other since an earlier step; where that is not on record, nothing is known.
     """
     alignment = table.alignment
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
@@ -51,6 +51,8 @@ def hyperparameter_changes(table: Table) -> list[Difference]:
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
         values = (table.plain(union, "a"), table.plain(union, "b"))
         elsewhere = union < len(alignment.a) and union in in_b
+        if elsewhere and None in values:
+            values = (values[0] or standing(union, "a"), values[1] or standing(union, "b"))
         if values[0] != values[1] and not (elsewhere and None in values):
             changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     owners = dict.fromkeys(fqn for fqn, _ in groups)

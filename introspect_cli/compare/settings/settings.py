@@ -102,11 +102,11 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 """What an optimizer steps with: it explains an update, and nothing before."""
 
 
-def _option_of_optimizer(change: Difference) -> bool:
-    """Whether an argument of the command is called as what an optimizer steps with: `--lr`, `optim.weight_decay`."""
-    return change.source == "command" and bool(
-        _STEPS_WITH.match(change.name.rpartition(".")[2].strip("-").replace("-", "_"))
-    )
+def _of_optimizer(change: Difference) -> bool:
+    """Whether a change is of an optimizer, or of an argument or a value of configuration that is called as its are."""
+    named = {"command": change.name, FILES: change.about}.get(change.source, "")
+    steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
+    return change.source in _OF_OPTIMIZERS or bool(steps_with)
 
 
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
@@ -160,16 +160,15 @@ class Blame:
         """How well a change explains the divergence, 0 to 1; 0 is noise that is not shown."""
         if change.source in _BUILT:
             return self._of_built(change)
+        if not self.stepped and _of_optimizer(change):
+            return _USUAL
         if change.source != FILES:
-            if not self.stepped and (change.source in _OF_OPTIMIZERS or _option_of_optimizer(change)):
-                return _USUAL
             weight = self._of_setting(change.source, change.name)
             if self._of_first_steps(change):
                 return min(weight, _USUAL)
             return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
         if change.about:  # a value of configuration weighs as an argument does
-            name = change.about.rpartition(".")[2]
-            return self._of_setting("hyperparameter" if _STEPS_WITH.match(name) else "command", name)
+            return self._of_setting("command", change.about.rpartition(".")[2])
         return self._of_file(change)
 
     def called(self, change: Difference) -> str:

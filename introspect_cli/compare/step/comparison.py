@@ -39,6 +39,7 @@ from introspect_cli.compare.terms.watched import (
     draws_recorded,
     notices_all_draws,
     observed_kinds,
+    passes_over,
 )
 from introspect_cli.records import Kind, Phase, perturbed_by
 
@@ -248,6 +249,10 @@ class Comparison(Sides):
     def notices_all_draws(self) -> bool:
         """Whether both captures noticed every draw from a default random generator."""
         return all(map(notices_all_draws, self.manifests))
+
+    def passes_over(self, step: int, step_b: int) -> bool:
+        """Whether an evaluation ran in a step of either run that is not on record."""
+        return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
 
     @cached_property
     def ended(self) -> frozenset[str]:

@@ -108,6 +108,15 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 # --- the forward pass
 
 
+def passed_over(step: Step, _place: Place) -> list[Evidence]:
+    """What models computed without gradients in the step and was not recorded, as a target may be; nothing else."""
+    return (
+        [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
+        if step.comparison.passes_over(step.number, step.table.step_b)
+        else []
+    )
+
+
 def inputs(step: Step, place: Place) -> list[Evidence]:
     """What a module is given at a call; nothing where inputs were recorded, but this call has none."""
     site = place.site
@@ -267,10 +276,6 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    table, watched = step.table, {Kind.GRAD_OUTPUT, Kind.GRAD_INPUT} & step.comparison.kinds
-    backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
-    if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
-        return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
     answers = [value_of(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
@@ -286,17 +291,14 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "batch": (random_at_start, loading),
     "module": (inputs, tensors, drawn_from),
     "own_code": (inputs, inside, tensors, drawn_from),
-    "script": (batches, random_at_start),
+    "script": (batches, random_at_start, passed_over),
     "op": (everything, random_at_start),
     **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
     "product": (trained,),
-    "loss": (outputs, batches, random_at_start),
+    "loss": (outputs, batches, random_at_start, passed_over),
     "backward": (forward, loss, random_at_start, gradients),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
     "buffer": (value_before,),
 }
-"""By the word of a reason, what the records that it is about rest on.
-
-Reasons that need more add it in their own `applies`, each with the case that needs it.
-"""
+"""By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""

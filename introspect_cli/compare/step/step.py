@@ -16,7 +16,7 @@ from introspect_cli.compare.resumed.began import Carried
 from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors, generator_of, tree_at
 from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds
-from introspect_cli.compare.terms.table import WITHIN, Codes, Table
+from introspect_cli.compare.terms.table import WITHIN, Codes, Table, plain_of
 from introspect_cli.records import Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 _DATA = frozenset({Phase.DATA})
+_BACK = 2000
+"""Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
 
 
@@ -208,6 +210,17 @@ class Step:
         runs += [*self.of(Kind.LOSS, frozenset({Phase.LOSS})).tolist(), *gradients.tolist()]
         batches = orders[self.of(Kind.BATCH, _DATA)]
         return np.sort(batches[np.isfinite(batches)]), orders[runs], roots
+
+    def standing(self, union: int, side: str) -> str | None:
+        """A value that a run recorded last before the step; None where it is not on record, or steps are missing."""
+        comparison, in_b = self.comparison, side == "b"
+        reader, number = (comparison.b, self.table.step_b) if in_b else (comparison.a, self.number)
+        earlier = range(number - 1, max(number - _BACK, 0) - 1, -1) if not reader.thinned else range(0)
+        for batch in (reader.read(step) for step in earlier if step in reader):
+            rows = np.flatnonzero(self.alignment.ids[in_b][batch.site] == union).tolist()
+            if rows:
+                return plain_of(batch, rows[-1])
+        return None
 
     # --- tensors, and when modules run
 

@@ -33,6 +33,10 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
+_NOT_FINITE = ("nans", "posinfs", "neginfs")
+_EXACT = 1e-5
+"""How far statistics are to be trusted, relative to the norm."""
+
 WHOLE = ("float", "bfloat", "complex")
 """How dtypes begin of which sums are rounded."""
 
@@ -48,6 +52,9 @@ class Layouts:
         self.unit = np.array(units or [0.0])
         dtypes: dict[str, int] = _DTYPES
         self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        # of sparse and nested ones, statistics and sketch have the values, and not where they stand
+        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
+        self.stored = np.array(stored or [False])
         self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
         names: dict[tuple[Any, ...], int] = _SHAPES
@@ -64,8 +71,8 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     """L2 norm of each row's tensor from its mean and variance; NaN where absent."""
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
-    numel = layouts.numel[batch.layout[rows]]
-    for name in ("nans", "posinfs", "neginfs"):
+    numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
+    for name in _NOT_FINITE:
         numel = numel - np.asarray(batch.counts[name])[rows]
     with np.errstate(invalid="ignore", over="ignore"):
         return l2_norm(mean, var, numel)
@@ -89,7 +96,8 @@ def distances(
 
     Returns:
         Two float64 arrays: the estimated L2 distance, and the larger of both L2 norms. NaN where a sketch is missing,
-        the shapes differ, or one has other NaNs and infinities (sketches leave these out).
+        the shapes differ, one has other NaNs and infinities (sketches leave these out), or a sparse or nested tensor
+        has its values at other places.
     """
     count = len(rows_a)
     unknown = np.full(count, np.nan)
@@ -104,8 +112,28 @@ def distances(
     scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
     shape_a = layouts_a.shape[a.layout[rows_a]]
     shape_b = layouts_b.shape[b.layout[rows_b]]
-    distance = np.where((shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b), distance, np.nan)
-    return distance, scale
+    known = (shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b)
+    stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
+    for at in np.flatnonzero(stored).tolist():
+        known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
+    least = _at_least(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
+    with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
+        distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
+    beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
+    if beside:  # where all that is finite is equal, what differs is where the rest is
+        known &= (distance > 0) | ~np.logical_or.reduce(beside)
+    return np.where(known, distance, np.nan), scale
+
+
+def _at_least(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
+    """What the distance of each pair is at least, by its statistics: as far apart as norms, extrema and means are."""
+    least = sizes
+    for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
+        if name in a.floats and name in b.floats:
+            one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in ((a, rows_a), (b, rows_b)))
+            with np.errstate(invalid="ignore", over="ignore"):
+                least = np.fmax(least, root * np.abs(one - two))
+    return least
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:
@@ -118,7 +146,7 @@ def relative(distance: Floats, scale: Floats) -> Floats:
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
     """Rows with as many NaNs and infinities on both sides, as far as they were counted."""
     same = np.ones(len(rows_a), dtype=np.bool_)
-    for name in ("nans", "posinfs", "neginfs"):
+    for name in _NOT_FINITE:
         if name in a.counts and name in b.counts:
             same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
     return same

@@ -40,6 +40,7 @@ class Thing(Enum):
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
     OUTPUTS = "outputs"
+    PASSED_OVER = "passed over"
     FORWARD = "forward"
     LEFT_OUT = "left out"
     LOSS = "loss"
@@ -51,7 +52,6 @@ class Thing(Enum):
     VALUE_BEFORE = "value before"
     STATE_BEFORE = "state before"
     TRAINED = "trained"
-    UPDATED = "updated by hand"
     EVERYTHING = "everything"
 
 

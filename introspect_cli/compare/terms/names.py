@@ -116,6 +116,17 @@ def strip_wrappers(fqn: str) -> str:
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 
 
+class Renaming(NamedTuple):
+    """A pattern in the FQNs of run a, and what stands for it in run b."""
+
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        """As an option of `diff`."""
+        return f"--rename '{self.old}={self.new}'"
+
+
 def parse_rename(text: str) -> tuple[str, str]:
     r"""`OLD=NEW` into a pattern and a replacement; `\=` is an equals sign.
 
@@ -291,8 +302,8 @@ def _common_subsequence(one: Sequence[Hashable], two: Sequence[Hashable]) -> lis
     return pairs
 
 
-def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[str, ...]:
-    """`--rename` options that would align subtrees that only one run has and that look the same."""
+def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:
+    """Renamings that would align subtrees that only one run has and that look the same."""
     tree_a, tree_b = _ModuleTree(a, rename), _ModuleTree(b)
     lost, new = _tops_of_one(tree_a, tree_b), _tops_of_one(tree_b, tree_a)
     suggestions = []
@@ -301,7 +312,7 @@ def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[str, .
         for other in new:
             if sign == tree_b.signature(other, with_class=other.fqn not in tree_b.children):
                 new.remove(other)
-                suggestions.append(f"--rename '^{re.escape(module.fqn)}\\b={other.fqn}'")
+                suggestions.append(Renaming(rf"^{re.escape(module.fqn)}\b", other.fqn))
                 break
     return tuple(suggestions[:5])
 

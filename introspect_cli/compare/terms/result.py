@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.element.elements import Elements
+    from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
 
 
@@ -274,7 +275,7 @@ class DiffResult:
         divergences: what was asked to be listed, in order; the counts cover all of them.
         settings: settings that differ, the strongest explanation first.
         notes: what was not compared, and what else a reader must know.
-        suggestions: options worth trying next.
+        suggestions: renames worth trying next, as options of `diff`.
         counts: how much was compared.
         map: modules by steps, when asked for.
         tree: modules with their state at the first diverging step, when asked for.
@@ -298,7 +299,7 @@ class DiffResult:
     divergences: tuple[Divergence, ...] = ()
     settings: tuple[SettingChange, ...] = ()
     notes: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()
+    suggestions: tuple[Renaming, ...] = ()
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
     tree: tuple[TreeNode, ...] = ()

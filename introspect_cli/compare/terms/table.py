@@ -325,12 +325,7 @@ class Table:
     def plain(self, site: int, side: str) -> str | None:
         """A value's text, or a scalar tensor's value."""
         row, batch = self._record(site, side)
-        if row is None:
-            return None
-        if batch.text[row]:
-            return _short(batch.text[row])
-        mean = batch.floats.get("mean")
-        return None if mean is None else f"{float(mean[row]):g}"
+        return None if row is None else plain_of(batch, row)
 
     def named(self, row: int) -> Site:
         """The site of a row."""
@@ -338,6 +333,13 @@ class Table:
 
 
 _COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
+
+
+def plain_of(batch: StepBatch, row: int) -> str | None:
+    """A value's text, or a scalar tensor's value."""
+    if batch.text[row] or "mean" not in batch.floats:
+        return _short(batch.text[row]) or None
+    return f"{float(batch.floats['mean'][row]):g}"
 
 
 def _short(text: str) -> str:

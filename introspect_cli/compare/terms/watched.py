@@ -54,6 +54,13 @@ def ordered(manifest: dict[str, Any]) -> bool:
     return manifest.get("ordered") is not False
 
 
+def passes_over(manifest: dict[str, Any], step: int) -> bool:
+    """Whether an evaluation ran in a step that a capture was not asked to record."""
+    spans = manifest.get("passed_over")
+    pairs = [span for span in spans if isinstance(span, list) and len(span) == 2] if isinstance(spans, list) else []
+    return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
+
+
 def failed(manifest: dict[str, Any]) -> bool:
     """Whether part of the capture itself failed, so that the run lacks what it would have recorded."""
     return bool(manifest.get("failures"))
@@ -151,10 +158,12 @@ def _draws(alignment: Alignment) -> Mask:
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:
-    """Random states of devices that one machine only may have."""
+    """Random states of devices that one machine only may have, and of variables that one script only may have."""
     mask = alignment.kind == kind_code(Kind.RNG)
     for site in np.flatnonzero(mask):
-        mask[site] = ":" in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+        mask[site] = (
+            ":" in alignment.fqn[site] or " " in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+        )
     return np.asarray(mask)
 
 

@@ -207,6 +207,7 @@ _THE = {
     Thing.RANDOM_AT_START: ("the random state at the start of the step", False),
     Thing.DRAWN_FROM: ("the random state", False),
     Thing.BATCHES: ("the batches", True),
+    Thing.PASSED_OVER: ("what models computed without gradients", False),
     Thing.INSIDE: ("the outputs of the modules inside it so far", True),
     Thing.OUTPUTS: ("every module output recorded before it", False),
     Thing.FORWARD: ("the forward pass", False),
@@ -218,7 +219,6 @@ _THE = {
     Thing.GRADIENTS_IN_STEP: ("the gradients before it in the optimizer step", True),
     Thing.STATE_BEFORE: ("the optimizer state before", False),
     Thing.TRAINED: ("every tensor that requires gradients", False),
-    Thing.UPDATED: ("what the script's own update left of the parameters", False),
     Thing.EVERYTHING: ("everything recorded before it", False),
 }
 

@@ -115,7 +115,7 @@ def explains_itself(step: Step, effect: int, cause: Cause, before: Iterable[Site
     if cause.role is not Role.ORIGIN or cause.reason not in _AT_ITS_PLACE:
         return False
     inside = cause.module or step.sites[effect].fqn
-    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table))
+    tuned = cause.reason == "optimizer" and bool(hyperparameter_changes(step.table, step.standing))
     back = cause.reason == "op" and step.sites[effect].phase is Phase.BACKWARD
     return not any(
         (site.kind is Kind.RNG and not tuned)

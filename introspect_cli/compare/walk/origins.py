@@ -81,7 +81,7 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
     """
     if cause.reason == "rng":
         return is_drawn_from(step, position)
-    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table))
+    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.standing))
 
 
 def shown_by(step: Step, resumption: Resumption | None) -> dict[int, Cause]:

@@ -60,7 +60,8 @@ def open_store(path: str | Path) -> Folder:
         folder = Folder.at(str(path))
         names = folder.names()
     except FileNotFoundError:
-        raise NoRunError(f"there is no run at {path}; name a directory that `introspect capture -o` made") from None
+        named = "a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
+        raise NoRunError(f"there is no run at {path}; name {named}") from None
     except (OSError, ValueError) as error:
         if outside_cause(error):
             raise StoreError(f"cannot read {path}: {outside_cause(error)}") from None
