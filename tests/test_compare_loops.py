@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from neutrality import watched
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.findings import StructureChange
 from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Origin, Verdict
@@ -197,6 +199,61 @@ def descend(*, by_hand=False, rate=0.1):
                 own.data.add_(own.grad, alpha=-rate)
 
 
+class Weighing(nn.Module):
+    """Attention that is handed the dropout of the module around it, and keeps a number of numpy's."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = np.float64(scale)
+
+    def forward(self, x, dropout):
+        return dropout((x @ x.T) * self.scale) @ x
+
+
+class Handing(nn.Module):
+    """It calls what a module inside it does, and not that module, as a function that another one is given."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.weighing, self.dropout = Weighing(scale), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.weighing(x, self.dropout)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x, inner):
+        return x + self.dropout(inner(x))
+
+
+class Handed(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.first, self.handing, self.residual = nn.Linear(4, 4), Handing(scale), Residual()
+
+    def forward(self, x):
+        return self.residual(self.first(x), self.handing.forward)
+
+
+def hand_on(*, scale=1.0, rate=0.1, calls=0.0):
+    """A rate that numpy computed, and a network that runs as often as a number says."""
+    torch.manual_seed(0)
+    net, often = Handed(scale), Policy()
+    optimizer = torch.optim.SGD([*net.parameters(), *often.parameters()], lr=0.1)
+    for step, x in enumerate(torch.randn(3, 6, 4)):
+        optimizer.param_groups[0]["lr"] = np.float32(rate) * np.ones(3, np.float32)[step]
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        for _ in range(2 + round(math.cos(calls + step * math.pi))):
+            loss = loss + often(x).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
@@ -328,3 +385,22 @@ def test_an_optimizer_in_the_place_of_an_update_by_hand_is_compared_by_what_it_l
     found = compared(descend, by_hand=True, rate=0)
     assert "the update of step 0 is different" in found.sentence
     assert found.sentence.endswith("No optimizer steps in b.")
+
+
+def test_what_runs_while_a_call_runs_is_inside_it_whoever_holds_it(compared):
+    found = compared(hand_on, scale=2.0)
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.INPUT, "Handed.handing.dropout")
+    said = "in the forward code of Handed.handing.weighing itself, before Handed.handing.dropout: scale 1.0 -> 2.0."
+    assert said in found.sentence
+    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
+def test_a_rate_that_numpy_computed_is_a_number(compared):
+    found = compared(hand_on, rate=0.0)
+    assert found.sentence.endswith("the cause is lr 0.1 -> 0: with lr 0, SGD leaves it as it was in b.")
+
+
+def test_a_number_of_calls_that_numbers_decide_is_told_once(compared):
+    found = compared(hand_on, calls=math.pi)
+    texts = [each.text for each in found.findings if isinstance(each, StructureChange)]
+    assert texts == ["Policy runs more often in some steps of a, and in others of b"]

@@ -11,7 +11,7 @@ import numpy as np
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.findings import Suspect
 from introspect_cli.compare.join.sites import KINDS
-from introspect_cli.compare.match.names import owner_of
+from introspect_cli.compare.match.names import ancestors, owner_of
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.hyperparameters import in_words
@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.random_state import side_that_draws
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import SAYS_NOTHING
-from introspect_cli.compare.reasons.words import what
+from introspect_cli.compare.reasons.words import some, what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.table import OTHER
@@ -127,6 +127,8 @@ class ForwardCode(Reason):
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif side:
             text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
+        elif changed := attribute_changes(scene, cause.module):
+            text += f": {some(changed, between='; ')}"
         return f"{text}.{scene.rounding_words()}"
 
 
@@ -150,28 +152,34 @@ def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: 
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """The module that was running when a module inside it was called: name, when its call began, call index."""
-    parent = owner_of(fqn)
-    while parent:
+    """The module that was running when another was called: name, when its call began, call index.
+
+    That is not always one that holds it: a module may be handed on, or its `forward` called and not it.
+    """
+    around = step.around(fqn, order)
+    for parent in ancestors(fqn):
         calls = step.running(parent, order)
         if calls is not None:
-            return parent, *calls
-        parent = owner_of(parent)
-    return None
+            return around if around is not None and around[1] > calls[0] else (parent, *calls)
+    return around
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
-    """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
+    """The last module that gave an output inside a call of `fqn`, between two places of the sequence; "" for none."""
     alignment = step.alignment
     sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
     prefix = fqn + "."
     for row in rows[np.argsort(sequence[rows])[::-1]]:
         union = int(step.table.a.site[row])
-        if KINDS[alignment.kind[union]] is Kind.OUTPUT and alignment.fqn[union].startswith(prefix):
-            name = alignment.fqn[union]
+        name = alignment.fqn[union]
+        if KINDS[alignment.kind[union]] is not Kind.OUTPUT or name == fqn:
+            continue
+        if name.startswith(prefix):
             child = prefix + name[len(prefix) :].partition(".")[0]
             return child if child in alignment.by_fqn else name
+        if not step.is_gathered:
+            return name
     return ""
 
 
@@ -192,7 +200,7 @@ def _inside(scene: Scene) -> str:
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
         return f"{inside}it computes in a different precision."
     if changed:
-        return f"{inside}{'; '.join(changed[:3])}.{scene.rounding_words()}"
+        return f"{inside}{some(changed, between='; ')}.{scene.rounding_words()}"
     if side := side_that_draws(scene):
         return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
     text = f"{inside}its code, options, train/eval mode or kernel"
@@ -254,7 +262,7 @@ def changes_within(scene: Scene) -> list[str]:
 def attribute_words(scene: Scene, fqn: str) -> str:
     """How a module is set up differently, in brackets after a blank, for the middle of a sentence; "" for alike."""
     changed = attribute_changes(scene, fqn)
-    return f" ({'; '.join(changed[:3])})" if changed else ""
+    return f" ({some(changed, between='; ')})" if changed else ""
 
 
 def changes_of_losses(scene: Scene) -> list[str]:

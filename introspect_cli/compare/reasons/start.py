@@ -15,7 +15,7 @@ from introspect_cli.compare.reasons.beginning import filled, filled_on_ranks
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import Module, attribute_changes, changes_of_losses, changes_within
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.reasons.words import how_far, listed, thing, what
+from introspect_cli.compare.reasons.words import how_far, listed, some, thing, what
 from introspect_cli.compare.rests_on import updates_by_hand
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.size import has_nonfinite
@@ -281,7 +281,7 @@ class Gap(Reason):
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = changes_within(scene) if cause.instead == Module.word else []
         changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
-        place += f" ({'; '.join(changed[:3])})" if changed else ""
+        place += f" ({some(changed, between='; ')})" if changed else ""
         if scene.step.gap:
             return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
         text = f"{text}; {scene.the_cause_is} {place}, or lies in what {lacks}."

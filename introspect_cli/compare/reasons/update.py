@@ -22,7 +22,7 @@ from introspect_cli.compare.reasons.hyperparameters import (
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
-from introspect_cli.compare.reasons.words import although, how_far, key_of, listed, what
+from introspect_cli.compare.reasons.words import although, how_far, key_of, listed, some, what
 from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
 from introspect_cli.records import Kind, Phase
 
@@ -252,8 +252,8 @@ class Buffer(Reason):
         side = untouched_side(scene.table, scene.step.before, scene.union)
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if side:
-            why = f": its module has {'; '.join(changed[:3])}" if changed else " (eval mode or frozen there)"
+            why = f": its module has {some(changed, between='; ')}" if changed else " (eval mode or frozen there)"
             return f"{text} it does not change in {side}{why}."
         if changed:
-            return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
+            return f"{text} it is updated differently: its module has {some(changed, between='; ')}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."
