@@ -302,11 +302,10 @@ def _subjects(
 
 def _numbers_of_calls(alignment: Alignment, name: str, only: set[int]) -> tuple[int, int] | None:
     """How often a module runs with what one run alone has, and without; None where these are no further calls."""
-    sites = [alignment.site(union) for union in only]
-    forward = {site.call for site in sites if site.kind in {Kind.INPUT, Kind.OUTPUT}}
-    both = [alignment.site(union) for union in alignment.by_fqn[name]]
-    shared = {site.call for site in both if site.kind is Kind.OUTPUT} - forward
-    return (len(shared | forward), len(shared)) if forward and shared else None
+    sites = {union: alignment.site(union) for union in alignment.by_fqn[name]}
+    shared = {site.call for union, site in sites.items() if site.kind is Kind.OUTPUT and union not in only}
+    further = {sites[union].call for union in only if sites[union].kind in {Kind.INPUT, Kind.OUTPUT}} - shared
+    return (len(shared | further), len(shared)) if further and shared else None
 
 
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:

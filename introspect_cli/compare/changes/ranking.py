@@ -137,7 +137,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     words = _changed_words(change)
     every = {word for side in (change.a, change.b) if side is not None for word in _words_in(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
-    passive = _takes_other_parameters(change) or _is_overridden(change, sides)
+    passive = _takes_other_parameters(change) or _is_overridden(change, sides) or _never_ran(change, clues)
     best = (ORDER.index(Nearness.ELSEWHERE), 0)
     for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
@@ -169,6 +169,16 @@ def _is_overridden(change: Change, sides: Sequence[Version]) -> bool:
     if len(texts) < 2 or one.keys() != two.keys() or not names:
         return False
     return all(side.program.gives(name, change.scope) for side in sides for name in names)
+
+
+_MODULE = re.compile(r"class (\w+)\([\w., ]*\bModule\b")
+
+
+def _never_ran(change: Change, clues: Clues) -> bool:
+    """Whether one version alone has a class of modules, and neither run has such a module."""
+    alone = change.a if change.b is None else change.b if change.a is None else None
+    match = _MODULE.match(alone.text) if alone is not None else None
+    return match is not None and bool(clues.ran) and match[1] not in clues.ran
 
 
 def _field(text: str) -> dict[str, str]:

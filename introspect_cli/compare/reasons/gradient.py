@@ -122,14 +122,14 @@ class Backward(Reason):
                 "or computes differently (preserve_rng_state)."
             )
         if first.site.kind is Kind.GRAD_INPUT:
-            return f"{text}through {module}."
+            return f"{text}through {module}.{scene.rounding_words()}"
         if _taken_by_no_module(scene):
             around = "" if _is_all_of_the_model(scene) else first.site.fqn.rpartition(".")[0]
             code = f"the forward code of {around} or what is around it, or the loss code" if around else "the loss code"
-            return f"{text}of what uses that output, which no module takes: {code}."
-        if not scene.cause.rests_on(Thing.GRADIENTS):
-            return f"{text}of what uses that output: the loss code, if no module does."
-        return f"{text}of what uses that output."
+            where = f", which no module takes: {code}"
+        else:
+            where = "" if scene.cause.rests_on(Thing.GRADIENTS) else ": the loss code, if no module does"
+        return f"{text}of what uses that output{where}.{scene.rounding_words()}"
 
 
 def _output(scene: Scene) -> int:
