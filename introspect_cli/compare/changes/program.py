@@ -204,6 +204,12 @@ class Program(Parsed):
             }
         return inside
 
+    def in_steps(self) -> set[Statement]:
+        """What a step runs: those loops, and the functions that they call, without the forwards of modules."""
+        loop = self.loop()
+        places = {place for inside in loop for name in inside.calls for place in self.called(name, inside.place)}
+        return loop | (self.within(places).keys() - self.forwards().keys())
+
     def up_to(self, call: str, places: set[Definition]) -> Depths:
         """Of a function and what it calls, what does not come after its one call of a name."""
         depths = self.within(places)

@@ -59,7 +59,9 @@ class Version:
         self.computes = COMPUTES[clues.reason](at) if clues.reason in COMPUTES else {}
         leading = self._leading() if clues.reason in {"rng", "initial"} else {}
         self.builds = merged(program.behind([*recorded, *self.computes, *self._built()], models), leading)
-        self.between = program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
+        self.between = program.loop() if clues.reason in _OF_STEPS else set()
+        if clues.reason == "script" or clues.gap:
+            self.between |= program.in_steps()
         if clues.gap or clues.reason == "propagated":
             modes = {place for name in program.classes for place in program.methods(name, *MODES)}
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
