@@ -17,6 +17,7 @@ from introspect_cli.compare.options import DiffOptions
 from introspect_cli.compare.reasons.settings import setting_changes
 from introspect_cli.compare.result import Origin, Verdict
 from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
 
 
@@ -133,16 +134,29 @@ def images(*, shuffle=False, mean=0.1, seed=0):
             optimizer.step()
 
 
-def recur(*, forgets=False):
-    """A recurrent model that is given its state of the step before."""
+def recur(*, forgets=False, again="", losses=(nn.MSELoss,), rate=0.1):
+    """A recurrent model that is given its state of the step before, and may run again with or without it."""
     torch.manual_seed(0)
     net = nn.GRU(3, 4)
-    optimizer, state = torch.optim.SGD(net.parameters(), lr=0.1), torch.zeros(1, 2, 4)
+    optimizer, state = torch.optim.SGD(net.parameters(), lr=rate), torch.zeros(1, 2, 4)
     for x in torch.randn(3, 5, 2, 3):
         optimizer.zero_grad()
         out, state = net(x, torch.zeros(1, 2, 4) if forgets else state.detach())
-        out.square().mean().backward()
+        if again:
+            out = out + net(*(x, state.detach())[: 2 if again == "fed" else 1])[0]
+        Many(losses)(out).backward()
         optimizer.step()
+
+
+class Many(nn.Module):
+    """It makes its losses anew in every call."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = losses
+
+    def forward(self, x):
+        return sum(loss()(x, torch.zeros_like(x)) for loss in self.losses)
 
 
 class Scored(nn.Module):
@@ -258,16 +272,16 @@ def hand_on(*, scale=1.0, rate=0.1, calls=0.0):
 def compared(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
 
-    def run(loop, fault):
-        name = repr((loop.__name__, sorted(fault.items())))
+    def run(loop, fault, every):
+        name = repr((loop.__name__, sorted(fault.items()), every))
         if name not in made:
             made[name] = folder / str(len(made))
-            with watched(made[name]):
+            with watched(made[name], steps=Schedule.parse(f"::{every}")):
                 loop(**fault)
         return made[name]
 
-    def compare(loop, base=(), **fault):
-        with open_run(run(loop, dict(base))) as a, open_run(run(loop, fault)) as b:
+    def compare(loop, base=(), every=1, **fault):
+        with open_run(run(loop, dict(base), every)) as a, open_run(run(loop, fault, every)) as b:
             return compare_runs(a, b, DiffOptions())
 
     return compare
@@ -346,6 +360,20 @@ def test_a_state_that_is_not_carried_over_is_told_by_where_it_came_from(compared
     assert (found.first.step, found.first.site.path) == (1, "[1]")
     assert "in a it is the output [1] of GRU in the step before, in b it is not; the cause is" in found.sentence
     assert "pipeline" not in found.sentence
+
+
+def test_what_a_step_that_is_not_recorded_gave_is_no_fault_of_the_data(compared):
+    found = compared(recur, {"rate": 0.0}, every=2, rate=0.0, forgets=True)
+    assert found.first.step == 2
+    assert found.sentence.endswith("(no data loader was recorded), or what a step before that is not recorded gave it.")
+
+
+def test_a_call_with_more_inputs_is_no_further_call(compared):
+    found = compared(recur, {"again": "fed"}, again="plain")
+    texts = [each.text for each in found.findings if isinstance(each, StructureChange)]
+    assert texts == ["only a has the input [1] of GRU (call 1)"]
+    found = compared(recur, {"losses": (nn.MSELoss, nn.MSELoss)}, losses=(nn.MSELoss, nn.L1Loss))
+    assert "it runs twice in a and once in b while what is around it runs once." in found.sentence
 
 
 def test_a_function_in_the_place_of_a_module_is_told_where_it_first_changes_a_number(compared):
