@@ -246,24 +246,10 @@ class Step:
 
     @cached_property
     def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
-        """The calls of modules, when each began, and when the last of what it gave was recorded."""
-        begun: dict[tuple[str, int, int], float] = {}
-        ended: dict[tuple[str, int, int], float] = {}
-        orders, alignment = self.table.order_of, self.alignment
-        for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
-            for union in self.of(kind, FORWARD).tolist():
-                if np.isfinite(order := float(orders[union])):
-                    call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
-                    of[call] = outer(order, of.get(call, order))
-        calls = [call for call in begun if call in ended]
-        spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
-        return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
+        return _spans_of(self)
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """The innermost call of another module that runs at a place of the sequence: name, when it began, call index.
-
-        None where none does, or where ranks run at the same time.
-        """
+        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
         if self.is_gathered:
             return None
         calls, begun, ended = self._spans
@@ -290,6 +276,21 @@ class Step:
                 for head in ancestors(site.fqn):
                     tensors[head] = min(order, tensors.get(head, np.inf))
         return tensors
+
+
+def _spans_of(step: Step) -> tuple[list[tuple[str, int]], Any, Any]:
+    """The calls of modules, when each began, and when the last of what it gave was recorded."""
+    begun: dict[tuple[str, int, int], float] = {}
+    ended: dict[tuple[str, int, int], float] = {}
+    orders, alignment = step.table.order_of, step.alignment
+    for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
+        for union in step.of(kind, FORWARD).tolist():
+            if np.isfinite(order := float(orders[union])):
+                call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
+                of[call] = outer(order, of.get(call, order))
+    calls = [call for call in begun if call in ended]
+    spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
+    return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
 
 
 def _how_many(orders: list[float], low: float, high: float) -> int:
