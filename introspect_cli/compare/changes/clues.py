@@ -52,6 +52,7 @@ class Clues:
         batch_is_equal: whether the batches of the step are on record and equal.
         at_start: whether no compared step came before.
         ran: classes of all modules that either run has.
+        scripts: file names of both runs' scripts.
     """
 
     reason: str
@@ -71,6 +72,7 @@ class Clues:
     batch_is_equal: bool = False
     at_start: bool = True
     ran: frozenset[str] = frozenset()
+    scripts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
