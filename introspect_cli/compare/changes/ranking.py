@@ -66,6 +66,8 @@ class Version:
         self.between = program.loop() if clues.reason in _OF_STEPS else set()
         if clues.reason == "script" or clues.gap:
             self.between |= program.in_steps()
+        if clues.reason in {"rng", "initial"}:  # what is built beside a draw on record may draw before it
+            self.between |= {near for each in recorded if each.scope for near in program.by_place[each.place]}
         if clues.gap or clues.reason == "propagated":
             modes = {place for name in program.classes for place in program.methods(name, *MODES)}
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
