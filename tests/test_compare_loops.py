@@ -213,6 +213,23 @@ def descend(*, by_hand=False, rate=0.1):
                 own.data.add_(own.grad, alpha=-rate)
 
 
+def penalise(*, clears=True):
+    """Two optimizers in turn; a penalty leaves gradients in one layer of the first network, long before they show."""
+    torch.manual_seed(0)
+    nets = Policy(), Policy()
+    steps = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    for x in torch.randn(2, 6, 4):
+        for net, optimizer in zip(nets, steps, strict=True):
+            if clears:
+                net.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            if net is nets[0]:
+                net.zero_grad()
+                net.layer1(x).square().mean().backward()
+                optimizer.step()
+
+
 class Weighing(nn.Module):
     """Attention that is handed the dropout of the module around it, and keeps a number of numpy's."""
 
@@ -421,6 +438,12 @@ def test_what_runs_while_a_call_runs_is_inside_it_whoever_holds_it(compared):
     said = "in the forward code of Handed.handing.weighing itself, before Handed.handing.dropout: scale 1.0 -> 2.0."
     assert said in found.sentence
     assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
+def test_a_gradient_that_is_left_over_from_long_before_is_not_said_to_be_cleared(compared):
+    found = compared(penalise, clears=False)
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.GRAD, "Policy.layer1.weight")
+    assert "zero_grad" in found.sentence
 
 
 def test_a_rate_that_numpy_computed_is_a_number(compared):

@@ -196,7 +196,7 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 def _text(value: object) -> str:
     """A plain value as text, a number of numpy's as python's; "" for what is none."""
-    if isinstance(value, np.generic):
+    if issubclass(type(value), np.generic):
         value = value.item()
     kind = type(value)
     if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int

@@ -323,7 +323,7 @@ def _is_fixed(value: object) -> bool:
 
 def setting(value: object) -> Any:
     """A hyper-parameter as plain data; a schedule may compute with numpy's numbers."""
-    if isinstance(value, np.generic):
+    if issubclass(type(value), np.generic):
         value = value.item()
     if value is None or isinstance(value, PLAIN):
         return value

@@ -33,6 +33,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.table import Table
 
 
 _REST = 1e-5
@@ -61,18 +62,21 @@ def excluded(scene: Scene) -> frozenset[Handling]:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    return gone | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else gone
+    nothing_left = some_equal and others_equal(scene, also_before=True)
+    return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(scene) else gone
 
 
-def others_equal(scene: Scene) -> bool:
-    """Whether a gradient of the same optimizer step that is not zero is equal in both runs."""
-    table, phases = scene.table, frozenset({scene.site.phase})
-    rows = table.rows_of("a")
-    largest = table.a.floats.get("amean")
-    if largest is None:
-        return False
-    unions = (int(union) for union in scene.step.of(Kind.GRAD, phases))
-    return any(scene.step.state[union] == EQUAL and float(largest[rows[union]]) > 0 for union in unions)
+def others_equal(scene: Scene, *, also_before: bool = False) -> bool:
+    """Whether a gradient of the same optimizer step that is not zero, nor was in the step before, is equal."""
+    unions = map(int, scene.step.of(Kind.GRAD, frozenset({scene.site.phase})))
+    tables = [scene.table, *([scene.step.before] if also_before else [])]
+    return any(scene.step.state[union] == EQUAL and all(_is_some(table, union) for table in tables) for union in unions)
+
+
+def _is_some(table: Table | None, union: int) -> bool:
+    """Whether run a has a gradient there that is not zero."""
+    row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
+    return row is not None and means is not None and float(means[row]) > 0
 
 
 def _not_of_before(scene: Scene) -> bool:

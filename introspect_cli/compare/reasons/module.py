@@ -191,7 +191,8 @@ def _inside(scene: Scene) -> str:
         return f"{searching} {between}{in_words(scene.hyperparameters)}."
     changed, inside = changes_within(scene), f"{scene.the_cause_is} inside this module: "
     if side := "" if changed else _identity_side(scene):
-        return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode)."
+        zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""
+        return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode{zero})."
     if side := "" if changed else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
     if other := scene.step.alignment.b_class.get(scene.union, ""):
