@@ -197,7 +197,7 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 def _text(value: object) -> str:
     """A plain value as text, a number of numpy's as python's; "" for what is none."""
     if issubclass(type(value), np.generic):
-        value = value.item()
+        value = value.item()  # type: ignore[attr-defined] # see above
     kind = type(value)
     if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
         return ""

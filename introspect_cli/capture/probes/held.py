@@ -324,7 +324,7 @@ def _is_fixed(value: object) -> bool:
 def setting(value: object) -> Any:
     """A hyper-parameter as plain data; a schedule may compute with numpy's numbers."""
     if issubclass(type(value), np.generic):
-        value = value.item()
+        value = value.item()  # type: ignore[attr-defined] # see above
     if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, torch.Tensor):
