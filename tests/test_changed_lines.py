@@ -5,9 +5,11 @@ import json
 import pytest
 from test_source_texts import MODEL, TRAIN, project  # noqa: F401 - a fixture
 
-from introspect_cli.compare.changes.clues import Clues
+from introspect_cli.capture.environment.sources import Project, named, relative
+from introspect_cli.compare.changes.clues import Clues, CodeChanges, Nearness, Ranked
 from introspect_cli.compare.changes.ranking import ranked
 from introspect_cli.compare.changes.statements import changed_statements
+from introspect_cli.render.divergence_text import code_blocks
 
 PAD = "class Pad(torch.nn.Module):\n    def forward(self, x):\n        return x\n\n\n"
 
@@ -516,6 +518,98 @@ def test_a_removed_statement_leads_to_a_draw(gone, clues):
     texts = INITIALISED, INITIALISED.replace(f"{gone}\n", "")
     found = ranked(changed_statements("train.py", *texts), ({"train.py": texts[0]}, {"train.py": texts[1]}), clues)
     assert [one.likely for one in found] == [True]
+
+
+CHOSEN = """
+class Large(nn.Module):
+    def __init__(self):
+        self.table = nn.Embedding(4, 4)
+
+def sample(net):
+    return torch.multinomial(net(batch), {})
+
+{}def render(query, rays):
+    return query(rays * {})
+
+net = {}()
+for step in range(3):
+    rays = render(net, batch)
+    loss(rays, batch).backward()
+sample(net)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "clues", "first"),
+    [
+        (
+            (2, "class Other(nn.Module):\n    table = 0\n\n", 1, "Small"),
+            Clues(
+                "rng",
+                lines=((("t.py", 4),), ()),
+                roots=("Large", "Small"),
+                words=frozenset({"table"}),
+                ran=frozenset({"Large", "Small", "Embedding"}),
+            ),
+            "net = Small()",
+        ),
+        ((1, "", 2, "Large"), Clues("script", roots=("Large",)), "return query(rays * 2)"),
+    ],
+    ids=["of a draw on record, not what draws later, and no class that never ran", "of an input, what a step calls"],
+)
+def test_the_line_that_is_named_first_is_one_that_ran(change, clues, first):
+    texts = CHOSEN.format(1, "", 1, "Large"), CHOSEN.format(*change)
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert found[0].likely
+    assert found[0].change.b.text == first
+
+
+def test_a_file_on_the_path_of_imports_has_one_name_in_lines_and_among_sources(tmp_path, monkeypatch):
+    file = tmp_path / "package" / "model.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Project, "root", str(tmp_path / "elsewhere"))
+    assert relative(str(file)) == named(str(file), "package.model") == "package/model.py"
+
+
+EXPORTED = """
+def pack(layers):
+    return [layer.table.weight for layer in layers]
+
+net = Net(table={})
+sampler = Sampler(table={})
+if __name__ == "__main__":
+    pack(net)
+"""
+
+
+def test_what_gives_the_model_a_value_comes_before_what_did_not_run_or_gives_it_to_something_else():
+    model = "class Net(nn.Module):\n    def __init__(self, table):\n        self.table = nn.Embedding(table, 4)\n"
+    texts = (
+        EXPORTED.format(4, 4),
+        EXPORTED.format(5, 5).replace("[layer.table.weight for", "[1 * layer.table.weight for"),
+    )
+    clues = Clues(
+        "rng",
+        lines=((("m.py", 3),), ()),
+        roots=("Net",),
+        words=frozenset({"table", "weight"}),
+        scripts=frozenset({"train.py"}),
+    )
+    found = ranked(changed_statements("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
+    assert [one.change.place for one in found][:2] == ["t.py:5", "t.py:6"]
+
+
+def test_a_change_that_reaches_nothing_by_name_is_shown_where_it_is_the_only_one():
+    (change,) = changed_statements("t.py", "x = 1\n", "x = 2\n")
+    lines = [block.text for block in code_blocks(CodeChanges((Ranked(change, Nearness.ELSEWHERE),)))]
+    assert lines[1:] == [
+        "Changed elsewhere, in nothing that reaches this place by name:",
+        "t.py:1",
+        "- x = 1",
+        "+ x = 2",
+    ]
+    many = CodeChanges((Ranked(change, Nearness.ELSEWHERE),) * 3)
+    assert "3 statements changed in 1 file (--changes lists them)" in code_blocks(many)[1].text
 
 
 PENALTY = """

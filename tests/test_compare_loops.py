@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from neutrality import watched
@@ -12,9 +13,11 @@ from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.settings.settings import setting_changes
+from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Origin, Verdict
 from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.read.run import open_run
 
 
@@ -131,16 +134,29 @@ def images(*, shuffle=False, mean=0.1, seed=0):
             optimizer.step()
 
 
-def recur(*, forgets=False):
-    """A recurrent model that is given its state of the step before."""
+def recur(*, forgets=False, again="", losses=(nn.MSELoss,), rate=0.1):
+    """A recurrent model that is given its state of the step before, and may run again with or without it."""
     torch.manual_seed(0)
     net = nn.GRU(3, 4)
-    optimizer, state = torch.optim.SGD(net.parameters(), lr=0.1), torch.zeros(1, 2, 4)
+    optimizer, state = torch.optim.SGD(net.parameters(), lr=rate), torch.zeros(1, 2, 4)
     for x in torch.randn(3, 5, 2, 3):
         optimizer.zero_grad()
         out, state = net(x, torch.zeros(1, 2, 4) if forgets else state.detach())
-        out.square().mean().backward()
+        if again:
+            out = out + net(*(x, state.detach())[: 2 if again == "fed" else 1])[0]
+        Many(losses)(out).backward()
         optimizer.step()
+
+
+class Many(nn.Module):
+    """It makes its losses anew in every call."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = losses
+
+    def forward(self, x):
+        return sum(loss()(x, torch.zeros_like(x)) for loss in self.losses)
 
 
 class Scored(nn.Module):
@@ -197,20 +213,92 @@ def descend(*, by_hand=False, rate=0.1):
                 own.data.add_(own.grad, alpha=-rate)
 
 
+def penalise(*, clears=True):
+    """Two optimizers in turn; a penalty leaves gradients in one layer of the first network, long before they show."""
+    torch.manual_seed(0)
+    nets = Policy(), Policy()
+    steps = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    for x in torch.randn(2, 6, 4):
+        for net, optimizer in zip(nets, steps, strict=True):
+            if clears:
+                net.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            if net is nets[0]:
+                net.zero_grad()
+                net.layer1(x).square().mean().backward()
+                optimizer.step()
+
+
+class Weighing(nn.Module):
+    """Attention that is handed the dropout of the module around it, and keeps a number of numpy's."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = np.float64(scale)
+
+    def forward(self, x, dropout):
+        return dropout((x @ x.T) * self.scale) @ x
+
+
+class Handing(nn.Module):
+    """It calls what a module inside it does, and not that module, as a function that another one is given."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.weighing, self.dropout = Weighing(scale), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.weighing(x, self.dropout)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x, inner):
+        return x + self.dropout(inner(x))
+
+
+class Handed(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.first, self.handing, self.residual = nn.Linear(4, 4), Handing(scale), Residual()
+
+    def forward(self, x):
+        return self.residual(self.first(x), self.handing.forward)
+
+
+def hand_on(*, scale=1.0, rate=0.1, calls=0.0):
+    """A rate that numpy computed, and a network that runs as often as a number says."""
+    torch.manual_seed(0)
+    net, often = Handed(scale), Policy()
+    optimizer = torch.optim.SGD([*net.parameters(), *often.parameters()], lr=0.1)
+    for step, x in enumerate(torch.randn(3, 6, 4)):
+        optimizer.param_groups[0]["lr"] = np.float32(rate) * np.ones(3, np.float32)[step]
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        for _ in range(2 + round(math.cos(calls + step * math.pi))):
+            loss = loss + often(x).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
 
-    def run(loop, fault):
-        name = repr((loop.__name__, sorted(fault.items())))
+    def run(loop, fault, every):
+        name = repr((loop.__name__, sorted(fault.items()), every))
         if name not in made:
             made[name] = folder / str(len(made))
-            with watched(made[name]):
+            with watched(made[name], steps=Schedule.parse(f"::{every}")):
                 loop(**fault)
         return made[name]
 
-    def compare(loop, base=(), **fault):
-        with open_run(run(loop, dict(base))) as a, open_run(run(loop, fault)) as b:
+    def compare(loop, base=(), every=1, **fault):
+        with open_run(run(loop, dict(base), every)) as a, open_run(run(loop, fault, every)) as b:
             return compare_runs(a, b, DiffOptions())
 
     return compare
@@ -291,6 +379,20 @@ def test_a_state_that_is_not_carried_over_is_told_by_where_it_came_from(compared
     assert "pipeline" not in found.sentence
 
 
+def test_what_a_step_that_is_not_recorded_gave_is_no_fault_of_the_data(compared):
+    found = compared(recur, {"rate": 0.0}, every=2, rate=0.0, forgets=True)
+    assert found.first.step == 2
+    assert found.sentence.endswith("(no data loader was recorded), or what a step before that is not recorded gave it.")
+
+
+def test_a_call_with_more_inputs_is_no_further_call(compared):
+    found = compared(recur, {"again": "fed"}, again="plain")
+    texts = [each.text for each in found.findings if isinstance(each, StructureChange)]
+    assert texts == ["only a has the input [1] of GRU (call 1)"]
+    found = compared(recur, {"losses": (nn.MSELoss, nn.MSELoss)}, losses=(nn.MSELoss, nn.L1Loss))
+    assert "it runs twice in a and once in b while what is around it runs once." in found.sentence
+
+
 def test_a_function_in_the_place_of_a_module_is_told_where_it_first_changes_a_number(compared):
     found = compared(score, functional=True)
     assert (found.first.step, found.first.site.kind) == (1, Kind.RNG)
@@ -328,3 +430,28 @@ def test_an_optimizer_in_the_place_of_an_update_by_hand_is_compared_by_what_it_l
     found = compared(descend, by_hand=True, rate=0)
     assert "the update of step 0 is different" in found.sentence
     assert found.sentence.endswith("No optimizer steps in b.")
+
+
+def test_what_runs_while_a_call_runs_is_inside_it_whoever_holds_it(compared):
+    found = compared(hand_on, scale=2.0)
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.INPUT, "Handed.handing.dropout")
+    said = "in the forward code of Handed.handing.weighing itself, before Handed.handing.dropout: scale 1.0 -> 2.0."
+    assert said in found.sentence
+    assert sum(isinstance(finding, Origin) for finding in found.findings) < 2
+
+
+def test_a_gradient_that_is_left_over_from_long_before_is_not_said_to_be_cleared(compared):
+    found = compared(penalise, clears=False)
+    assert (found.first.site.kind, found.first.site.fqn) == (Kind.GRAD, "Policy.layer1.weight")
+    assert "zero_grad" in found.sentence
+
+
+def test_a_rate_that_numpy_computed_is_a_number(compared):
+    found = compared(hand_on, rate=0.0)
+    assert found.sentence.endswith("the cause is lr 0.1 -> 0: with lr 0, SGD leaves it as it was in b.")
+
+
+def test_a_number_of_calls_that_numbers_decide_is_told_once(compared):
+    found = compared(hand_on, calls=math.pi)
+    texts = [each.text for each in found.findings if isinstance(each, StructureChange)]
+    assert texts == ["Policy runs more often in some steps of a, and in others of b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
@@ -210,6 +211,8 @@ HEADS = {
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }
 """What a group of changes has in common."""
+_FEW = 2
+"""Statements that are shown although none of them is likely."""
 _LONGEST = 6
 """Lines of a statement that are shown."""
 _WHY = {
@@ -219,10 +222,16 @@ _WHY = {
 
 
 def code_blocks(code: CodeChanges | None) -> list[Block]:
-    """The change that is most likely the cause, and how many there are; nothing where no statement changed."""
+    """The change that is most likely the cause, and how many there are; nothing where no statement changed.
+
+    Where none is likely, a few are shown all the same: who made them knows what they do.
+    """
     if code is None or not code.ranked:
         return []
     best, every = code.ranked[0], len(code.ranked)
+    if not best.likely and every <= _FEW:
+        lines = chain.from_iterable(map(change_lines, code.ranked))
+        return [line(), line(f"{HEADS[best.nearness]}:", "heading"), *lines]
     if not best.likely:
         statements = f"{count(every, 'statement')} changed in {count(code.files, 'file')}"
         text = f"No changed statement reaches this place by name; {statements} (--changes lists them)."

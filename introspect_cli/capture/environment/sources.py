@@ -124,12 +124,16 @@ _real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
-    """A path as it is told to people: relative to the project, or from `site-packages` on."""
+    """A path as it is told to people: relative to the project, from `site-packages` on, or as imports have it."""
     real = os.path.realpath(path)
     if Project.root and real.startswith(Project.root + os.sep):
         return os.path.relpath(real, Project.root)
     _, marker, rest = real.rpartition(f"{os.sep}site-packages{os.sep}")
-    return rest if marker else Path(real).name
+    if marker:
+        return rest
+    places = [os.path.realpath(place) + os.sep for place in sys.path if isinstance(place, str)]
+    found = max((place for place in places if real.startswith(place)), key=len, default="")
+    return real[len(found) :] if found else Path(real).name
 
 
 def file_of(module: object) -> str:

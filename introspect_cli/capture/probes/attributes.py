@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -194,7 +195,9 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _text(value: object) -> str:
-    """A plain value as text; "" for what is none."""
+    """A plain value as text, a number of numpy's as python's; "" for what is none."""
+    if issubclass(type(value), np.generic):
+        value = value.item()  # type: ignore[attr-defined] # see above
     kind = type(value)
     if kind is int and int.bit_length(value) > _LARGEST:  # type: ignore[arg-type] # its exact type is int
         return ""

@@ -11,6 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
@@ -321,7 +322,9 @@ def _is_fixed(value: object) -> bool:
 
 
 def setting(value: object) -> Any:
-    """A hyper-parameter as plain data."""
+    """A hyper-parameter as plain data; a schedule may compute with numpy's numbers."""
+    if issubclass(type(value), np.generic):
+        value = value.item()  # type: ignore[attr-defined] # see above
     if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, torch.Tensor):

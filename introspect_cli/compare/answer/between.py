@@ -250,6 +250,8 @@ def clues_of(scene: Scene) -> Clues:
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         at_start=scene.is_first_step,
+        ran=frozenset(module.module_class for module in tree.values()),
+        scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 

@@ -51,6 +51,8 @@ class Clues:
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
         at_start: whether no compared step came before.
+        ran: classes of all modules that either run has.
+        scripts: file names of both runs' scripts.
     """
 
     reason: str
@@ -69,6 +71,8 @@ class Clues:
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
     at_start: bool = True
+    ran: frozenset[str] = frozenset()
+    scripts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -200,10 +200,12 @@ def batch(at: CodePlace) -> Depths:
 
 def random(at: CodePlace) -> Depths:
     """Seeds and draws."""
-    draws, at_start = at.program.calling(_DRAWS), at.clues.at_start
+    clues = at.clues
+    at_start, is_known = clues.at_start, any(clues.lines) and not any(clues.spans)
+    draws = set() if at_start and is_known else at.program.calling(_DRAWS)  # else their lines are on record
     in_steps = {} if at_start else dict.fromkeys(draws & at.program.loop(), 0)
     modes = set() if at_start else {"train", "eval"}  # an evaluation draws in training mode
-    called = at.calling(MODES | at.models if "train" in at.clues.words else modes, 1)
+    called = at.calling(MODES | at.models if "train" in clues.words else modes, 1)
     return merged(dict.fromkeys(draws, 1), at.calling(_SEEDS), in_steps, called)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.compare.changes.alignment import FUNCTIONS
@@ -17,7 +18,7 @@ from introspect_cli.compare.changes.parsed import Key, Parsed, Statement, last_n
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -204,6 +205,32 @@ class Program(Parsed):
             }
         return inside
 
+    def in_steps(self) -> set[Statement]:
+        """What a step runs: those loops, and the functions that they call, without the forwards of modules."""
+        loop = self.loop()
+        places = {place for inside in loop for name in inside.calls for place in self.called(name, inside.place)}
+        return loop | (self.within(places).keys() - self.forwards().keys())
+
+    def unmentioned(self, scripts: Collection[str]) -> set[Statement]:
+        """What none of these scripts runs, by its names.
+
+        That is functions that nothing mentions which may run, and what other files do as scripts. Methods and what is
+        decorated are called in ways that names do not show.
+        """
+        alone = {each for each in self.statements if PurePath(each.file).name not in scripts and _as_script(each)}
+        heads = {each.place for each in self.statements if getattr(each.node, "decorator_list", ())}
+        left = {
+            each
+            for each in self.statements
+            if each.scope.partition(".")[0] in self.functions and each.place not in heads and each not in alone
+        }
+        edge = {*self.statements} - left - alone
+        while edge:
+            names = {name for each in edge for name in (*each.calls, *(name for _, name in each.uses))}
+            edge = {each for each in left if each.scope.partition(".")[0] in names}
+            left -= edge
+        return left | alone
+
     def up_to(self, call: str, places: set[Definition]) -> Depths:
         """Of a function and what it calls, what does not come after its one call of a name."""
         depths = self.within(places)
@@ -236,6 +263,12 @@ class Program(Parsed):
                     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
                     used |= {name.id for part in arguments for name in ast.walk(part) if isinstance(name, ast.Name)}
         return frozenset(used - names)
+
+
+def _as_script(statement: Statement) -> bool:
+    """Whether it stands behind `if __name__ == "__main__"`."""
+    heads = (head.node.test for head in (*statement.around, statement) if isinstance(head.node, ast.If))
+    return any("__name__" in {name.id for name in ast.walk(test) if isinstance(name, ast.Name)} for test in heads)
 
 
 def _bound(head: ast.AST, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:

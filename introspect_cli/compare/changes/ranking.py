@@ -15,6 +15,7 @@ import re
 import sys
 import tokenize
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
@@ -59,12 +60,24 @@ class Version:
         self.computes = COMPUTES[clues.reason](at) if clues.reason in COMPUTES else {}
         leading = self._leading() if clues.reason in {"rng", "initial"} else {}
         self.builds = merged(program.behind([*recorded, *self.computes, *self._built()], models), leading)
-        self.between = program.loop() if clues.reason in _OF_STEPS or clues.gap else set()
+        self.of_models = (
+            program.behind(program.calling(clues.roots)) if clues.reason in {"rng", "initial"} else self.builds
+        )
+        self.between = program.loop() if clues.reason in _OF_STEPS else set()
+        if clues.reason == "script" or clues.gap:
+            self.between |= program.in_steps()
+        if clues.reason in {"rng", "initial"}:  # what is built beside a draw on record may draw before it
+            self.between |= {near for each in recorded if each.scope for near in program.by_place[each.place]}
         if clues.gap or clues.reason == "propagated":
             modes = {place for name in program.classes for place in program.methods(name, *MODES)}
             self.between |= {*loss(at), *gradient(at), *optimizer(at), *program.forwards(), *program.calling(MODES)}
             self.between |= program.within(modes).keys()
         self.between |= {inside for file, first, last in spans for inside in program.at(file, first + 1, last)}
+
+    @cached_property
+    def unmentioned(self) -> set[Statement]:
+        """What did not run by its names; nothing where no script is on record."""
+        return self.program.unmentioned(self.clues.scripts) if all(self.clues.scripts) and self.clues.scripts else set()
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
@@ -75,7 +88,8 @@ class Version:
         more = self.program.is_conditional(statement.place)
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
-                return ORDER.index(nearness), depths[statement] + more
+                beside = nearness is Nearness.BUILDS and statement not in self.of_models  # given to something else, too
+                return ORDER.index(nearness), depths[statement] + more + beside
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
     def _leading(self) -> Depths:
@@ -137,16 +151,18 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     words = _changed_words(change)
     every = {word for side in (change.a, change.b) if side is not None for word in _words_in(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
-    passive = _takes_other_parameters(change) or _is_overridden(change, sides)
-    best = (ORDER.index(Nearness.ELSEWHERE), 0)
+    passive = _takes_other_parameters(change) or _is_overridden(change, sides) or _never_ran(change, clues)
+    best, ran, surely = (ORDER.index(Nearness.ELSEWHERE), 0), False, False
     for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
         last = sys.maxsize if change.unit == "file" else side.last
-        best = min([best, *map(version.nearness, version.program.at(change.file, side.first, last))])
-    return (
-        Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
-    )
+        inside = version.program.at(change.file, side.first, last)
+        best = min([best, *map(version.nearness, inside)])
+        ran |= not inside or not inside <= version.unmentioned
+        surely |= not all(version.program.is_conditional(statement.place) for statement in inside)
+    passive = passive or not ran
+    return Ranked(change, ORDER[best[0]], best[1] + _FAR * passive, hits if surely and not passive else 0)
 
 
 _FAR = 5
@@ -169,6 +185,23 @@ def _is_overridden(change: Change, sides: Sequence[Version]) -> bool:
     if len(texts) < 2 or one.keys() != two.keys() or not names:
         return False
     return all(side.program.gives(name, change.scope) for side in sides for name in names)
+
+
+_MODULE = re.compile(r"class (\w+)\([\w., ]*\bModule\b")
+_FUNCTION = re.compile(r"(async )?def \w")
+
+
+def _never_ran(change: Change, clues: Clues) -> bool:
+    """Whether one version alone has it, and it does nothing by itself.
+
+    A class of modules of which neither run has one; a function, for what calls it changed with it.
+    """
+    alone = change.a if change.b is None else change.b if change.a is None else None
+    if alone is None:
+        return False
+    match = _MODULE.match(alone.text)
+    unused = match is not None and bool(clues.ran) and match[1] not in clues.ran
+    return unused or (_FUNCTION.match(alone.text) is not None and "." not in change.scope)
 
 
 def _field(text: str) -> dict[str, str]:

@@ -33,6 +33,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.table import Table
 
 
 _REST = 1e-5
@@ -61,18 +62,21 @@ def excluded(scene: Scene) -> frozenset[Handling]:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    return gone | {Handling.ZERO_GRAD} if some_equal or _not_of_before(scene) else gone
+    nothing_left = some_equal and others_equal(scene, also_before=True)
+    return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(scene) else gone
 
 
-def others_equal(scene: Scene) -> bool:
-    """Whether a gradient of the same optimizer step that is not zero is equal in both runs."""
-    table, phases = scene.table, frozenset({scene.site.phase})
-    rows = table.rows_of("a")
-    largest = table.a.floats.get("amean")
-    if largest is None:
-        return False
-    unions = (int(union) for union in scene.step.of(Kind.GRAD, phases))
-    return any(scene.step.state[union] == EQUAL and float(largest[rows[union]]) > 0 for union in unions)
+def others_equal(scene: Scene, *, also_before: bool = False) -> bool:
+    """Whether a gradient of the same optimizer step that is not zero, nor was in the step before, is equal."""
+    unions = map(int, scene.step.of(Kind.GRAD, frozenset({scene.site.phase})))
+    tables = [scene.table, *([scene.step.before] if also_before else [])]
+    return any(scene.step.state[union] == EQUAL and all(_is_some(table, union) for table in tables) for union in unions)
+
+
+def _is_some(table: Table | None, union: int) -> bool:
+    """Whether run a has a gradient there that is not zero."""
+    row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
+    return row is not None and means is not None and float(means[row]) > 0
 
 
 def _not_of_before(scene: Scene) -> bool:
@@ -122,14 +126,14 @@ class Backward(Reason):
                 "or computes differently (preserve_rng_state)."
             )
         if first.site.kind is Kind.GRAD_INPUT:
-            return f"{text}through {module}."
+            return f"{text}through {module}.{scene.rounding_words()}"
         if _taken_by_no_module(scene):
             around = "" if _is_all_of_the_model(scene) else first.site.fqn.rpartition(".")[0]
             code = f"the forward code of {around} or what is around it, or the loss code" if around else "the loss code"
-            return f"{text}of what uses that output, which no module takes: {code}."
-        if not scene.cause.rests_on(Thing.GRADIENTS):
-            return f"{text}of what uses that output: the loss code, if no module does."
-        return f"{text}of what uses that output."
+            where = f", which no module takes: {code}"
+        else:
+            where = "" if scene.cause.rests_on(Thing.GRADIENTS) else ": the loss code, if no module does"
+        return f"{text}of what uses that output{where}.{scene.rounding_words()}"
 
 
 def _output(scene: Scene) -> int:

@@ -18,11 +18,11 @@ from introspect_cli.compare.settings.settings import SAYS_NOTHING
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.terms.findings import Suspect
-from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import what
+from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class ForwardCode(Reason):
         replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
+        elif changed := attribute_changes(scene, cause.module):
+            text += f": {some(changed, between='; ')}"
         elif side:
             text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
         return f"{text}.{scene.rounding_words()}"
@@ -150,28 +152,34 @@ def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: 
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """The module that was running when a module inside it was called: name, when its call began, call index."""
-    parent = owner_of(fqn)
-    while parent:
+    """The module that was running when another was called: name, when its call began, call index.
+
+    That is not always one that holds it: a module may be handed on, or its `forward` called and not it.
+    """
+    around = step.around(fqn, order)
+    for parent in ancestors(fqn):
         calls = step.running(parent, order)
         if calls is not None:
-            return parent, *calls
-        parent = owner_of(parent)
-    return None
+            return around if around is not None and around[1] > calls[0] else (parent, *calls)
+    return around
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
-    """The last module inside `fqn` that gave an output between two places of the sequence; "" for none."""
+    """The last module that gave an output inside a call of `fqn`, between two places of the sequence; "" for none."""
     alignment = step.alignment
     sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
     prefix = fqn + "."
     for row in rows[np.argsort(sequence[rows])[::-1]]:
         union = int(step.table.a.site[row])
-        if KINDS[alignment.kind[union]] is Kind.OUTPUT and alignment.fqn[union].startswith(prefix):
-            name = alignment.fqn[union]
+        name = alignment.fqn[union]
+        if KINDS[alignment.kind[union]] is not Kind.OUTPUT or name == fqn:
+            continue
+        if name.startswith(prefix):
             child = prefix + name[len(prefix) :].partition(".")[0]
             return child if child in alignment.by_fqn else name
+        if not step.is_gathered:
+            return name
     return ""
 
 
@@ -183,7 +191,8 @@ def _inside(scene: Scene) -> str:
         return f"{searching} {between}{in_words(scene.hyperparameters)}."
     changed, inside = changes_within(scene), f"{scene.the_cause_is} inside this module: "
     if side := "" if changed else _identity_side(scene):
-        return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode)."
+        zero = ", or a parameter of 0 adds nothing" if scene.cause.rests_on(Thing.PARAMETERS) else ""
+        return f"{inside}in {side} it returns its input unchanged (switched off or in eval mode{zero})."
     if side := "" if changed else _frozen_buffers(scene):
         return f"its buffers do not change in {side}: it is in eval mode there."
     if other := scene.step.alignment.b_class.get(scene.union, ""):
@@ -192,7 +201,7 @@ def _inside(scene: Scene) -> str:
     if a is not None and b is not None and a.layout.dtype != b.layout.dtype:
         return f"{inside}it computes in a different precision."
     if changed:
-        return f"{inside}{'; '.join(changed[:3])}.{scene.rounding_words()}"
+        return f"{inside}{some(changed, between='; ')}.{scene.rounding_words()}"
     if side := side_that_draws(scene):
         return f"{inside}in {side} it draws random numbers, in {OTHER[side]} it does not."
     text = f"{inside}its code, options, train/eval mode or kernel"
@@ -254,7 +263,7 @@ def changes_within(scene: Scene) -> list[str]:
 def attribute_words(scene: Scene, fqn: str) -> str:
     """How a module is set up differently, in brackets after a blank, for the middle of a sentence; "" for alike."""
     changed = attribute_changes(scene, fqn)
-    return f" ({'; '.join(changed[:3])})" if changed else ""
+    return f" ({some(changed, between='; ')})" if changed else ""
 
 
 def changes_of_losses(scene: Scene) -> list[str]:

@@ -159,7 +159,7 @@ class Script(Reason):
             given = f"module outputs, {'data that came from no loader' if unseen else 'the batch'}"
             return (
                 f"{text}{scene.scaled}; {scene.the_cause_is} in the script's own code that computes it: from {given} "
-                "or values of its own (targets, masks, weights)."
+                f"or values of its own (targets, masks, weights).{scene.rounding_words()}"
             )
         if not unseen:
             how = "equal" if seen.known is Known.EQUAL else "within tolerance"
@@ -170,9 +170,10 @@ class Script(Reason):
         loaded = "no data loader was recorded"
         if scene.by_samples and scene.step.of(Kind.BATCH, frozenset({Phase.DATA})).size:
             loaded = "the loader's batches of the step are not what it uses"
+        before = ", or what a step before that is not recorded gave it" if scene.step.gap else ""
         return (
             f"{text}, before any other record of the step; {scene.the_cause_is} the data pipeline or the script's own "
-            f"preparation of the batch ({loaded})."
+            f"preparation of the batch ({loaded}){before}."
         )
 
 
@@ -224,7 +225,8 @@ class Loss(Reason):
                 f"{text}; {scene.the_cause_is} that {' and '.join(uneven)}: the mean of their means is not the mean "
                 f"over all samples. Else it is in the loss code{targets}."
             )
-        return f"{text}; {scene.the_cause_is} in the loss code (reduction, mask, weighting, scale){targets}."
+        causes = f"(reduction, mask, weighting, scale){targets}.{scene.rounding_words()}"
+        return f"{text}; {scene.the_cause_is} in the loss code {causes}"
 
 
 class RecordedValue(Reason):

@@ -19,7 +19,7 @@ from introspect_cli.compare.step.size import has_nonfinite
 from introspect_cli.compare.terms.evidence import Cause, Known, answer, those
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, OTHER, WITHIN
-from introspect_cli.compare.terms.words import how_far, listed, thing, what
+from introspect_cli.compare.terms.words import how_far, listed, some, thing, what
 from introspect_cli.records import Kind, Phase, Summary, perturbed_by
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Gap(Reason):
         place = reason_named(cause.instead).where("" if cause.module == site.fqn else cause.module, scene)
         changed = changes_within(scene) if cause.instead == Module.word else []
         changed += changes_of_losses(scene) if site.kind is Kind.LOSS else []
-        place += f" ({'; '.join(changed[:3])})" if changed else ""
+        place += f" ({some(changed, between='; ')})" if changed else ""
         if scene.step.gap:
             return f"{text}; {scene.the_cause_is} {place}, or lies earlier or in what {lacks}. {_between(scene, 'by')}"
         text = f"{text}; {scene.the_cause_is} {place}, or lies in what {lacks}."

@@ -214,13 +214,17 @@ def _calls(scene: Scene) -> str:
 
 def _paths(scene: Scene) -> str:
     """What a call of a module is given, or gives, on either side, where both have something and not the same."""
-    alignment, site, shown = scene.step.alignment, scene.site, []
+    alignment, site, shown, times = scene.step.alignment, scene.site, [], []
     for side in "ab":
         unions = scene.recorded(side, scene.step.of_call(site.phase, site.kind, site.fqn, site.call))
         paths = [alignment.path[u] or "the value itself" for u in unions]
         shown.append(f"{', '.join(paths[:4])}{', ...' * (len(paths) > 4)} in {side}")
-        if not paths:
-            return ""
+        times.append(max((1 + int(path.partition("@")[2] or 0) for path in paths), default=0))
+    if not all(times):
+        return ""
+    if times[0] != times[1]:  # one that each call of what is around it makes anew
+        runs = " and ".join(f"{often(count)} in {side}" for count, side in zip(times, "ab", strict=True))
+        return f"{scene.only_has}: it runs {runs} while what is around it runs once."
     of = "the batch" if site.kind is Kind.BATCH else "its output"
     text = "it is called with different arguments" if site.kind is Kind.INPUT else f"the structure of {of} is different"
     return f"{scene.only_has}: {text} ({'; '.join(shown)})."
@@ -232,7 +236,7 @@ def _paths(scene: Scene) -> str:
 def _not_optimized(scene: Scene) -> str:
     """That no optimizer of the other run has the parameter."""
     has, lacks = (scene.setup.has(side, scene.site.fqn) for side in (scene.first.only, scene.lacks))
-    text = f"{_taken(scene)}: no optimizer that steps in {scene.lacks} has this parameter."
+    text = f"{scene.only_has}, as the optimizer sees it: no optimizer that steps in {scene.lacks} has this parameter."
     return text if has is True and lacks is False else ""
 
 
@@ -240,10 +244,6 @@ def _changed_optimizer(scene: Scene) -> str:
     """That another of the optimizers, which both runs have, steps it."""
     changed = scene.setup.other_for(scene.site.fqn)
     return f"{scene.only_has} at this optimizer step: {changed}." if changed else ""
-
-
-def _taken(scene: Scene) -> str:
-    return f"{scene.only_has}, as the optimizer sees it"
 
 
 def _evaluations(scene: Scene) -> str:
@@ -261,7 +261,7 @@ def _evaluations(scene: Scene) -> str:
 
 def _unused(scene: Scene) -> str:
     """A parameter's gradient that one optimizer step alone takes."""
-    seen, setup = _taken(scene), scene.setup
+    seen, setup = f"{scene.only_has}, as the optimizer sees it", scene.setup
     one, two = scene.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
         one, two = (setup.holders(side, _graded(scene, side)) for side in "ab")

@@ -30,7 +30,7 @@ from introspect_cli.compare.step.rests_on import (
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS
-from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
+from introspect_cli.compare.terms.words import although, how_far, key_of, listed, some, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ class Buffer(Reason):
         side = untouched_side(scene.table, scene.step.before, scene.union)
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if side:
-            why = f": its module has {'; '.join(changed[:3])}" if changed else " (eval mode or frozen there)"
+            why = f": its module has {some(changed, between='; ')}" if changed else " (eval mode or frozen there)"
             return f"{text} it does not change in {side}{why}."
         if changed:
-            return f"{text} it is updated differently: its module has {'; '.join(changed[:3])}."
+            return f"{text} it is updated differently: its module has {some(changed, between='; ')}."
         return f"{text} it is updated differently (momentum, mode, or a different number of times)."

@@ -130,11 +130,12 @@ def inside(step: Step, place: Place) -> list[Evidence]:
     """The outputs of the modules that ran inside one so far; nothing where none did."""
     if place.start < 0:
         return []
-    prefix, order = place.site.fqn + ".", step.table.order_of
+    fqn, order, names = place.site.fqn, step.table.order_of, step.alignment.fqn
     outputs_inside = [
         number
         for number in step.of(Kind.OUTPUT, FORWARD)
-        if step.alignment.fqn[number].startswith(prefix) and place.start <= order[number] < place.order
+        if place.start <= order[number] < place.order
+        and (names[number].startswith(f"{fqn}.") if step.is_gathered else names[number] != fqn)
     ]
     return [Evidence(Thing.INSIDE, step.known(outputs_inside), needed=True)]
 

@@ -47,6 +47,7 @@ class Step:
         before: the step before, where both runs recorded it.
         gap: whether what the step began with is not known: the step before was not recorded.
         resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+        is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Step:
         self.gap = gap
         self.resumed = resumed
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
+        self.is_gathered = comparison.gathered is not None
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: set[tuple[Phase, Kind, str, int]] = set()
-        self._inside: dict[tuple[bool, str], list[float]] = {}
+        self._inside: dict[str, list[float]] = {}
         self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
         self._calls: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
@@ -77,10 +79,10 @@ class Step:
             self._first.setdefault((site.phase, site.kind), order)
             self._differing.add((site.phase, site.kind, site.fqn, site.call))
             self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
-            if site.phase in FORWARD or site.phase is Phase.BACKWARD:
+            if site.phase in FORWARD:
                 itself = (site.fqn,) if site.kind is Kind.OP_OUTPUT else ()  # an operator runs inside its module
-                for head in (*itself, *ancestors(site.fqn)):
-                    self._inside.setdefault((site.phase is Phase.BACKWARD, head), []).append(order)
+                for head in (*itself, *ancestors(site.fqn)) if self.is_gathered else ("", site.fqn)[: 2 - len(itself)]:
+                    self._inside.setdefault(head, []).append(order)
 
     def with_table(self, table: Table) -> Step:
         """The step with another table of its records."""
@@ -167,9 +169,12 @@ class Step:
         return self._by_kind.get((kind, fqn), [])
 
     def inside(self, fqn: str, low: float, high: float) -> bool:
-        """Whether a record of the forward pass inside a module differs, within a span of the sequence."""
-        orders = self._inside.get((False, fqn), [])
-        return bisect_left(orders, low) < bisect_right(orders, high)
+        """Whether a record of the forward pass inside a module differs, within a span of the sequence.
+
+        All that is recorded while a call runs ran inside it, whatever its name says of who holds it.
+        """
+        of_all, of_it = (_how_many(self._inside.get(name, []), low, high) for name in ("", fqn))
+        return of_it > 0 if self.is_gathered else of_all > of_it
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
         """FQNs of what one run alone has in this step; and for these and all around them, the first of it inside."""
@@ -252,6 +257,20 @@ class Step:
         place = bisect_right(orders, order) - 1
         return None if place < 0 else (starts[calls[place]], calls[place])
 
+    @cached_property
+    def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
+        return _spans_of(self)
+
+    def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
+        """The innermost call of another module that runs at a place: name, when it began, call index; None for none."""
+        if self.is_gathered:
+            return None
+        calls, begun, ended = self._spans
+        running = np.flatnonzero((begun < order) & (ended > order))
+        others = [at for at in running.tolist() if calls[at][0] != fqn]
+        at = max(others, key=begun.__getitem__, default=None)
+        return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
+
     def tensors_differ(self, fqn: str, order: float) -> bool:
         """Whether a parameter or buffer of a module, or inside it, differs already at a place of the sequence.
 
@@ -270,6 +289,25 @@ class Step:
                 for head in ancestors(site.fqn):
                     tensors[head] = min(order, tensors.get(head, np.inf))
         return tensors
+
+
+def _spans_of(step: Step) -> tuple[list[tuple[str, int]], Any, Any]:
+    """The calls of modules, when each began, and when the last of what it gave was recorded."""
+    begun: dict[tuple[str, int, int], float] = {}
+    ended: dict[tuple[str, int, int], float] = {}
+    orders, alignment = step.table.order_of, step.alignment
+    for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
+        for union in step.of(kind, FORWARD).tolist():
+            if np.isfinite(order := float(orders[union])):
+                call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
+                of[call] = outer(order, of.get(call, order))
+    calls = [call for call in begun if call in ended]
+    spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
+    return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
+
+
+def _how_many(orders: list[float], low: float, high: float) -> int:
+    return bisect_right(orders, high) - bisect_left(orders, low)
 
 
 def carry_over(step: Step, before: Carried, recorded: frozenset[str]) -> Carried:

@@ -213,8 +213,8 @@ def _merged(structure: Structure) -> list[StructureChange]:
 def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
-    changes = []
-    names = (alignment.names_a, alignment.names_b)
+    names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
+    of_sides: list[list[StructureChange]] = []
     for place, side in enumerate("ab"):
         other = alignment.around[1 - place]
         subjects: dict[str, set[int]] = defaultdict(set)
@@ -228,9 +228,17 @@ def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
                 name = owner_of(name)
             subjects[name].add(union)
         subjects = {name: unions for name, unions in subjects.items() if name not in merged}
-        changes += _subjects(structure, side, subjects, other, structure.match.variables[place], same=same)
-        outermost = {name: unions for name, unions in calls.items() if owner_of(name) not in calls}
-        changes += _calls(alignment, side, outermost)
+        variables = structure.match.variables[place]
+        of_sides.append(_subjects(structure, side, subjects, other, variables, same=same))
+        further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
+    changes = []
+    often_in = [{name for name, unions in of.items() if _numbers_of_calls(alignment, name, unions)} for of in further]
+    for name in sorted(often_in[0] & often_in[1]):  # as numbers have it: the steps of an adaptive solver
+        text = f"{name} runs more often in some steps of a, and in others of b"
+        changes.append(StructureChange("calls", name, name, text))
+        del further[0][name], further[1][name]
+    for side, told, calls in zip("ab", of_sides, further, strict=True):
+        changes += [*told, *_calls(alignment, side, calls)]
     return _two_of_one_name(changes)
 
 
@@ -292,19 +300,25 @@ def _subjects(
     return changes
 
 
+def _numbers_of_calls(alignment: Alignment, name: str, only: set[int]) -> tuple[int, int] | None:
+    """How often a module runs with what one run alone has, and without; None where these are no further calls."""
+    sites = {union: alignment.site(union) for union in alignment.by_fqn[name]}
+    shared = {site.call for union, site in sites.items() if site.kind is Kind.OUTPUT and union not in only}
+    further = {sites[union].call for union in only if sites[union].kind in {Kind.INPUT, Kind.OUTPUT}} - shared
+    return (len(shared | further), len(shared)) if further and shared else None
+
+
 def _calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
     """Modules that both have, of which one run recorded more: further calls, or other paths."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, unions in names.items():
-        sites = [alignment.site(union) for union in unions]
-        forward = {site.call for site in sites if site.kind in {Kind.INPUT, Kind.OUTPUT}}
-        both = [alignment.site(union) for union in alignment.by_fqn[name]]
-        shared = {site.call for site in both if site.kind is Kind.OUTPUT} - forward
-        if forward and shared:
-            most, fewer = often(len(shared | forward)), often(len(shared))
+        numbers = _numbers_of_calls(alignment, name, unions)
+        if numbers:
+            most, fewer = map(often, numbers)
             groups["runs", f"{most} in a step of {side}, {fewer} in the other run"].append(name)
         else:
-            groups["has", what(min(sites, key=lambda site: (site.call, site.path)))].append(name)
+            first = min(map(alignment.site, unions), key=lambda site: (site.call, site.path))
+            groups["has", what(first)].append(name)
     changes = []
     for (verb, much), members in groups.items():
         name = star(members[0].split(".")) if len(members) > 1 else members[0]

@@ -253,10 +253,10 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def some(names: Sequence[str], most: int = 3) -> str:
+def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """The first of some names, and how many more there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{rest}"
+    return f"{between.join(names[:most])}{rest}"
 
 
 def although(evidence: Sequence[Evidence]) -> str:
