@@ -143,7 +143,9 @@ class StepClock(Moments):
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
         evaluation = self.evaluation
-        phase = evaluation.phase(module, is_trained=self.trained.is_trained(module), first_step=not self.ticks)
+        trained = self.trained
+        is_trained = trained.is_trained(module)
+        phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
         if phase is Phase.EVAL:
             self.passed_over |= not self.evaluation.wanted
             taken, began = evaluation.take_back()
@@ -273,7 +275,7 @@ class StepClock(Moments):
         """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
         if not self.trained.has(optimizer):
             self.built(optimizer)
-        self.trained.ask_again()
+        self.trained.stepped(optimizer)
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""

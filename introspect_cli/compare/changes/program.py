@@ -137,7 +137,8 @@ class Program(Parsed):
 
     def _called_by(self, place: Definition) -> Iterator[Definition]:
         for statement in self.by_place.get(place, ()):
-            for name in statement.calls:
+            handed_on = {key[1] for key in statement.uses if key[0] not in {".", "="} and key not in self.definers}
+            for name in dict.fromkeys((*statement.calls, *sorted(handed_on))):  # `criterion = cosine`
                 yield from self.called(name, place)
                 if name == "apply":  # of an autograd function
                     for _, used in statement.uses:

@@ -68,7 +68,7 @@ class Version:
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
-        if statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass)):
+        if not _can_matter(statement):
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.at.recorded:
             return ORDER.index(Nearness.RECORDED), 0
@@ -138,15 +138,21 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     every = {word for side in (change.a, change.b) if side is not None for word in _words_in(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides)
-    best = (ORDER.index(Nearness.ELSEWHERE), 0)
+    best, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False
     for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
         last = sys.maxsize if change.unit == "file" else side.last
-        best = min([best, *map(version.nearness, version.program.at(change.file, side.first, last))])
-    return (
-        Ranked(change, ORDER[best[0]], best[1] + _FAR, 0) if passive else Ranked(change, ORDER[best[0]], best[1], hits)
-    )
+        statements = version.program.at(change.file, side.first, last)
+        best = min([best, *map(version.nearness, statements)])
+        matters |= any(map(_can_matter, statements))
+    depth, hits = (best[1] + _FAR, 0) if passive else (best[1], hits)
+    return Ranked(change, ORDER[best[0]], depth, hits, can_matter=matters and not passive)
+
+
+def _can_matter(statement: Statement) -> bool:
+    """Whether it may change a number by itself."""
+    return not (statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass)))
 
 
 _FAR = 5

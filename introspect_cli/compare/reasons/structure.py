@@ -131,8 +131,12 @@ def _losses(scene: Scene) -> str:
 
 def _no_forward(scene: Scene) -> str:
     lacking = _side_without(scene, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist())
-    stepped = "holds no forward pass, so its optimizer stepped once more for the same gradients."
-    return f"{scene.only_has}: this step of {lacking} {stepped}" if lacking else ""
+    if not lacking:
+        return ""
+    why = "holds no forward pass, so its optimizer stepped once more for the same gradients"
+    if dict(zip("ab", scene.losses, strict=True))[lacking]:
+        why = "trains on what was taken for an evaluation and not recorded (in eval mode, from another loader)"
+    return f"{scene.only_has}: this step of {lacking} {why}."
 
 
 def _did_not_run(scene: Scene) -> str:
