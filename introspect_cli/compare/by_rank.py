@@ -38,7 +38,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.join.sites import Columns
+    from introspect_cli.compare.join.sites import Columns, Ids
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.options import DiffOptions
     from introspect_cli.compare.outcome import RankOutcome
@@ -279,8 +279,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     paired, (sites_a, sites_b) = outcome.paired, comparison.sites
     outcome.paired = replace(
         paired,
-        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a),
-        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b),
+        tail_a=_trained(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:]),
+        tail_b=_trained(comparison.b, sites_b, paired.only_b, paired.tail_b, paired.rows_b[-1:]),
     )
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
@@ -302,13 +302,20 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     _adopt(outcome, parts, options)
 
 
-def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> int:
-    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved."""
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> int:
+    """How many steps a run has after the last common one; 0 for one without training: an evaluation, what is saved.
+
+    So is one without a loss, a gradient or an update, where the last common one has any: an evaluation in train mode.
+    """
     if tail != 1 or only[-1] not in reader:
         return tail
     numbers = np.asarray(reader.read(only[-1]).site)
     start = sites.phase[numbers] == phase_code(Phase.START)
     saved = sites.kind[numbers] == kind_code(Kind.PRODUCT)
+    trains = np.isin(sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
+    before = [reader.read(reader.entry(int(row)).step).site for row in last]
+    if not trains[numbers].any() and any(trains[there].any() for there in before):
+        return 0
     return int(not (start | saved | evaluating(sites.phase, sites.fqn)[numbers]).all())
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.join.sites import KINDS, of_kinds, phase_code
-from introspect_cli.compare.match.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.match.names import FORWARD, owner_of
 from introspect_cli.compare.step import Step
-from introspect_cli.compare.table import DIFFERENT, EQUAL, WITHIN
+from introspect_cli.compare.tensor_at import held_by, is_rewritten, known_at, unseen_inside
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
@@ -139,10 +139,12 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
     for kind, thing in _TENSORS.items():
-        names = _held_by(step, owners, kind)
+        names = held_by(step, owners, kind)
         if names:
-            answers = [_tensor(step, name, kind, place.order) for name in sorted(names)]
+            answers = [known_at(step, name, kind, place.order) for name in sorted(names)]
             facts.append(Evidence(thing, least(answers), needed=True))
+        if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
+            facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
@@ -226,8 +228,16 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 def gradient(step: Step, place: Place) -> list[Evidence]:
     """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    if lacks_gradient(step, place.site.fqn):
+        return []
     state = step.known(sites, every=True)
     return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
+
+
+def lacks_gradient(step: Step, fqn: str) -> bool:
+    """Whether an optimizer was given gradients in a step, and none of a parameter: then it leaves that as it is."""
+    every = step.of(Kind.GRAD, _AFTER)
+    return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
 
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
@@ -246,7 +256,7 @@ gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
     """A parameter's or buffer's own value before a record of it."""
-    return [Evidence(Thing.VALUE_BEFORE, _tensor(step, place.site.fqn, place.site.kind, place.order))]
+    return [Evidence(Thing.VALUE_BEFORE, known_at(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
@@ -271,7 +281,7 @@ def trained(step: Step, place: Place) -> list[Evidence]:
     backward_before = (table.alignment.phase[table.site] == phase_code(Phase.BACKWARD)) & (table.order < place.order)
     if updates_by_hand(step) and (not watched or backward_before.any()):  # what it made of them shows in the next step
         return [Evidence(Thing.UPDATED, Known.UNSEEN, needed=True)]
-    answers = [_tensor(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    answers = [known_at(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
 
@@ -300,48 +310,3 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 
 Reasons that need more add it in their own `applies`, each with the case that needs it.
 """
-
-
-# --- one tensor
-
-
-def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Modules inside one whose outputs are not on record in this step, nor those of a module between."""
-    prefix = fqn + "."
-    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
-    seen = [union for union in step.of(Kind.OUTPUT, FORWARD) if step.state[union] in {EQUAL, WITHIN, DIFFERENT}]
-    recorded = inside.keys() & {step.alignment.fqn[union] for union in seen}
-    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
-
-
-def _held_by(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of the tensors that modules hold, tied ones under the name they are recorded by."""
-    names: set[str] = set()
-    for owner in owners:
-        for module in (tree[owner] for tree in step.modules if owner in tree):
-            tied = {name: target for name, target in module.tied.items() if _is(step, target, kind)}
-            held = module.parameters if kind is Kind.PARAM else module.buffers
-            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
-    return names
-
-
-def _is(step: Step, fqn: str, kind: Kind) -> bool:
-    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
-
-
-def _tensor(step: Step, fqn: str, kind: Kind, order: float) -> Known:
-    """What is known of a tensor's value when something computes with it."""
-    alignment, carried = step.alignment, step.carried
-    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
-    now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
-    if now:
-        return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
-    if fqn in carried.params or fqn in carried.buffers:
-        return Known.DIFFERS
-    before = step.state_before
-    if before is not None and unions and before[unions].any():
-        return answer(before[[union for union in unions if before[union]][-1:]], every=True)
-    if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
-        return Known.UNSEEN
-    return Known.WITHIN if fqn in carried.within else Known.EQUAL

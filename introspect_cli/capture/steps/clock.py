@@ -67,6 +67,7 @@ class Moments:
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_root: told of outermost modules that are about to run and will be recorded.
+        on_root_left: told of such a module when its forward pass of training has returned.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
         on_tick: told when a step has ended.
@@ -77,6 +78,7 @@ class Moments:
     def __init__(self) -> None:
         self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_root_left: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
@@ -122,6 +124,11 @@ class StepClock(Moments):
         """An outermost module is about to run and will be recorded."""
         self._names.any_module = True  # it may have its name from before
         for listener in self.on_root:
+            listener(module)
+
+    def root_left(self, module: nn.Module) -> None:
+        """An outermost module has run and was recorded."""
+        for listener in self.on_root_left:
             listener(module)
 
     def begin(self) -> None:

@@ -4,10 +4,10 @@ Trained are the modules whose parameters an optimizer holds, or that the script 
 loader class and one step clock serve training and evaluation, so an evaluation in the middle would shift the numbers of
 training's calls, and the same training with and without it would look different. No single sign tells them apart: a
 teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and a loader yields
-its batch before anything shows what it is for. An agent that acts without gradients, in training mode and on what no loader
-gave, is followed by the target networks of its loss. So the signs are put together: whether gradients are on, whether
-an optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last batch,
-and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
+its batch before anything shows what it is for. After an agent that acts without gradients, in training mode and on what
+no loader gave, come the target networks of its loss. So the signs are put together: whether gradients are on, whether
+an optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last
+batch, and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Trained:
         self.ask_again()
 
     def is_new(self, module: nn.Module) -> bool:
-        """Whether an optimizer that has not stepped yet holds any of a module's parameters: it is about to be trained."""
+        """Whether an optimizer that has not stepped yet holds any of a module's parameters: it will be trained."""
         new = [optimizer for optimizer in self.optimizers() if not self._stepped.get(optimizer)]
         groups = [group for optimizer in new for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}

@@ -337,7 +337,7 @@ COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     "initial": initial,
     "optimizer": optimizer,
     "structure": structure,
-    "outside": outside,
+    **dict.fromkeys(("outside", "by_hand"), outside),
     "product": saved,
     "resumed": resumed,
     "buffer": buffer,

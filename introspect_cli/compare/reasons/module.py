@@ -17,17 +17,18 @@ from introspect_cli.compare.reasons.differences import unequal
 from introspect_cli.compare.reasons.hyperparameters import in_words
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.random_state import side_that_draws
-from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import SAYS_NOTHING
 from introspect_cli.compare.reasons.words import what
 from introspect_cli.compare.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.tensor_at import untouched_side
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.compare.step import Step
     from introspect_cli.store.read.run import Run
@@ -123,10 +124,13 @@ class ForwardCode(Reason):
         else:
             text += f"after {cause.after}"
         replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
+        changed = [] if replaced or side else attribute_changes(scene, cause.module)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif side:
             text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
+        elif changed:
+            text += f"; it is set up differently: {'; '.join(changed[:3])}"
         return f"{text}.{scene.rounding_words()}"
 
 

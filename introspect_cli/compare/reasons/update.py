@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.join.sites import KINDS
 from introspect_cli.compare.match.names import FORWARD, owner_of
@@ -20,14 +22,24 @@ from introspect_cli.compare.reasons.hyperparameters import (
     recorded_names,
 )
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.reasons.settings import chooses_kernel
 from introspect_cli.compare.reasons.words import although, how_far, key_of, listed, what
-from introspect_cli.compare.rests_on import PASSES, Place, gradients_in_step, owing_side, state_before, value_before
+from introspect_cli.compare.rests_on import (
+    PASSES,
+    Place,
+    gradients_in_step,
+    lacks_gradient,
+    owing_side,
+    state_before,
+    value_before,
+)
+from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.tensor_at import untouched_side
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.differences import Difference
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step import Step
 
 
@@ -46,7 +58,7 @@ class Optimizer(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the gradient, the value and the optimizer's state before."""
         site, order = step.sites[position], step.order_at(position)
-        if site.phase is Phase.START:
+        if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
             return None
         carried = step.carried
         fed = site.fqn in carried.params or any(name == site.fqn for name, _ in carried.states)
@@ -220,6 +232,33 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
+class ByHand(Reason):
+    """A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient."""
+
+    word = "by_hand"
+    place = "the script's code that changes the parameter"
+    kinds = frozenset({Kind.PARAM})
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It may be made of all that was computed before."""
+        site, order = step.sites[position], step.order_at(position)
+        without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
+        if not (without or site.phase is Phase.FORWARD) or step.rng_differs() or step.anything_before(order):
+            return None
+        return self.cause(*value_before(step, Place(site, order)))
+
+    def sentence(self, scene: Scene) -> str:
+        """In which run, and how it can be."""
+        first, forward = scene.first, scene.first.site.phase is Phase.FORWARD
+        left = untouched_side(scene.table, scene.step.before, scene.union)
+        side = first.only or (OTHER[left] if left else "")
+        name, place = what(first.site), "forward pass" if forward else "step"
+        text = f"{name} differs after the {place}{how_far(first)}{although(scene.cause.evidence)}"
+        text = f"{name} was changed within the {place} in {side} only" if side else text
+        why = "" if forward else "it has no gradient, for which an optimizer would change it: "
+        return f"{text}; {why}the script changes it by hand (a moving average, copying, in-place code)."
+
+
 class Buffer(Reason):
     """A buffer differs at the end of the step: how its module updates it."""
 
@@ -237,6 +276,8 @@ class Buffer(Reason):
         if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
             return None
         unions = step.of(Kind.INPUT, FORWARD, owner)
+        if step.inside(owner, -np.inf, order):
+            return None  # what ran inside it may be what it keeps
         seen = any(step.state[unions])
         if not seen and step.differs_before(order, FORWARD):
             return None
