@@ -131,12 +131,10 @@ def _losses(scene: Scene) -> str:
 
 def _no_forward(scene: Scene) -> str:
     lacking = _side_without(scene, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist())
-    if not lacking:
-        return ""
     why = "holds no forward pass, so its optimizer stepped once more for the same gradients"
-    if dict(zip("ab", scene.losses, strict=True))[lacking]:
+    if lacking and scene.losses["ab".index(lacking)]:
         why = "trains on what was taken for an evaluation and not recorded (in eval mode, from another loader)"
-    return f"{scene.only_has}: this step of {lacking} {why}."
+    return f"{scene.only_has}: this step of {lacking} {why}." if lacking else ""
 
 
 def _did_not_run(scene: Scene) -> str:

@@ -12,8 +12,10 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import attribute_changes
 from introspect_cli.compare.settings.beginning import MOST_RANKS
+from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
     OPTIMIZERS,
+    RECORDED,
     Optimizers,
     hyperparameter_changes,
     in_words,
@@ -39,8 +41,8 @@ from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.settings.differences import Difference
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.table import Table
 
 
 class Optimizer(Reason):
@@ -201,7 +203,25 @@ def changes(scene: Scene) -> list[Difference]:
         for change in scene.hyperparameters
         if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
     ]
-    return [*settled, *others]
+    return [*settled, *others] or _of_other_groups(scene)
+
+
+def _of_other_groups(scene: Scene) -> list[Difference]:
+    """The learning rate of a parameter that is in another group of its optimizer, where that has another one."""
+    held = scene.setup.groups_of(scene.site.fqn)
+    if held is None or held[1] == held[2]:
+        return []
+    table, name = scene.table, held[0]
+    one, two = (
+        next((table.plain(u, side) for u in table.rows_of(side) if _is_rate(table, u, name, number)), None)
+        for side, number in zip("ab", held[1:], strict=True)
+    )
+    return [] if None in {one, two} or one == two else [Difference(RECORDED, "lr", one, two, "lr")]
+
+
+def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
+    alignment = table.alignment
+    return alignment.fqn[union] == optimizer and alignment.path[union] == f"[{group}]['lr']"
 
 
 def _in_words(scene: Scene, changed: list[Difference]) -> str:
