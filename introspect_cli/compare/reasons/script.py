@@ -164,7 +164,7 @@ class Script(Reason):
         if not unseen:
             how = "equal" if seen.known is Known.EQUAL else "within tolerance"
             taken = scene.step.of_call(scene.site.phase, Kind.INPUT, scene.site.fqn, scene.site.call)
-            if scene.step.known([union for union in taken if union != scene.union]) is Known.EQUAL:
+            if scene.step.known(taken, scene.first.sequence) is Known.EQUAL:  # another one is the batch
                 return (
                     f"{text} although the batch is {how}; {scene.the_cause_is} in the script's own code that computes "
                     "it: from the batch, parameters or values of its own (masks, positions, weights)."

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.evidence import Cause
 
-
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
@@ -130,11 +129,16 @@ def _losses(scene: Scene) -> str:
 
 
 def _no_forward(scene: Scene) -> str:
-    lacking = _side_without(scene, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist())
-    why = "holds no forward pass, so its optimizer stepped once more for the same gradients"
+    forward = np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
+    lacking = _side_without(scene, forward) if Kind.OUTPUT in scene.step.comparison.kinds else ""
+    text = f"{scene.only_has}: this step of {lacking}"
     if lacking and scene.losses["ab".index(lacking)]:
-        why = "trains on what was taken for an evaluation and not recorded (in eval mode, from another loader)"
-    return f"{scene.only_has}: this step of {lacking} {why}." if lacking else ""
+        return (
+            f"{text} trains on what was taken for an evaluation and not recorded (in eval mode, from another loader)."
+        )
+    return (
+        f"{text} holds no forward pass, so its optimizer stepped once more for the same gradients." if lacking else ""
+    )
 
 
 def _did_not_run(scene: Scene) -> str:
