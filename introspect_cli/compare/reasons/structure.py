@@ -123,22 +123,17 @@ def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
 
 def _losses(scene: Scene) -> str:
     one, two = scene.losses
-    return (
-        f"{scene.only_has}: backward runs {often(one)} in this step of a and {often(two)} in b." if one != two else ""
-    )
+    runs = f"backward runs {often(one)} in this step of a and {often(two)} in b"
+    return f"{scene.only_has}: {runs}." if one != two else ""
 
 
 def _no_forward(scene: Scene) -> str:
     forward = np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
     lacking = _side_without(scene, forward) if Kind.OUTPUT in scene.step.comparison.kinds else ""
-    text = f"{scene.only_has}: this step of {lacking}"
+    what_it_does = "holds no forward pass, so its optimizer stepped once more for the same gradients."
     if lacking and scene.losses["ab".index(lacking)]:
-        return (
-            f"{text} trains on what was taken for an evaluation and not recorded (in eval mode, from another loader)."
-        )
-    return (
-        f"{text} holds no forward pass, so its optimizer stepped once more for the same gradients." if lacking else ""
-    )
+        what_it_does = "trains on what was taken for an evaluation, in eval mode from another loader: not recorded."
+    return f"{scene.only_has}: this step of {lacking} {what_it_does}" if lacking else ""
 
 
 def _did_not_run(scene: Scene) -> str:
