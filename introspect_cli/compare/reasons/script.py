@@ -101,6 +101,11 @@ def drawn_otherwise(scene: Scene) -> bool:
     return at_start == [Known.EQUAL] and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
 
 
+def more_batches(scene: Scene) -> str:
+    """That one run alone draws a batch."""
+    return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
+
+
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
     environments = [

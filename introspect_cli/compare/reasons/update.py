@@ -34,7 +34,7 @@ from introspect_cli.compare.step.rests_on import (
 from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.terms.names import FORWARD, owner_of
-from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.sites import KINDS, kind_code
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
 from introspect_cli.records import Kind, Phase
@@ -250,6 +250,23 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     late, whole = (at.state_of(fqn, Phase.OPTIMIZER) for at in (goes.begins, goes.there))
     lost = sorted(map(key_of, before.keys() - begun.keys()))
     return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
+
+
+def not_stepped(scene: Scene) -> str:
+    """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
+    if scene.site.phase is Phase.START and not scene.site.call and not scene.step.was_there(scene.site.fqn):
+        return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
+    if scene.site.phase is not Phase.OPTIMIZER:
+        return ""
+    return f"{scene.only_has} after this step: in {scene.lacks} no optimizer steps it here."
+
+
+def only_saves(scene: Scene) -> str:
+    """That one run does nothing in the step but save files, as one that finds its training done."""
+    sites = scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b
+    if not (scene.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
+        return ""
+    return f"{scene.only_has}: {scene.lacks} trains nothing in this step, it only saves files."
 
 
 class ByHand(Reason):
