@@ -681,3 +681,79 @@ def test_a_batch_of_another_shape_is_laid_to_draws_of_an_evaluation_in_the_wrong
         in document["sentence"]
     )
     assert changes(document) == [("train.py:15", "", True)]
+
+
+ONLY = """
+import torch
+from model import Net
+
+torch.manual_seed(0)
+net, powers = Net(), []
+powers.append(2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    loss = net(torch.randn(8, 4)).pow(powers[0]).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_only_statement_that_changed_is_likely_where_nothing_else_differs_though_no_name_leads_from_it(said):
+    train, also = ONLY.replace("powers.append(2)", "powers.append(4)"), "other = []\nother.append(1)\n"
+    document, text = said(train=train, base_train=ONLY)
+    assert "Likely cause: train.py changed at line 7: powers.append(2) -> powers.append(4)" in document["sentence"]
+    assert "The only statement that changed, and nothing else on record differs:" in text
+    document, _ = said(train=train + also, base_train=ONLY)
+    assert "Likely cause" not in document["sentence"]
+    document, _ = said(train=train.replace("manual_seed(0)", "initial_seed()"), base_train=ONLY)
+    assert all(change["nearness"] != "alone" for change in document["code"]["changes"])
+
+
+ALIAS = """
+def cosine(x):
+    return {} * x
+
+class Net(Module):
+    def forward(self, x):
+        f = cosine
+        return f(x)
+"""
+TWICE = """
+class Twice:
+    def __call__(self, x):
+        return {}
+
+data = Folder(Compose([Twice()]))
+loader = DataLoader(data)
+"""
+SHIFTED = """
+eps = {} / norm
+with torch.no_grad():
+    for p, d in zip(net.parameters(), ds):
+        p += eps * d
+"""
+RATES = """
+def adjust(optimizer, epoch):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / epoch
+
+for epoch in range(3):
+    adjust(optimizer, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "clues"),
+    [
+        (ALIAS, Clues("own_code", classes=("Net",))),
+        (TWICE, Clues("batch")),
+        (SHIFTED, Clues("outside", models=frozenset({"net"}))),
+        (RATES, Clues("optimizer", words=frozenset({"lr"}))),
+    ],
+    ids=["a function under another name", "a transform of a data set", "an update by hand", "what sets a rate"],
+)
+def test_values_are_followed_to(text, clues):
+    texts = text.format(1), text.format(2)
+    found = ranked(changed_statements("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
+    assert [one.likely for one in found] == [True]

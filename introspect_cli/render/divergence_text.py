@@ -208,6 +208,7 @@ HEADS = {
     Nearness.COMPUTES: "Changed in the code that computes it",
     Nearness.BUILDS: "Changed in what builds it or gives it its values",
     Nearness.BETWEEN: "Changed in what ran between the last record that agrees and this one",
+    Nearness.ALONE: "The only statement that changed, and nothing else on record differs",
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }
 """What a group of changes has in common."""

@@ -168,6 +168,13 @@ class Names:
         """The live roots, in the order in which they were first called."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
+    def whole_of(self, module: nn.Module) -> nn.Module:
+        """The root that holds a module that has a name; itself where that is gone, or it is one."""
+        state = self.find(module)
+        top = self._topmost(module)
+        named = self.find(top)
+        return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
+
     def seek(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold tensors and have given them no name, as far as one heard of them being built.
 

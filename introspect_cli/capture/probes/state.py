@@ -94,6 +94,7 @@ class StateProbe(GuardedProbe):
         self._after: ById[tuple[tuple[list[int], list[int], int], list[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
         self._written = Written(context.recorder.summarizer)
+        self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._again: dict[tuple[str, Phase], int] = {}
         self._loose: tuple[int, list[weakref.ref[torch.Tensor]]] = -1, []
@@ -102,6 +103,7 @@ class StateProbe(GuardedProbe):
     def install(self) -> None:
         """Listen for roots and for optimizer steps."""
         self.hear(self._context.clock.on_root, self._root_called)
+        self.hear(self._context.clock.on_root_left, self._root_left)
         self.hear(self._context.clock.on_after_optimizer, self.buffers_after)
         self.hear(self._context.clock.on_look, self._look_again)
         self.hear(self._context.clock.on_restart, self._restarted)
@@ -133,7 +135,9 @@ class StateProbe(GuardedProbe):
             self._recorded = {name for name in self._recorded if not name.startswith(inside)}
         self._started[state.fqn] = weakref.ref(root)
         context.names.refresh_called(root)
-        self._record(_those(self._tensors_of(root), self._is_new), Phase.START)
+        whole = context.names.whole_of(root)  # a part may be called by itself, and the rest is used all the same
+        self._record(_those(self._tensors_of(whole), self._is_new), Phase.START)
+        self._changed(root, with_buffers=first)  # while another root held it
 
     def _turn(self) -> None:
         """In a step of which nothing was looked at, forget what is of the last one."""
@@ -180,6 +184,8 @@ class StateProbe(GuardedProbe):
         if not changed:
             return
         phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
+        if phase is Phase.START:
+            self._writes.set(root, True)
         self._record(_those(contents, lambda tensor: id(tensor) in changed), phase, again=True)
 
     def _held_by_optimizers(self) -> list[torch.Tensor]:
@@ -192,6 +198,21 @@ class StateProbe(GuardedProbe):
             alone = [tensor for tensor in held if (name := names.of(tensor)) is not None and name.makeshift]
             self._loose = names.changes, list(map(weakref.ref, alone))
         return [tensor for reference in self._loose[1] if (tensor := reference()) is not None]
+
+    def _root_left(self, root: nn.Module) -> None:
+        """Record the parameters that a forward pass has written to, as a moving average inside a model does.
+
+        Asked after the first call of a model, and then where something writes to its parameters besides optimizers.
+        """
+        state, writes = self._context.names.find(root), self._writes.get(root)
+        if writes is False or state is None or state.fqn not in self._started:
+            return
+        contents = self._tensors_of(root, _PARAMETERS)
+        since, parts = self._written.since(contents[1]), self._context.parts
+        changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
+        self._writes.set(root, bool(changed or writes))
+        if changed:
+            self._record(_those(contents, lambda tensor: id(tensor) in changed), Phase.FORWARD, again=True)
 
     def buffers_after(self) -> None:
         """Record every buffer after an optimizer step."""
@@ -283,7 +304,8 @@ class StateProbe(GuardedProbe):
         if not again:
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
-        call = self._again.get((name.fqn, phase), int(phase is Phase.OPTIMIZER or name.fqn in self._fresh))
+        used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
+        call = self._again.get((name.fqn, phase), int(used))
         self._again[name.fqn, phase] = call + 1
         return self._context.site(name, phase, kind, call=call)
 

@@ -68,6 +68,7 @@ class Moments:
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_root: told of outermost modules that are about to run and will be recorded.
+        on_root_left: told of such a module when its forward pass of training has returned.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
         on_tick: told when a step has ended.
@@ -79,6 +80,7 @@ class Moments:
     def __init__(self) -> None:
         self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_root_left: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
@@ -128,6 +130,11 @@ class StepClock(Moments):
         for listener in self.on_root:
             listener(module)
 
+    def root_left(self, module: nn.Module) -> None:
+        """An outermost module has run and was recorded."""
+        for listener in self.on_root_left:
+            listener(module)
+
     def begin(self) -> None:
         """Something of the step is about to happen; the first such moment records how the step starts."""
         if self._begun != self._recorder.step:
@@ -147,7 +154,9 @@ class StepClock(Moments):
     def outermost_forward(self, module: nn.Module) -> Phase:
         """An outermost module is about to be called, outside any backward pass; the phase it belongs to."""
         evaluation = self.evaluation
-        phase = evaluation.phase(module, is_trained=self.trained.is_trained(module), first_step=not self.ticks)
+        trained = self.trained
+        is_trained = trained.is_trained(module)
+        phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
         if phase is Phase.EVAL:
             if not evaluation.wanted and len(self.passed_over) < _MOST_SPANS:
                 self._pass_over(self._recorder.step)
@@ -286,7 +295,7 @@ class StepClock(Moments):
         """Hear of an optimizer that steps: it may hold parameters that it did not hold before."""
         if not self.trained.has(optimizer):
             self.built(optimizer)
-        self.trained.ask_again()
+        self.trained.stepped(optimizer)
 
     def lost_optimizers(self) -> None:
         """Optimizers are no longer watched: forward passes are not to be taken for steps because of it."""

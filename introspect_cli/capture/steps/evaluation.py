@@ -4,9 +4,10 @@ Trained are the modules whose parameters an optimizer holds, or that the script 
 loader class and one step clock serve training and evaluation, so an evaluation in the middle would shift the numbers of
 training's calls, and the same training with and without it would look different. No single sign tells them apart: a
 teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and a loader yields
-its batch before anything shows what it is for. So the signs are put together: whether gradients are on, whether an
-optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last batch,
-and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
+its batch before anything shows what it is for. After an agent that acts without gradients, in training mode and on what
+no loader gave, come the target networks of its loss. So the signs are put together: whether gradients are on, whether
+an optimizer holds any of the module's parameters, whether the module is in train mode, which loader gave the last
+batch, and what the call before was. What a loader gave is taken back when its batch turns out to be for evaluation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from introspect_cli.capture.recording.recorder import Recorder
@@ -33,6 +36,7 @@ class Trained:
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._stepped: ById[bool] = ById()
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
@@ -78,6 +82,18 @@ class Trained:
                 self._roots.set(module, is_trained)
         return is_trained
 
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of an optimizer that steps."""
+        self._stepped.set(optimizer, True)
+        self.ask_again()
+
+    def is_new(self, module: nn.Module) -> bool:
+        """Whether an optimizer that has not stepped yet holds any of a module's parameters: it will be trained."""
+        new = [optimizer for optimizer in self.optimizers() if not self._stepped.get(optimizer)]
+        groups = [group for optimizer in new for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        return any(id(parameter) in held for parameter in parameters_in(module))
+
     def _held(self) -> set[int]:
         """`id` of all parameters that live optimizers hold, and so keep alive."""
         if self._parameters is None:
@@ -106,6 +122,11 @@ def _trains(module: nn.Module) -> bool:
     return bool(getattr(module, "training", False))
 
 
+def _is_live(module: nn.Module) -> bool:
+    """Whether it is a model in training mode, and no loss module, which always is."""
+    return _trains(module) and next(parameters_in(module), None) is not None
+
+
 @dataclass
 class Draw:
     """A batch drawn with gradients on, before it is known what for.
@@ -132,8 +153,8 @@ class Evaluation:
         self.wanted = wanted
         self._training: set[int] = set()
         self._fed: set[int] = set()
-        self._feeder = -1
-        self._under_way = self._loss_is_due = False
+        self._feeder = self._doubted = -1
+        self._under_way = self._loss_is_due = self._acts = False
         self._draws: list[Draw] = []
         self._trained_classes: set[str] = set()
         self._early: ById[str] = ById()
@@ -156,8 +177,10 @@ class Evaluation:
         """Hear of a backward pass or an optimizer step: what fed it feeds training."""
         self.has_training = True
         self._training |= self._fed
+        self._training |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
         self._fed.clear()
         self._under_way = self._loss_is_due = False
+        self._doubted = -1
 
     def left_out(self) -> None:
         """Hear that all so far was an evaluation: nothing that was drawn for it comes back."""
@@ -170,12 +193,15 @@ class Evaluation:
         self._draws.clear()
         self._loss_is_due = False
 
-    def phase(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> Phase:
+    def phase(
+        self, module: nn.Module, *, is_trained: bool, is_new: Callable[[nn.Module], bool], first_step: bool
+    ) -> Phase:
         """The phase of an outermost call outside of any backward pass.
 
         Args:
             module: what is called.
             is_trained: whether an optimizer holds any of its parameters.
+            is_new: whether one does that has not stepped yet.
             first_step: whether no step has ended yet.
         """
         is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
@@ -183,13 +209,16 @@ class Evaluation:
             return Phase.FORWARD
         elsewhere = bool(self._training) and self._feeder >= 0 and self._feeder not in self._training
         if torch.is_grad_enabled():
-            evaluates = elsewhere and (not _trains(module) if is_trained else self._under_way)
+            evaluates = elsewhere and ((not _trains(module) and not is_new(module)) if is_trained else self._under_way)
+            self._doubted = self._feeder if evaluates else -1
         elif is_trained:  # a target of the loss, where the script has begun to compute one
             evaluates = not (self._loss_is_due and _trains(module))
         else:
-            evaluates = self._under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
+            under_way = self._under_way and not (self._acts and _is_live(module))
+            evaluates = under_way or (elsewhere and not _trains(module) and not self._training & self._fed)
             evaluates |= is_copy
         self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
+        self._acts = evaluates and not elsewhere and is_trained and _trains(module)
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 

@@ -16,17 +16,17 @@ from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.base import reason_named
 from introspect_cli.compare.reasons.copies import copies_words
 from introspect_cli.compare.reasons.module import suspect
-from introspect_cli.compare.reasons.random_state import draws_before, unseeded_sentence
+from introspect_cli.compare.reasons.random_state import draws_before, unseeded, unseeded_sentence
 from introspect_cli.compare.reasons.ranks import together, upstream
 from introspect_cli.compare.reasons.scene import Scene
 from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.reasons.update import changes, tuned
-from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, script_generators
+from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, first_draw, script_generators
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import on_some_ranks
-from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes, with_code
+from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, by_exclusion, setting_changes, with_code
 from introspect_cli.compare.step.overview import strip_of, tree_of
-from introspect_cli.compare.terms.evidence import RANDOM, Known
+from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import suggest_renames
 from introspect_cli.compare.terms.reach import leaves_words, measured_by_one
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Separate, SettingChange, Verdict
@@ -72,8 +72,21 @@ def _code_and_settings(compared: Compared, scene: Scene | None) -> tuple[CodeCha
     tuned = changes(scene) if scene.cause.reason == "optimizer" else scene.hyperparameters
     reason, rates = reason_named(scene.cause.reason), bool(tuned) or scene.no_rates
     blame = Blame(reason, tuned, scene.rounding, scene.blamed, scene.fed, rates, offset, stepped=_stepped(scene))
-    scene.settings = with_code(setting_changes(a, b, blame), code, rounding=scene.rounding and not tuned)
+    differ = setting_changes(a, b, blame)
+    if not (scene.rounding or _by_chance(scene)):
+        code = by_exclusion(code, differ)
+    scene.settings = with_code(differ, code, rounding=scene.rounding and not tuned)
     return code, scene.settings
+
+
+def _by_chance(scene: Scene) -> bool:
+    """Whether two runs of one script may differ so, as far as is known of their random states."""
+    if unseeded(scene):
+        return True
+    if scene.cause.reason == "rng" and scene.is_first_step:
+        return not first_draw(scene.runs, scene.first.rank, scene.site.fqn)
+    at_start = scene.cause.rests_on(Thing.RANDOM_AT_START) if scene.cause.reason == "initial" else ()
+    return any(fact.known is not Known.EQUAL for fact in at_start)
 
 
 def _diverging(

@@ -234,8 +234,9 @@ def clues_of(scene: Scene) -> Clues:
         for places, events in zip(lines, seedings_that_differ(scene.runs, scene.first.rank), strict=True):
             places += [event.line for event in events]
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
+    reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
-        reason="structure" if replaced else cause.instead or cause.reason,
+        reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
         attributes=tuple(_last(name) for name in names),

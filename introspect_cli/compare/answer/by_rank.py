@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Divergence
-    from introspect_cli.compare.terms.sites import Columns
+    from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work
     from introspect_cli.store.ranks.whole_reader import Reader
     from introspect_cli.store.read.run import Run
@@ -279,8 +279,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
         return
     paired, (sites_a, sites_b) = outcome.paired, comparison.sites
     only_b = [step - outcome.offset for step in paired.only_b]
-    tail_a, changed_a = _trained(comparison.a, sites_a, paired.only_a, paired.tail_a)
-    tail_b, changed_b = _trained(comparison.b, sites_b, only_b, paired.tail_b)
+    tail_a, changed_a = _trained(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:])
+    tail_b, changed_b = _trained(comparison.b, sites_b, only_b, paired.tail_b, paired.rows_b[-1:])
     outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
     if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
         return
@@ -302,17 +302,21 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     _adopt(outcome, parts, options)
 
 
-def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int) -> tuple[int, str]:
+def _trained(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
     """How many steps a run has after the last common one, and the first tensor that one without training changes.
 
-    One without training (an evaluation, what is saved) that changes none is no step more.
+    One without training (an evaluation, what is saved) that changes none is no step more. Nor is one without a loss, a
+    gradient or an update, where the last common one has any: an evaluation in train mode.
     """
     if tail != 1 or only[-1] not in reader:
         return tail, ""
     end = At(reader, sites, only[-1])
     numbers = np.asarray(end.batch.site)
     idle = (sites.phase == phase_code(Phase.START)) | (sites.kind == kind_code(Kind.PRODUCT))
-    if not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
+    trains = np.isin(sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
+    before = [reader.read(reader.entry(int(row)).step).site for row in last]
+    in_train_mode = not trains[numbers].any() and any(trains[there].any() for there in before)
+    if not in_train_mode and not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
         return 1, ""
     left = end.to(only[-1] - 1).tensors()
     changed = [tensor for tensor, value in end.tensors(Phase.START).items() if left.get(tensor, value) != value]

@@ -24,6 +24,8 @@ class Nearness(str, Enum):
     """It builds that code's objects, or gives them their values."""
     BETWEEN = "between"
     """It ran between the last record that agreed and the first that did not."""
+    ALONE = "alone"
+    """Nothing in it reaches the place by name, and it is the only statement that changed: nothing else differs."""
     ELSEWHERE = "elsewhere"
 
 
@@ -85,6 +87,7 @@ class Ranked:
         depth: statements between it and the code that computes the place, as far as values are followed by name.
         hits: how many of the names that the records point to are in what changed.
         above: the line above it.
+        can_matter: whether it may change a number: it does not only tell, is no import, and calls take what it gives.
     """
 
     change: Change
@@ -92,6 +95,7 @@ class Ranked:
     depth: int = 0
     hits: int = 0
     above: str = ""
+    can_matter: bool = True
 
     @property
     def likely(self) -> bool:

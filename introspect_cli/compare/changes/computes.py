@@ -192,7 +192,13 @@ def batch(at: CodePlace) -> Depths:
         for place in program.functions.get(name, ())
         if not place[1].endswith(".__init__")
     }
-    depths = {**inside, **dict.fromkeys(handed, 1)}
+    transforms = {
+        place
+        for statement in program.behind(loaders, most=3)
+        for name in program.classes.keys() & {*statement.calls}
+        for place in program.methods(name, "__call__", "forward")
+    }
+    depths = {**dict.fromkeys(transforms, 1), **inside, **dict.fromkeys(handed, 1)}
     reached = [farther(program.within([place]), depth) for place, depth in depths.items()]
     drawn = random(at) if at.clues.words >= {"train", "eval"} else {}  # other numbers were drawn before the batch
     return merged(dict.fromkeys(loaders, 0), at.calling({"set_epoch"}), drawn, *reached)
@@ -237,8 +243,9 @@ def optimizer(at: CodePlace) -> Depths:
     steps = {statement for statement in steps if any(_STEPS.search(name) for _, name in statement.uses)}
     groups = [key for key in program.definers if key[0] in {".", "="} and key[1] in clues.words]
     options = {statement for key in groups for statement in program.definers[key]}
+    setting = {caller for statement in options for caller in program.callers_of(statement.place)}
     made = program.calling(clues.optimizers) | program.calling_like(_SCHEDULE)
-    return merged(dict.fromkeys(options | steps | made, 0), stepped)
+    return merged(dict.fromkeys(setting, 1), dict.fromkeys(options | steps | made, 0), stepped)
 
 
 def gradient(at: CodePlace) -> Depths:
@@ -290,6 +297,9 @@ def outside(at: CodePlace) -> Depths:
     program = at.program
     written = at.calling(filter(_IN_PLACE.fullmatch, program.callers), 1) | at.defining("data", 1)
     written |= at.calling(MODES, 1) if at.clues.kind is Kind.BUFFER else {}  # a forward in train mode updates it
+    hand = [each for each in program.statements if isinstance(each.node, ast.AugAssign) and each.around]
+    handed = {each for each in hand if any("no_grad" in head.calls for head in each.around)}  # `p += eps * d`
+    written |= program.behind(handed, at.models, most=3)
     return merged(resumed(at), _outside(written, ".forward"), _touching(at))
 
 
@@ -329,7 +339,7 @@ COMPUTES: dict[str, Callable[[CodePlace], Depths]] = {
     "initial": initial,
     "optimizer": optimizer,
     "structure": structure,
-    "outside": outside,
+    **dict.fromkeys(("outside", "by_hand"), outside),
     "product": saved,
     "resumed": resumed,
     "buffer": buffer,

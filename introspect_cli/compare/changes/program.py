@@ -138,12 +138,16 @@ class Program(Parsed):
 
     def _called_by(self, place: Definition) -> Iterator[Definition]:
         for statement in self.by_place.get(place, ()):
-            for name in statement.calls:
+            handed_on = {key[1] for key in statement.uses if key[0] not in {".", "="} and self._is_function(key)}
+            for name in dict.fromkeys((*statement.calls, *sorted(handed_on))):  # `criterion = cosine`
                 yield from self.called(name, place)
                 if name == "apply":  # of an autograd function
                     for _, used in statement.uses:
                         yield from self.methods(used, "forward", "backward", "setup_context")
         yield from (other for other in self.by_place if other[0] == place[0] and other[1].startswith(f"{place[1]}.<"))
+
+    def _is_function(self, key: Key) -> bool:
+        return all(isinstance(definer.node, FUNCTIONS) for definer in self.definers.get(key, ()))
 
     def called(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of a name in a function may mean: those of its class or file before any other."""

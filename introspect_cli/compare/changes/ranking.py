@@ -81,7 +81,7 @@ class Version:
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """Place in the order of nearness, and depth."""
-        if statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass)):
+        if not _can_matter(statement):
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.at.recorded:
             return ORDER.index(Nearness.RECORDED), 0
@@ -152,7 +152,7 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
     every = {word for side in (change.a, change.b) if side is not None for word in _words_in(side.text)}
     hits = 2 * len(words & clues.words) + len(every & clues.words)
     passive = _takes_other_parameters(change) or _is_overridden(change, sides) or _never_ran(change, clues)
-    best, ran, surely = (ORDER.index(Nearness.ELSEWHERE), 0), False, False
+    best, ran, surely, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False, False, False
     for side, version in zip((change.a, change.b), sides, strict=True):
         if side is None:
             continue
@@ -161,8 +161,15 @@ def _nearest(change: Change, sides: Sequence[Version], clues: Clues) -> Ranked:
         best = min([best, *map(version.nearness, inside)])
         ran |= not inside or not inside <= version.unmentioned
         surely |= not all(version.program.is_conditional(statement.place) for statement in inside)
+        matters |= any(map(_can_matter, inside))
     passive = passive or not ran
-    return Ranked(change, ORDER[best[0]], best[1] + _FAR * passive, hits if surely and not passive else 0)
+    hits, depth = hits if surely and not passive else 0, best[1] + _FAR * passive
+    return Ranked(change, ORDER[best[0]], depth, hits, can_matter=matters and not passive)
+
+
+def _can_matter(statement: Statement) -> bool:
+    """Whether it may change a number by itself."""
+    return not (statement.only_tells or isinstance(statement.node, (ast.Import, ast.ImportFrom, ast.Pass)))
 
 
 _FAR = 5

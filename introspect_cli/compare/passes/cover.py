@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.resumed.began import redundant_starts, starts, updated
+from introspect_cli.compare.resumed.began import redundant_starts, starts, updated, written
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import ABSENT, NOT_SEEN, ONLY_A, ONLY_B, Because, Table
 from introspect_cli.compare.terms.watched import MODULE_KINDS, lists
@@ -31,7 +31,7 @@ def cover(table: Table, comparison: Comparison) -> Table:
         table = table.marked(table.diverging & mask[table.site], NOT_SEEN, Because.NOT_COUNTED)
     table = _without_unsaved(table)
     alone = table.site[table.diverging & table.one_sided]
-    if (starts(table.alignment, alone) | updated(table.alignment, alone)).any():
+    if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
         again_a, again_b = redundant_starts(comparison, table)
         rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
         table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT, Because.REPEATED)

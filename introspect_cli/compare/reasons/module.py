@@ -11,11 +11,11 @@ import numpy as np
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.operator import memory_formats
 from introspect_cli.compare.reasons.random_state import side_that_draws
-from introspect_cli.compare.reasons.scene import Scene, untouched_side
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.hyperparameters import in_words
 from introspect_cli.compare.settings.settings import SAYS_NOTHING
 from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
+from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, those
 from introspect_cli.compare.terms.findings import Suspect
 from introspect_cli.compare.terms.names import ancestors, owner_of
@@ -28,6 +28,7 @@ from introspect_cli.records import Kind, Phase, Site
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
@@ -123,12 +124,15 @@ class ForwardCode(Reason):
         else:
             text += f"after {cause.after}"
         replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
+        changed = [] if replaced or side else attribute_changes(scene, cause.module)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
         elif changed := attribute_changes(scene, cause.module):
             text += f": {some(changed, between='; ')}"
         elif side:
             text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
+        elif changed:
+            text += f"; it is set up differently: {'; '.join(changed[:3])}"
         return f"{text}.{scene.rounding_words()}"
 
 

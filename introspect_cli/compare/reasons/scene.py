@@ -10,12 +10,12 @@ from introspect_cli.compare.settings.beginning import differs_unseen
 from introspect_cli.compare.settings.differences import Difference, describe
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.settings.settings import rounds_differently
-from introspect_cli.compare.step.held import unseen_inside
+from introspect_cli.compare.step.tensor_at import unseen_inside
 from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.terms.names import ancestors
 from introspect_cli.compare.terms.result import Role, SettingChange, Size
 from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, FORM, NOT_SEEN, OTHER, WITHIN
 from introspect_cli.compare.terms.words import although, both_values, how_far, what
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase, Site
 
@@ -265,27 +265,3 @@ class Scene:
         name = self.cause.module or self.site.fqn
         tree = self.step.modules[0] | self.step.modules[1]
         return tuple(tree[fqn] for fqn in (name, *ancestors(name)) if fqn in tree)
-
-
-def untouched_side(table: Table, before: Table | None, union: int) -> str:
-    """The side where a step did not change a tensor, where the other side's step did."""
-    last = {side: last_value(table, before, union, side) for side in "ab"}
-    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
-    return same[0] if len(same) == 1 else ""
-
-
-def last_value(table: Table, before: Table | None, union: int, side: str) -> int | None:
-    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
-    alignment = table.alignment
-    site = alignment.site(union)
-    unions = [
-        u
-        for u in alignment.by_fqn.get(site.fqn, [])
-        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
-    ]
-    now = table.sequence(union, side)
-    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
-    if earlier:
-        return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
-    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
-    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None

@@ -101,6 +101,11 @@ def drawn_otherwise(scene: Scene) -> bool:
     return at_start == [Known.EQUAL] and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
 
 
+def more_batches(scene: Scene) -> str:
+    """That one run alone draws a batch."""
+    return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
+
+
 def _hash_seed(scene: Scene) -> str:
     """That nothing pins the order of sets, where the data differs though the random states do not."""
     environments = [
@@ -163,6 +168,12 @@ class Script(Reason):
             )
         if not unseen:
             how = "equal" if seen.known is Known.EQUAL else "within tolerance"
+            taken = scene.step.of_call(scene.site.phase, Kind.INPUT, scene.site.fqn, scene.site.call)
+            if scene.step.known(taken, scene.first.sequence) is Known.EQUAL:  # another one is the batch
+                return (
+                    f"{text} although the batch is {how}; {scene.the_cause_is} in the script's own code that computes "
+                    "it: from the batch, parameters or values of its own (masks, positions, weights)."
+                )
             return (
                 f"{text} although the batch is {how}; the script changes it between the data loader and "
                 f"{scene.site.fqn} (preprocessing, noise, masks, positions)."

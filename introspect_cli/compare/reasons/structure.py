@@ -11,6 +11,8 @@ from introspect_cli.compare.match.parameters import merge_words
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
+from introspect_cli.compare.reasons.script import more_batches
+from introspect_cli.compare.reasons.update import not_stepped, only_saves
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.evidence import Cause
-
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
@@ -124,15 +125,17 @@ def _tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
 
 def _losses(scene: Scene) -> str:
     one, two = scene.losses
-    return (
-        f"{scene.only_has}: backward runs {often(one)} in this step of a and {often(two)} in b." if one != two else ""
-    )
+    runs = f"backward runs {often(one)} in this step of a and {often(two)} in b"
+    return f"{scene.only_has}: {runs}." if one != two else ""
 
 
 def _no_forward(scene: Scene) -> str:
-    lacking = _side_without(scene, np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist())
-    stepped = "holds no forward pass, so its optimizer stepped once more for the same gradients."
-    return f"{scene.only_has}: this step of {lacking} {stepped}" if lacking else ""
+    forward = np.flatnonzero(scene.step.alignment.phase == phase_code(Phase.FORWARD)).tolist()
+    lacking = _side_without(scene, forward) if Kind.OUTPUT in scene.step.comparison.kinds else ""
+    what_it_does = "holds no forward pass, so its optimizer stepped once more for the same gradients."
+    if lacking and scene.losses["ab".index(lacking)]:
+        what_it_does = "trains on what was taken for an evaluation, in eval mode from another loader: not recorded."
+    return f"{scene.only_has}: this step of {lacking} {what_it_does}" if lacking else ""
 
 
 def _did_not_run(scene: Scene) -> str:
@@ -320,14 +323,11 @@ def _no_state(scene: Scene) -> str:
     return f"{scene.only_has}: the optimizer of {scene.lacks} does not keep it, or does not step this parameter."
 
 
-def _batches(scene: Scene) -> str:
-    return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
-
-
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
+    (_ALL, only_saves),
     (frozenset({Kind.OP_OUTPUT}), _operator),
     (_UPDATED, _not_optimized),
     (_UPDATED, _changed_optimizer),
@@ -343,7 +343,8 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_GRADIENTS, _no_gradient),
     (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
-    (frozenset({Kind.BATCH}), _batches),
+    (frozenset({Kind.BATCH}), more_batches),
+    (frozenset({Kind.PARAM}), not_stepped),
     (_ALL, lambda scene: f"{scene.only_has}: the structure differs there."),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

@@ -6,13 +6,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.copies import with_copies
 from introspect_cli.compare.reasons.module import attribute_changes
-from introspect_cli.compare.reasons.scene import Scene, untouched_side
-from introspect_cli.compare.settings.differences import MOST_RANKS
+from introspect_cli.compare.settings.differences import MOST_RANKS, Difference
 from introspect_cli.compare.settings.hyperparameters import (
     OPTIMIZERS,
+    RECORDED,
     Optimizers,
     hyperparameter_changes,
     in_words,
@@ -23,19 +25,23 @@ from introspect_cli.compare.step.rests_on import (
     PASSES,
     Place,
     gradients_in_step,
+    lacks_gradient,
     owing_side,
     state_before,
     value_before,
 )
+from introspect_cli.compare.step.tensor_at import untouched_side
 from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, those
 from introspect_cli.compare.terms.names import FORWARD, owner_of
-from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.sites import KINDS, kind_code
+from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, some, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.settings.differences import Difference
+    from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.table import Table
 
 
 class Optimizer(Reason):
@@ -53,7 +59,7 @@ class Optimizer(Reason):
     def applies(self, step: Step, position: int) -> Cause | None:
         """It comes from the gradient, the value and the optimizer's state before."""
         site, order = step.sites[position], step.order_at(position)
-        if site.phase is Phase.START:
+        if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
             return None
         carried = step.carried
         fed = site.fqn in carried.params or any(name == site.fqn for name, _ in carried.states)
@@ -196,7 +202,25 @@ def changes(scene: Scene) -> list[Difference]:
         for change in scene.hyperparameters
         if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
     ]
-    return [*settled, *others]
+    return [*settled, *others] or _of_other_groups(scene)
+
+
+def _of_other_groups(scene: Scene) -> list[Difference]:
+    """The learning rate of a parameter that is in another group of its optimizer, where that has another one."""
+    held = scene.setup.groups_of(scene.site.fqn)
+    if held is None or held[1] == held[2]:
+        return []
+    table, name = scene.table, held[0]
+    one, two = (
+        next((table.plain(u, side) for u in table.rows_of(side) if _is_rate(table, u, name, number)), None)
+        for side, number in zip("ab", held[1:], strict=True)
+    )
+    return [] if None in {one, two} or one == two else [Difference(RECORDED, "lr", one, two, "lr")]
+
+
+def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
+    alignment = table.alignment
+    return alignment.fqn[union] == optimizer and alignment.path[union] == f"[{group}]['lr']"
 
 
 def _in_words(scene: Scene, changed: list[Difference]) -> str:
@@ -227,6 +251,50 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
+def not_stepped(scene: Scene) -> str:
+    """That an optimizer steps a parameter in one run alone, in the step at hand; or that its model first runs there."""
+    if scene.site.phase is Phase.START and not scene.site.call and not scene.step.was_there(scene.site.fqn):
+        return f"{scene.only_has} when the step begins: in {scene.lacks} its model has not run in training by then."
+    if scene.site.phase is not Phase.OPTIMIZER:
+        return ""
+    return f"{scene.only_has} after this step: in {scene.lacks} no optimizer steps it here."
+
+
+def only_saves(scene: Scene) -> str:
+    """That one run does nothing in the step but save files, as one that finds its training done."""
+    sites = scene.table.sites_a if scene.lacks == "a" else scene.table.sites_b
+    if not (scene.step.alignment.kind[sites] == kind_code(Kind.PRODUCT)).all():
+        return ""
+    return f"{scene.only_has}: {scene.lacks} trains nothing in this step, it only saves files."
+
+
+class ByHand(Reason):
+    """A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient."""
+
+    word = "by_hand"
+    place = "the script's code that changes the parameter"
+    kinds = frozenset({Kind.PARAM})
+
+    def applies(self, step: Step, position: int) -> Cause | None:
+        """It may be made of all that was computed before."""
+        site, order = step.sites[position], step.order_at(position)
+        without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
+        if not (without or site.phase is Phase.FORWARD) or step.rng_differs() or step.anything_before(order):
+            return None
+        return self.cause(*value_before(step, Place(site, order)))
+
+    def sentence(self, scene: Scene) -> str:
+        """In which run, and how it can be."""
+        first, forward = scene.first, scene.first.site.phase is Phase.FORWARD
+        left = untouched_side(scene.table, scene.step.before, scene.union)
+        side = first.only or (OTHER[left] if left else "")
+        name, place = what(first.site), "forward pass" if forward else "step"
+        text = f"{name} differs after the {place}{how_far(first)}{although(scene.cause.evidence)}"
+        text = f"{name} was changed within the {place} in {side} only" if side else text
+        why = "" if forward else "it has no gradient, for which an optimizer would change it: "
+        return f"{text}; {why}the script changes it by hand (a moving average, copying, in-place code)."
+
+
 class Buffer(Reason):
     """A buffer differs at the end of the step: how its module updates it."""
 
@@ -244,6 +312,8 @@ class Buffer(Reason):
         if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
             return None
         unions = step.of(Kind.INPUT, FORWARD, owner)
+        if step.inside(owner, -np.inf, order):
+            return None  # what ran inside it may be what it keeps
         seen = any(step.state[unions])
         if not seen and step.differs_before(order, FORWARD):
             return None

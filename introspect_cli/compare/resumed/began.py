@@ -102,11 +102,12 @@ def redundant_starts(sides: Sides, table: Table) -> tuple[Mask, Mask]:
 
     def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
         unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
-        began = np.flatnonzero(starts(alignment, sites))
-        before = left | {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in began}
-        for known, places in ((left, starts(alignment, unions)), (before, updated(alignment, unions))):
-            for place in np.flatnonzero(places):
+        known = dict(left)
+        for of in (starts, written, updated):  # in the order in which they come in a step
+            for place in np.flatnonzero(of(alignment, unions)):
                 repeated[place] = known.get(tensor_of(alignment, int(unions[place]))) == batch.checksum[rows[place]]
+            there = np.flatnonzero(of(alignment, sites)).tolist()
+            known |= {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in there}
         return repeated
 
     return (
@@ -153,6 +154,12 @@ def updated(alignment: Alignment, unions: Ids) -> Mask:
     """Which of these sites are parameters after an optimizer step."""
     after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
     return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
+
+
+def written(alignment: Alignment, unions: Ids) -> Mask:
+    """Which of these sites are parameters that a forward pass has written to, as it left them."""
+    forward = alignment.phase[unions] == phase_code(Phase.FORWARD)
+    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & forward)
 
 
 # --- resumed runs

@@ -121,6 +121,17 @@ class Optimizers:
                     changes[key] = Difference(RECORDED, key, _text(x), _text(y), key)
         return list(changes.values())
 
+    def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
+        """The optimizer that has a parameter in both runs, and in which of its groups; None where it is not one."""
+        names = [name for name in self.paired[0] if all(parameter in side.get(name, {}) for side in self.paired)]
+        if len(names) != 1:
+            return None
+        numbers = []
+        for held in (side[names[0]] for side in self.paired):
+            groups = list({id(values): None for values in held.values()})
+            numbers.append(groups.index(id(held[parameter])))
+        return names[0], numbers[0], numbers[1]
+
     def other_for(self, parameter: str) -> str:
         """Which of several optimizers steps a parameter in either run, as a clause; "" where it is the same one.
 

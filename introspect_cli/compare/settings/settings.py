@@ -295,9 +295,19 @@ def _rounding_first(changes: list[SettingChange]) -> list[SettingChange]:
 
 # --- a changed file by its statements
 
-_NEAR = {Nearness.RECORDED: 0.98, Nearness.COMPUTES: 0.95, Nearness.BUILDS: 0.85, Nearness.BETWEEN: 0.7}
+_NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
 _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
+
+
+def by_exclusion(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+    """The changes, where the one statement that changed is all that differs: names need not lead to the place then."""
+    if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
+        return code
+    others = (change for change in settings if change.source not in _MADE_BY_CODE | {"nested"})
+    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
+        return code
+    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
 
 
 def with_code(

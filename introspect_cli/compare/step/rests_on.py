@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.step.held import held_by, unseen_inside, value_of
 from introspect_cli.compare.step.step import Step
+from introspect_cli.compare.step.tensor_at import held_by, is_rewritten, known_at, unseen_inside
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, answer, least
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS, of_kinds, phase_code
@@ -151,8 +151,10 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     for kind, thing in _TENSORS.items():
         names = held_by(step, owners, kind)
         if names:
-            answers = [value_of(step, name, kind, place.order) for name in sorted(names)]
+            answers = [known_at(step, name, kind, place.order) for name in sorted(names)]
             facts.append(Evidence(thing, least(answers), needed=True))
+        if place.site.phase is Phase.FORWARD and any(is_rewritten(step, name, kind, place.order) for name in names):
+            facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
@@ -236,8 +238,16 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 def gradient(step: Step, place: Place) -> list[Evidence]:
     """A parameter's gradient, as the optimizer sees it; where ranks still owe its sum in one run, that sum."""
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    if lacks_gradient(step, place.site.fqn):
+        return []
     state = step.known(sites, every=True)
     return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
+
+
+def lacks_gradient(step: Step, fqn: str) -> bool:
+    """Whether an optimizer was given gradients in a step, and none of a parameter: then it leaves that as it is."""
+    every = step.of(Kind.GRAD, _AFTER)
+    return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
 
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
@@ -256,7 +266,7 @@ gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
     """A parameter's or buffer's own value before a record of it."""
-    return [Evidence(Thing.VALUE_BEFORE, value_of(step, place.site.fqn, place.site.kind, place.order))]
+    return [Evidence(Thing.VALUE_BEFORE, known_at(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
@@ -277,7 +287,7 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 def trained(step: Step, place: Place) -> list[Evidence]:
     """All tensors that are trained, as a place of the sequence finds them."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    answers = [value_of(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    answers = [known_at(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, least(answers) if answers else Known.UNSEEN, needed=True)]
 
 

@@ -38,6 +38,7 @@ class Thing(Enum):
     INPUTS = "inputs"
     INSIDE = "inside"
     PARAMETERS = "parameters"
+    REWRITTEN = "rewritten"
     BUFFERS = "buffers"
     OUTPUTS = "outputs"
     PASSED_OVER = "passed over"

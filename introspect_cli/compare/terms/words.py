@@ -197,6 +197,7 @@ def often(count: int) -> str:
 _ITS = {
     Thing.INPUTS: ("inputs", True),
     Thing.PARAMETERS: ("parameters", True),
+    Thing.REWRITTEN: ("parameters at this point of a forward pass that changes them", True),
     Thing.BUFFERS: ("buffers", True),
     Thing.GRADIENT: ("gradient", False),
     Thing.VALUE_BEFORE: ("value before", False),

@@ -1,4 +1,8 @@
-"""The parameters and buffers that modules hold, and what is known of one's value when something computes with it."""
+"""What is known of one tensor at a place of a step: which modules hold it, and what it was when last recorded.
+
+A parameter is recorded where training finds it, as an optimizer leaves it, and where else it was written to. What a
+module computes with is the last of these before its call; where the forward pass itself changes it, that is not known.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from introspect_cli.compare.terms.evidence import Known, answer
 from introspect_cli.compare.terms.names import FORWARD, ancestors
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.table import Table
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
@@ -41,7 +46,15 @@ def _is(step: Step, fqn: str, kind: Kind) -> bool:
     return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
 
 
-def value_of(step: Step, fqn: str, kind: Kind, order: float) -> Known:
+def is_rewritten(step: Step, fqn: str, kind: Kind, order: float) -> bool:
+    """Whether a forward pass has changed a tensor in either run, before or after a place of it."""
+    table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
+    later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
+    pairs = [(last_value(table, step.before, u, side), table.checksum(u, side)) for u in later for side in "ab"]
+    return any(now not in {None, before} for before, now in pairs)
+
+
+def known_at(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor's value when something computes with it."""
     alignment, carried = step.alignment, step.carried
     unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
@@ -56,3 +69,27 @@ def value_of(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
+
+
+def untouched_side(table: Table, before: Table | None, union: int) -> str:
+    """The side where a step did not change a tensor, where the other side's step did."""
+    last = {side: last_value(table, before, union, side) for side in "ab"}
+    same = [side for side in "ab" if last[side] is not None and last[side] == table.checksum(union, side)]
+    return same[0] if len(same) == 1 else ""
+
+
+def last_value(table: Table, before: Table | None, union: int, side: str) -> int | None:
+    """Checksum of what a tensor was when last recorded before a record of it, in this step or the one before."""
+    alignment = table.alignment
+    site = alignment.site(union)
+    unions = [
+        u
+        for u in alignment.by_fqn.get(site.fqn, [])
+        if KINDS[alignment.kind[u]] is site.kind and alignment.path[u] == site.path
+    ]
+    now = table.sequence(union, side)
+    earlier = {u: at for u in unions if (at := table.sequence(u, side)) is not None and now is not None and at < now}
+    if earlier:
+        return table.checksum(max(earlier, key=lambda u: earlier[u]), side)
+    last = {u: at for u in unions if before is not None and (at := before.sequence(u, side)) is not None}
+    return before.checksum(max(last, key=lambda u: last[u]), side) if before is not None and last else None
