@@ -24,6 +24,7 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.passes.unsettled import unsettled_note
 from introspect_cli.compare.reasons.files import tensor_files
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.resumed.parts import resumption_of
@@ -75,8 +76,8 @@ class RunPair:
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
-        ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
-        return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
+        one, two = (run.last_step if run.endings and not run.uneven else None for run in (a, b))
+        return cls(a, b, noise, (one, two), a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
@@ -110,6 +111,7 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
+        outcome.notes += [unsettled_note(sorted(comparison.let_pass))] if comparison.let_pass else []
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
         return outcome
 

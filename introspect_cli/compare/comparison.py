@@ -59,10 +59,14 @@ class Comparison(Sides):
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
+        unsettled: parameters whose gradient was seen to be nothing but rounding, and since which step.
+        let_pass: those of which something beyond the tolerance was let pass.
     """
 
     options: DiffOptions
     offset: int = 0
+    unsettled: dict[str, int] = field(default_factory=dict, init=False)
+    let_pass: set[str] = field(default_factory=set, init=False)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
     _rounded: set[int] = field(default_factory=set, init=False)
 

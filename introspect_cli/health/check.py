@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
+from introspect_cli.health import buffers, collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     data_parallel.uneven_batches,
     copies.shards,
     copies.tied_weights,
+    buffers.buffers_differ,
 )
 """Every rule, in the order in which they are documented."""
 
@@ -76,6 +77,7 @@ _GATHERED = (
     copies.Parts,
     outputs.Outputs,
     copies.Copies,
+    buffers.Buffers,
     collectives.Collectives,
     reduction.Reductions,
     data_parallel.Scaling,

@@ -16,9 +16,10 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import first_different, is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.outputs import Progress
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.texts import count
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,25 +106,35 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     # Of one batch, each rank may take its stretch: models that are not given the same.
     taking_shares = {pair for pair, (same, every, _) in given.inputs.items() if same < every}
     site, what, call = ("batch", "batch as", "draw") if given.batches else ("input", "inputs as", "call")
+    alike: dict[tuple[int, int, int], list[int]] = {}
     for (one, two), (same, every, first) in sorted(drawn.items()):
         lowest = min(rank for rank in ranks.numbers if rank == two or share_samples(ranks, rank, two))
         if same == every and (one, two) not in taking_shares and share_samples(ranks, one, two) and one == lowest:
-            evidence = f"rank {two} was given the same {what} rank {one} in {same} of {count(every, call)}"
-            yield Hit(first, site, evidence, two)
+            alike.setdefault((one, every, first), []).append(two)
+    for (one, every, first), others in alike.items():
+        were = "was" if len(others) == 1 else "were"
+        evidence = f"{rank_list(others)} {were} given the same {what} rank {one} in {every} of {count(every, call)}"
+        yield Hit(first, site, evidence, others[0])
 
 
 @rank_rule(
     "uneven-batches",
     Level.WARNING,
-    "data-parallel ranks are given batches of different sizes",
-    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models",
-    "a last batch that is not full; weigh by samples, or drop it",
+    "data-parallel ranks are given batches of different sizes, or more of them",
+    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models; or "
+    "ranks that skipped no step end after different numbers of steps",
+    "a last batch that is not full, or uneven inputs (join); weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     given = ranks.of(RankInputs)
     observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
+    if ranks.run.uneven and not ranks.of(Progress).hits:
+        last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
+        rank = min(last, key=lambda each: (last[each], each))
+        why = "each step had its forward pass, so its data was used up before theirs"
+        yield Hit(last[rank], f"rank {rank}", f"{'; '.join(ranks.run.lost_ranks)}: {why}", rank)
 
 
 @rank_rule(
@@ -140,8 +151,9 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     yield from hits
     if not ranks.run.manifests:
         return
-    base, *others = ranks.numbers
-    settings = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in ranks.numbers}
+    every = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in ranks.numbers}
+    settings = {rank: values for rank, values in every.items() if values}  # others were cut off before they wrote any
+    base, *others = settings or ranks.numbers
     for rank in others:
         for name in sorted(settings[base].keys() | settings[rank].keys()):
             one, two = settings[base].get(name), settings[rank].get(name)

@@ -37,6 +37,7 @@ class Progress(Gathered):
     losses: Hit | None = None
     unmoved: Hit | None = None
     missing: dict[str, Hit] = field(default_factory=dict)
+    _computing: set[int] = field(default_factory=set)  # ranks that have had a loss
     _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
     @property
@@ -61,12 +62,17 @@ class Progress(Gathered):
 
     def _losses(self, now: AlignedStep) -> Hit | None:
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
-        if len(times) < len(self.ranks.numbers) or len(set(times.values())) < 2:
+        self._computing |= times.keys()
+        numbers = [rank for rank in self.ranks.numbers if rank in self._computing]  # of a pipeline, the last stage's
+        if len({times[rank] for rank in numbers}) < 2:
             return None
-        most, least = (pick(self.ranks.numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        why = "it did not step its optimizer where the others did, or ran more batches for it"
+        if not times[least]:
+            why = f"rank {least} stepped its optimizer once more, without a forward pass"
         evidence = (
             f"rank {most} has {count(times[most], 'loss', 'losses')} in step {now.step} and rank {least} "
-            f"{times[least]}: it did not step its optimizer where the others did, or ran more batches for it"
+            f"{times[least]}: {why}"
         )
         return Hit(now.step, f"rank {most}", evidence, most)
 
@@ -110,6 +116,8 @@ class Progress(Gathered):
 )
 def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     run = ranks.run
+    if run.uneven:
+        return  # other rules say why
     last = {rank: run.rank(rank).last_step for rank in run.ranks}
     missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
     latest = max((step for step in last.values() if step is not None), default=0)

@@ -1,0 +1,113 @@
+"""After tolerance: parameters whose gradient is nothing but rounding, so that an optimizer moves them at random.
+
+A key's bias in attention, and a bias before a BatchNorm, change no output: their gradient is 0, and what is computed is
+the rounding of a sum whose terms cancel. Adam and its like divide a gradient by its size, so another order of the same
+sums moves such a parameter otherwise. Nothing of the training rests on where it goes. So where a tolerance is put to
+two runs, such a parameter is within it, with its optimizer state, what its module returns, and the running statistics
+of what takes that; a note says so. Whatever takes part in the loss is compared as ever: a bias that has an effect shows
+there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.join.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.match.names import owner_of
+from introspect_cli.compare.table import DIFFERENT, WITHIN, Because, Table
+from introspect_cli.records import Kind, Phase
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.store.format.batch import StepBatch
+
+_ROUNDINGS = 64.0
+"""Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
+
+_NO_DIGIT = 0.05
+"""Relative L2 from which two roundings have no digit in common."""
+
+_HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_GIVEN = (Kind.INPUT, Kind.OUTPUT)
+
+
+def unsettle(table: Table, comparison: Comparison) -> Table:
+    """The table in which what rests on such parameters alone is within tolerance."""
+    if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
+        return table
+    for fqn in _unsettled(table, comparison):
+        comparison.unsettled[fqn] = min(table.step, comparison.unsettled.get(fqn, table.step))
+    names = {fqn: step for fqn, step in comparison.unsettled.items() if step <= table.step}
+    rows = np.flatnonzero(table.state == DIFFERENT)
+    if not names or not len(rows):
+        return table
+    alignment, sites = table.alignment, table.site[rows]
+    fqns = [alignment.fqn[site] for site in sites.tolist()]
+    kinds = alignment.kind[sites]
+    inputs = kinds == kind_code(Kind.INPUT)
+    held = of_kinds(kinds, _HELD) & _are(fqns, names)
+    # what a step before left of the parameter shows in what its module returns, where it was given the same
+    moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
+    moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
+    returned = (kinds == kind_code(Kind.OUTPUT)) & _are(fqns, moved)
+    given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
+    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
+    counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
+    return table.marked(rows[held | returned | given | counted], WITHIN, Because.UNSETTLED)
+
+
+def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
+    wanted = {*names}
+    return np.array([fqn in wanted for fqn in fqns], np.bool_)
+
+
+def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
+    """Which rows have the values that some rows have, in both runs."""
+    checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
+    values = {(one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two}
+    pairs = zip(*(column[rows].tolist() for column in checksums), strict=True)
+    return np.array([pair in values for pair in pairs], np.bool_)
+
+
+def _unsettled(table: Table, comparison: Comparison) -> list[str]:
+    """Parameters whose gradient is rounding in both runs: small beside its module's other ones, and no digit is equal."""
+    alignment = table.alignment
+    taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
+    rows = np.flatnonzero(taken[table.site] & ~table.one_sided)
+    if not (np.isin(table.state[rows], (DIFFERENT, WITHIN)) & (table.because[rows] != Because.UNSETTLED)).any():
+        return []
+    of_run = table.row_a[rows], table.row_b[rows]
+    layouts = comparison.layouts
+    sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
+    sizes = np.fmax(*(_root_mean_square(batch, at, table_of) for batch, at, table_of in sides))
+    units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
+    far = relative(*distances(table.a, table.b, *of_run, *layouts))
+    owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
+    largest: dict[str, float] = {}
+    for owner, size in zip(owners, sizes.tolist(), strict=True):
+        largest[owner] = max(largest.get(owner, 0.0), size)
+    beside = np.array([largest[owner] for owner in owners])
+    with np.errstate(invalid="ignore"):
+        rounded = (sizes <= _ROUNDINGS * units * beside) & (far > _NO_DIGIT)
+    return [alignment.fqn[site] for site in table.site[rows[rounded]].tolist()]
+
+
+def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
+    return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
+
+
+def unsettled_note(names: Iterable[str]) -> str:
+    """The sentence on them."""
+    first, *others = names
+    more, module = (f" and of {count(len(others), 'other parameter')}", "their modules return") if others else ("", "")
+    return (
+        f"The gradient of {first}{more} is nothing but rounding in both runs: what the optimizer makes of it, and what "
+        f"{module or 'its module returns'}, was not compared."
+    )
