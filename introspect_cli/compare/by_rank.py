@@ -111,7 +111,7 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
-        outcome.notes += [unsettled_note(sorted(comparison.let_pass))] if comparison.let_pass else []
+        outcome.notes += unsettled_note(comparison)
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
         return outcome
 

@@ -58,8 +58,8 @@ class Buffers(Gathered):
     Level.WARNING,
     "buffers of data-parallel ranks differ, and nothing makes them equal",
     "they differ at the end of the last step that has them, and no wrapper broadcasts them before a forward pass",
-    "BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank: SyncBatchNorm, "
-    "or DDP with broadcast_buffers",
+    "BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank: "
+    "SyncBatchNorm, or DDP with broadcast_buffers",
 )
 def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
     buffers = ranks.of(Buffers)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import buffers, collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
+from introspect_cli.health import (
+    buffers,
+    collectives,
+    copies,
+    data_parallel,
+    flow,
+    nonfinite,
+    outputs,
+    reduction,
+    training,
+)
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves

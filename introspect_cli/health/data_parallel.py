@@ -121,8 +121,8 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     "uneven-batches",
     Level.WARNING,
     "data-parallel ranks are given batches of different sizes, or more of them",
-    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models; or "
-    "ranks that skipped no step end after different numbers of steps",
+    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models; "
+    "or ranks that skipped no step end after different numbers of steps",
     "a last batch that is not full, or uneven inputs (join); weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:

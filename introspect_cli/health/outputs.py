@@ -131,11 +131,17 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     "rank-steps",
     Level.ERROR,
     "ranks are at different steps: one skipped an optimizer step, or took one more",
-    "no parameter of a rank changes in a step in which others' do, or it has more losses in one",
+    "no parameter of a rank changes in a step in which others' do, or it has more losses in one; ranks that share no "
+    "samples end after different numbers of steps",
     "a step that one rank skips alone (gradients not finite there), or a condition on its own loss",
 )
-def rank_steps(ranks: Ranks) -> Iterable[Hit]:
-    return ranks.of(Progress).hits
+def rank_steps(ranks: Ranks) -> Iterator[Hit]:
+    hits = ranks.of(Progress).hits
+    yield from hits
+    if ranks.run.uneven and not hits and not is_data_parallel(ranks):
+        last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
+        rank = min(last, key=lambda each: (last[each], each))
+        yield Hit(last[rank], f"rank {rank}", "; ".join(ranks.run.lost_ranks), rank)
 
 
 @rank_rule(

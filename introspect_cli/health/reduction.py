@@ -301,6 +301,9 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
             are = "are multiples there, as clipping by a norm that this one is part of makes them"
             is_ = "is a multiple there, as clipping by a norm that this one is part of makes it"
             evidence += f"; {count(number, 'other gradient')} {are if number > 1 else is_}"
+        if copies.rejoined is not None and not proof:
+            averaged = "as averaging them now and then (local SGD) leaves them"
+            evidence += f"; all copies are equal again in step {copies.rejoined}, {averaged}"
         yield Hit(gradient.step, f"grad {fqn}", f"{evidence} ({looked_at} looked at)", gradient.rank)
 
 

@@ -22,7 +22,7 @@ from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
@@ -41,11 +41,13 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     """The table in which what rests on such parameters alone is within tolerance."""
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table
-    for fqn in _unsettled(table, comparison):
-        comparison.unsettled[fqn] = min(table.step, comparison.unsettled.get(fqn, table.step))
-    names = {fqn: step for fqn, step in comparison.unsettled.items() if step <= table.step}
+    known = comparison.unsettled
+    for fqn, partly in _rounded(table, comparison).items():
+        since, was = known.get(fqn, (table.step, partly))
+        known[fqn] = min(table.step, since), partly and was
+    names = {fqn: step for fqn, (step, partly) in known.items() if step <= table.step and not partly}
     rows = np.flatnonzero(table.state == DIFFERENT)
-    if not names or not len(rows):
+    if not known or not len(rows):
         return table
     alignment, sites = table.alignment, table.site[rows]
     fqns = [alignment.fqn[site] for site in sites.tolist()]
@@ -59,8 +61,23 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
+    some = {fqn: step for fqn, (step, partly) in known.items() if partly and step <= table.step}
+    held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & _within_updates(table, comparison, rows, fqns, some)
     comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | counted], WITHIN, Because.UNSETTLED)
+
+
+def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
+    """Parameters that are no further apart than updates of a learning rate each, one way in a and the other in b."""
+    rates = [0.0]
+    for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
+        if table.alignment.path[site].endswith("['lr']"):
+            rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
+    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
+    numel = comparison.layouts[0].numel[table.a.layout[table.row_a[rows]]]
+    steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(distance <= 2 * max(rates) * steps * np.sqrt(numel))
 
 
 def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
@@ -71,43 +88,60 @@ def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:
 def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
     """Which rows have the values that some rows have, in both runs."""
     checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
-    values = {(one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two}
+    values = {
+        (one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two
+    }
     pairs = zip(*(column[rows].tolist() for column in checksums), strict=True)
     return np.array([pair in values for pair in pairs], np.bool_)
 
 
-def _unsettled(table: Table, comparison: Comparison) -> list[str]:
-    """Parameters whose gradient is rounding in both runs: small beside its module's other ones, and no digit is equal."""
+def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
+    """Parameters whose gradient is rounding in both runs, and whether that is so of some elements of it only.
+
+    It is small beside its module's other ones, and no digit is equal; or of a bias that agrees, an element is so small,
+    as in one for queries, keys and values together.
+    """
     alignment = table.alignment
     taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
     rows = np.flatnonzero(taken[table.site] & ~table.one_sided)
-    if not (np.isin(table.state[rows], (DIFFERENT, WITHIN)) & (table.because[rows] != Because.UNSETTLED)).any():
-        return []
-    of_run = table.row_a[rows], table.row_b[rows]
-    layouts = comparison.layouts
+    if (
+        not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any()
+        or "absmin" not in table.a.floats.keys() & table.b.floats.keys()
+    ):
+        return {}
+    of_run, layouts = (table.row_a[rows], table.row_b[rows]), comparison.layouts
     sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
     sizes = np.fmax(*(_root_mean_square(batch, at, table_of) for batch, at, table_of in sides))
     units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
+    least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, sizes.tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    beside = np.array([largest[owner] for owner in owners])
+    bound = _ROUNDINGS * units * np.array([largest[owner] for owner in owners])
+    flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
-        rounded = (sizes <= _ROUNDINGS * units * beside) & (far > _NO_DIGIT)
-    return [alignment.fqn[site] for site in table.site[rows[rounded]].tolist()]
+        whole = (sizes <= bound) & (far > _NO_DIGIT)
+        partly = flat & (least > 0).any(axis=0) & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
+    names = [alignment.fqn[site] for site in table.site[rows].tolist()]
+    return {
+        name: not all_of_it for name, all_of_it, some in zip(names, whole, partly, strict=True) if all_of_it or some
+    }
 
 
 def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
-def unsettled_note(names: Iterable[str]) -> str:
-    """The sentence on them."""
-    first, *others = names
-    more, module = (f" and of {count(len(others), 'other parameter')}", "their modules return") if others else ("", "")
-    return (
-        f"The gradient of {first}{more} is nothing but rounding in both runs: what the optimizer makes of it, and what "
-        f"{module or 'its module returns'}, was not compared."
-    )
+def unsettled_note(comparison: Comparison) -> list[str]:
+    """A sentence on those of which a difference was let pass; none for none."""
+    names = sorted(comparison.let_pass)
+    if not names:
+        return []
+    more, whose = "", "its module returns"
+    if names[1:]:
+        more, whose = f" and of {count(len(names) - 1, 'other parameter')}", "their modules return"
+    partly = "of some elements nothing" if all(comparison.unsettled[name][1] for name in names) else "nothing"
+    made = f"what the optimizer makes of that, and what {whose}, was not compared"
+    return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {made}."]

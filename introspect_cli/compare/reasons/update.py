@@ -220,6 +220,18 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
     return (goes.late, f"it begins without {listed(lost)}") if lost and late != whole else ("", "")
 
 
+def _overwritten(step: Step) -> tuple[bool, bool]:
+    """Whether a wrapper gives the compared rank of a, and of b, another rank's buffers before each forward pass."""
+    comparison = step.comparison
+    manifests = [run.manifests.get(comparison.rank, {}) for run in (comparison.tensors.a, comparison.tensors.b)]
+    one, two = (
+        manifest.get("broadcasts_buffers") is True
+        and min(manifest.get("data_parallel") or [comparison.rank]) != comparison.rank
+        for manifest in manifests
+    )
+    return one, two
+
+
 class Buffer(Reason):
     """A buffer differs at the end of the step: how its module updates it."""
 
@@ -242,13 +254,21 @@ class Buffer(Reason):
             return None
         needed = seen or Kind.INPUT not in step.comparison.kinds
         inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
-        return self.cause(*inputs, *self.rests_on(step, position), module=owner)
+        before = self.rests_on(step, position)
+        if any(_overwritten(step)):  # what the step before left is not what the module begins with
+            before = [fact for fact in before if fact.thing is not Thing.VALUE_BEFORE]
+        return self.cause(*inputs, *before, module=owner)
 
     def sentence(self, scene: Scene) -> str:
         """Whether it is updated in both runs."""
         text = (
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
+        overwritten = _overwritten(scene.step)
+        if overwritten[0] != overwritten[1]:
+            one, other = "ab" if overwritten[0] else "ba"
+            how = f"DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)"
+            return f"{text} in {one}, {how}."
         side = untouched_side(scene.table, scene.step.before, scene.union)
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if side:
