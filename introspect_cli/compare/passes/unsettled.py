@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Floats, Layouts, distances, has_norms, norms, relative
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.match.names import owner_of
-from introspect_cli.compare.table import DIFFERENT, WITHIN, Because, Table
+from introspect_cli.compare.terms.distance import Floats, Layouts, distances, has_norms, norms, relative
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import DIFFERENT, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
     from introspect_cli.store.format.batch import StepBatch
 
 _ROUNDINGS = 64.0
