@@ -18,6 +18,7 @@ from introspect_cli.health import (
     flow,
     nonfinite,
     outputs,
+    peers,
     reduction,
     training,
 )
@@ -78,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     copies.shards,
     copies.tied_weights,
     buffers.buffers_differ,
+    peers.peers_differ,
 )
 """Every rule, in the order in which they are documented."""
 
@@ -88,6 +90,7 @@ _GATHERED = (
     outputs.Outputs,
     copies.Copies,
     buffers.Buffers,
+    peers.Peers,
     collectives.Collectives,
     reduction.Reductions,
     data_parallel.Scaling,

@@ -19,6 +19,7 @@ from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.outputs import Progress
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
+from introspect_cli.store.read.manifests import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
-    if ranks.run.uneven and not ranks.of(Progress).hits:
+    if ended_unevenly(ranks.run) and not ranks.of(Progress).hits:
         last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
         rank = min(last, key=lambda each: (last[each], each))
         why = "each step had its forward pass, so its data was used up before theirs"

@@ -16,6 +16,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import Copies, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Phase
+from introspect_cli.store.read.manifests import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Progress(Gathered):
 )
 def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     run = ranks.run
-    if run.uneven:
+    if ended_unevenly(run):
         return  # other rules say why
     last = {rank: run.rank(rank).last_step for rank in run.ranks}
     missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
@@ -138,7 +139,7 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
 def rank_steps(ranks: Ranks) -> Iterator[Hit]:
     hits = ranks.of(Progress).hits
     yield from hits
-    if ranks.run.uneven and not hits and not is_data_parallel(ranks):
+    if ended_unevenly(ranks.run) and not hits and not is_data_parallel(ranks):
         last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
         rank = min(last, key=lambda each: (last[each], each))
         yield Hit(last[rank], f"rank {rank}", "; ".join(ranks.run.lost_ranks), rank)

@@ -32,6 +32,7 @@ from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.read.manifests import ended_unevenly
 from introspect_cli.store.remote.pieces import fetch
 from introspect_cli.texts import count
 
@@ -75,7 +76,7 @@ class RunPair:
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
-        one, two = (run.last_step if run.endings and not run.uneven else None for run in (a, b))
+        one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
         return cls(a, b, noise, (one, two), a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
 
     def compare(

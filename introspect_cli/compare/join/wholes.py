@@ -178,19 +178,16 @@ def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
     """Whether the parameters of a rank are parts in both runs or in neither, as they are in their first common step."""
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
-    if step is None:
-        return True
-    cut_a, cut_b = _cut(one, step), _cut(two, step)
+    cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
     return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
 
 
 def _cut(reader: RankReader, step: int) -> dict[str, bool]:
     """Of the parameters of a step, whether a rank has a part of each."""
     batch, sites = reader.read(step), reader.sites
-    rows = zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
     return {
         sites.fqn[site]: reader.layouts[layout].part is not None
-        for site, layout in rows
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
         if sites.kind[site] == Kind.PARAM.value
     }
 

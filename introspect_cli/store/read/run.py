@@ -212,15 +212,6 @@ class Run:
         return endings(self.world_size, last, ended, self.left_out, unfinished if self.remote_size else None)
 
     @cached_property
-    def uneven(self) -> bool:
-        """Whether all ranks ended by themselves, after different numbers of steps: what each recorded is sound."""
-        readers = [reader for rank, reader in self._ranks.items() if rank not in self.left_out]
-        last = {reader.last_step for reader in readers}
-        well = all(manifest.get("exit_code") in (None, 0) for manifest in self.manifests.values())
-        every = len(readers) + len(self.left_out) == self.world_size and all(reader.ended for reader in readers)
-        return well and every and None not in last and len(last) > 1
-
-    @cached_property
     def settings(self) -> Settings:
         """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
         return self.settings_of(min(self.manifests)) if self.manifests else self._settings(self._folder)
