@@ -303,7 +303,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         why = (
             "although no gradient of it was seen to differ"
             if fqn in copies.graded
-            else "and its gradients were not recorded"
+            else "and no gradients of it were compared"
         )
         yield Hit(difference.step, f"param {fqn}", f"{since(fqn, difference)}, {why}", difference.rank)
     for fqn, difference in copies.stale.items():

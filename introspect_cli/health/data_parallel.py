@@ -170,24 +170,29 @@ def _attributes(ranks: Ranks) -> Iterator[Hit]:
     """
     if not is_data_parallel(ranks):
         return
-    attributes = {
-        rank: {
-            (module.fqn, module.module_class, name): (value, module.step)
-            for module in ranks.run.rank(rank).modules
-            for name, value in module.attributes
-            if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS))
-        }
-        for rank in ranks.numbers
-    }
     base, *others = ranks.numbers
+    held = {rank: _plain_attributes(ranks, rank) for rank in ranks.numbers}
     for rank in others:
         if not share_samples(ranks, base, rank):
             continue
-        for place, (one, _) in attributes[base].items():
-            two, step = attributes[rank].get(place, (one, 0))
-            if one != two:
-                name = f"{place[0]}.{place[2]}"
-                yield Hit(step, name, f"{name} is {two} on rank {rank} and {one} on rank {base}", rank)
+        for place in (each for each in held[base] if each in held[rank]):
+            sides = held[base][place], held[rank][place]
+            for step in sorted(sides[0].keys() | sides[1].keys()):  # the value that each has then
+                one, two = (side[max((at for at in side if at <= step), default=min(side))] for side in sides)
+                if one != two:
+                    name = f"{place[0]}.{place[2]}"
+                    yield Hit(step, name, f"{name} is {two} on rank {rank} and {one} on rank {base}", rank)
+                    break
+
+
+def _plain_attributes(ranks: Ranks, rank: int) -> dict[tuple[str, str, str], dict[int, str]]:
+    """Of a module's attributes that are flags and fractions, the values, each by the step from which it holds."""
+    attributes: dict[tuple[str, str, str], dict[int, str]] = {}
+    for module in ranks.run.rank(rank).module_rows:
+        for name, value in module.attributes:
+            if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS)):
+                attributes.setdefault((module.fqn, module.module_class, name), {})[module.step] = value
+    return attributes
 
 
 def _flat(settings: object) -> Iterator[tuple[str, object]]:

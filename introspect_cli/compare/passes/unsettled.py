@@ -33,6 +33,8 @@ _ROUNDINGS = 64.0
 _NO_DIGIT = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
+_FEW = 8.0
+
 _HELD = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
@@ -45,7 +47,8 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     for fqn, partly in _rounded(table, comparison).items():
         since, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, since), partly and was
-    names = {fqn: step for fqn, (step, partly) in known.items() if step <= table.step and not partly}
+    names = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
+    some = {fqn: step for fqn, step in names.items() if known[fqn][1]}
     rows = np.flatnonzero(table.state == DIFFERENT)
     if not known or not len(rows):
         return table
@@ -53,7 +56,7 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
     inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _HELD) & _are(fqns, names)
+    held = of_kinds(kinds, _HELD) & _are(fqns, names.keys() - some.keys())
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
@@ -61,7 +64,6 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
-    some = {fqn: step for fqn, (step, partly) in known.items() if partly and step <= table.step}
     held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & _within_updates(table, comparison, rows, fqns, some)
     comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | counted], WITHIN, Because.UNSETTLED)
@@ -113,6 +115,8 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
     sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
     sizes = np.fmax(*(_root_mean_square(batch, at, table_of) for batch, at, table_of in sides))
     units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
+    zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
+    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _FEW
     least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
@@ -123,7 +127,7 @@ def _rounded(table: Table, comparison: Comparison) -> dict[str, bool]:
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound) & (far > _NO_DIGIT)
-        partly = flat & (least > 0).any(axis=0) & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
+        partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
     names = [alignment.fqn[site] for site in table.site[rows].tolist()]
     return {
         name: not all_of_it for name, all_of_it, some in zip(names, whole, partly, strict=True) if all_of_it or some

@@ -32,10 +32,12 @@ from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, what
 from introspect_cli.records import Kind, Phase
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.compare.settings.differences import Difference
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.store.read.rank_reader import RankReader
 
 
 class Optimizer(Reason):
@@ -139,7 +141,19 @@ def _on_ranks(scene: Scene, side: str, name: str) -> str:
         ]
         if words:
             return f"in {side}, {name}'s {listed(words)}."
+    step, site = scene.first.step if side == "a" else scene.first.step_b, scene.site
+    has = [rank for rank in run.recorded[:MOST_RANKS] if _has_gradient(run.rank(rank), step, site.fqn)]
+    without = [rank for rank in run.recorded[:MOST_RANKS] if rank not in has]
+    if has and without:
+        return f"in {side}, {rank_list(without)} has no gradient of it, and {rank_list(has)} steps it."
     return f"in {side}, its ranks make different steps."
+
+
+def _has_gradient(reader: RankReader, step: int, fqn: str) -> bool:
+    """Whether a rank's optimizer had a gradient of a parameter in a step."""
+    sites, wanted = reader.sites, (fqn, Kind.GRAD.value, Phase.OPTIMIZER.value)
+    numbers = reader.read(step).site.tolist() if step in reader else []
+    return any((sites.fqn[number], sites.kind[number], sites.phase[number]) == wanted for number in numbers)
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
