@@ -62,7 +62,6 @@ class RunPair:
         noise: runs that should equal a.
         ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
             for all.
-        same_size: whether both have as many ranks.
         files: files of tensors that a read, and b, by what they are.
     """
 
@@ -70,14 +69,13 @@ class RunPair:
     b: Run
     noise: Sequence[Run]
     ends: tuple[int | None, int | None]
-    same_size: bool
     files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
         one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
-        return cls(a, b, noise, (one, two), a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
+        return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
@@ -102,7 +100,7 @@ class RunPair:
         )
         offset, note = options.offset, ""
         if offset is None:
-            offset, note = detected_offset(comparison, by_labels, same_size=self.same_size)
+            offset, note = detected_offset(comparison, by_labels)
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:

@@ -201,8 +201,6 @@ class Comparison(Sides):
     @cached_property
     def goes(self) -> Goes | None:
         """Which run goes on from where the other has been; None where neither does."""
-        if self.gathered is not None:
-            return None
         return goes_on(self, self.offset, asked=self.options.offset is not None)
 
     def goes_on_at(self, step: int) -> bool:
