@@ -119,6 +119,12 @@ FOUND = [
         "output GPT.head.1",
         "in 3 of 3 calls: the random states it draws from differ",
     ),
+    ("ddp-nobroadcast", "buffers-differ", 0, 1, "buffer Net.between.running_mean", "its wrapper broadcasts none"),
+    ("ddp-mode", "rank-settings", 1, 1, "Net.between.training", "is False on rank 1 and True on rank 0"),
+    ("ddp-join", "uneven-batches", 1, 1, "rank 1", "1 step before the others: each step had its forward pass"),
+    ("fsdp2-twice", "rank-steps", 2, 0, "rank 0", "rank 1 stepped its optimizer once more, without a forward pass"),
+    ("tp-sampler", "peers-differ", 0, 1, "input GPT.tok", "their tables are parts of one whole: their batches differ"),
+    ("tp-sampler", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
 ]
@@ -137,6 +143,7 @@ TOLD = [
     ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("ddp-nobroadcast", "n", 1, "in a, DDP broadcasts buffers before each forward pass, and not in b (broadcast_buf"),
     ("hand-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("fsdp2-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("gpipe-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
@@ -221,7 +228,8 @@ def runs(tmp_path_factory):
 def other_run(runs, case, against):
     layout, _, fault = case.partition("-")
     if against == "n":
-        return runs / "2" / f"{layout}-{'clipped' if fault.endswith('clipped') else 'none'}"
+        sound = "clipped" if fault.endswith("clipped") else "batchnorm" if fault == "nobroadcast" else "none"
+        return runs / "2" / f"{layout}-{sound}"
     return runs / "1" / (f"hand-{fault}" if f"hand-{fault}" in ALONE else "hand-none")
 
 

@@ -150,12 +150,11 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     hits = [*ranks.of(RankInputs).hyperparameters.values(), *_attributes(ranks)]
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
-    if not ranks.run.manifests:
-        return
-    every = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in ranks.numbers}
+    numbers = ranks.numbers if ranks.run.manifests else ()
+    every = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in numbers}
     settings = {rank: values for rank, values in every.items() if values}  # others were cut off before they wrote any
-    base, *others = settings or ranks.numbers
-    for rank in others:
+    base = min(settings, default=0)
+    for rank in settings:
         for name in sorted(settings[base].keys() | settings[rank].keys()):
             one, two = settings[base].get(name), settings[rank].get(name)
             if one != two:
