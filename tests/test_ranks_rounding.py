@@ -114,10 +114,10 @@ def compared(folder, one, two):
         return compare_runs(a, b, DiffOptions())
 
 
-NOT_COMPARED = [
+NOT_COMPARED = (
     "The gradient of Net.apart.k.bias and of 1 other parameter is nothing but rounding in both runs: what the "
     "optimizer makes of that, and what their modules return, was not compared."
-]
+)
 
 
 @pytest.mark.parametrize("other", ["ddp", "fsdp1"])
@@ -125,7 +125,7 @@ def test_a_bias_that_nothing_but_rounding_moves_is_no_divergence(runs, other):
     """A key's bias changes no output: alone it is all of a gradient, beside queries and values a third of it."""
     result = compared(runs, "alone", other)
     assert result.verdict is Verdict.SAME, result.sentence
-    assert [note for note in result.notes if "but rounding" in note] == NOT_COMPARED
+    assert [note for note in result.notes if "but rounding" in note] == [NOT_COMPARED]
 
 
 def test_what_moves_other_parameters_is_a_divergence_beside_such_a_bias(runs):

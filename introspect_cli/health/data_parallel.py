@@ -154,9 +154,9 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     every = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in numbers}
     settings = {rank: values for rank, values in every.items() if values}  # others were cut off before they wrote any
     base = min(settings, default=0)
-    for rank in settings:
-        for name in sorted(settings[base].keys() | settings[rank].keys()):
-            one, two = settings[base].get(name), settings[rank].get(name)
+    for rank, held in settings.items():
+        for name in sorted(settings[base].keys() | held.keys()):
+            one, two = settings[base].get(name), held.get(name)
             if one != two:
                 evidence = f"{name} is {two!r} on rank {rank} and {one!r} on rank {base}"
                 yield Hit(ranks.steps[0] if ranks.steps else 0, name, evidence, rank)
