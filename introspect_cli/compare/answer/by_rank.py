@@ -178,7 +178,7 @@ def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
         return []
     for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
+        if len(run.recorded) == run.world_size > 1 and other[0] == shape[0] * run.world_size:
             size = count(run.world_size, "rank")
             return [f"In run {name} all {size} were given the same batch."]
     return []

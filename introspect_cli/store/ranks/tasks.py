@@ -165,7 +165,8 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
     readers = [run.rank(rank) for rank in run.recorded]
     if run.whole_of:
         return readers[0]
-    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
+    complete = len(readers) >= run.world_size
+    if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
 
     def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
@@ -178,7 +179,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         readers,
         fold,
         run.stages,
-        lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
-        complete=len(readers) == run.world_size,
+        lacking="" if complete else f"{len(readers)} of {run.world_size} ranks were recorded",
+        complete=complete,
         combine=None if work is None else combine,
     )
