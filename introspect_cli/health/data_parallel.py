@@ -19,7 +19,7 @@ from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.health.outputs import Progress
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.store.read.manifests import ended_unevenly
+from introspect_cli.store.ranks.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import Copies, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.manifests import ended_unevenly
+from introspect_cli.store.ranks.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:

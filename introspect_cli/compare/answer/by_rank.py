@@ -31,8 +31,7 @@ from introspect_cli.compare.terms.watched import STATE_KINDS
 from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.ranks.tasks import MANY, tasks_of
-from introspect_cli.store.read.manifests import ended_unevenly
+from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
 from introspect_cli.store.remote.pieces import fetch
 from introspect_cli.texts import count
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reasons.ranks import upstream
-from introspect_cli.compare.reasons.update import Optimizer
-from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.reasons.update import Optimizer, changes
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
@@ -138,9 +138,7 @@ class Compared:
         if best[1] is None or best[1].cause is None or best[1].cause.reason != Optimizer.word:
             return best[1]
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
-        return next(
-            (each for each in tied if each.step is not None and hyperparameter_changes(each.step.table)), best[1]
-        )
+        return next((each for each in tied if changes(Scene(each, tied))), best[1])
 
     @cached_property
     def reach(self) -> Reach | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.terms.distance import Floats, Layouts, distances, has_norms, norms, relative
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
@@ -71,7 +72,8 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
     """Parameters that are no further apart than updates of a learning rate each, one way in a and the other in b."""
-    rates = [0.0]
+    runs = (comparison.tensors.a, comparison.tensors.b)
+    rates = [0.0, *(rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS)))]
     for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
         if table.alignment.path[site].endswith("['lr']"):
             rates += [float(table.plain(site, side) or 0.0) for side in "ab"]

@@ -183,3 +183,12 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         complete=complete,
         combine=None if work is None else combine,
     )
+
+
+def ended_unevenly(run: Run) -> bool:
+    """Whether all ranks of a run ended by themselves, after different numbers of steps: what each recorded is sound."""
+    readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
+    last = {reader.last_step for reader in readers}
+    well = all(manifest.get("exit_code") in (None, 0) for manifest in run.manifests.values())
+    every = len(readers) + len(run.left_out) == run.world_size and all(reader.ended for reader in readers)
+    return well and every and None not in last and len(last) > 1

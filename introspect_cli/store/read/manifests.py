@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from introspect_cli.store.files.folders import (
     ATTEMPT_NAME,
@@ -28,9 +28,6 @@ from introspect_cli.store.files.rank_folder import rank_folder
 from introspect_cli.store.format import documents
 from introspect_cli.store.format.index import newer_format
 from introspect_cli.texts import count, rank_list
-
-if TYPE_CHECKING:
-    from introspect_cli.store.read.run import Run
 
 SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
@@ -308,12 +305,3 @@ def endings(
         others = f"{count(latest - step, 'step')} before the others"
         say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
     return out
-
-
-def ended_unevenly(run: Run) -> bool:
-    """Whether all ranks of a run ended by themselves, after different numbers of steps: what each recorded is sound."""
-    readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
-    last = {reader.last_step for reader in readers}
-    well = all(manifest.get("exit_code") in (None, 0) for manifest in run.manifests.values())
-    every = len(readers) + len(run.left_out) == run.world_size and all(reader.ended for reader in readers)
-    return well and every and None not in last and len(last) > 1
