@@ -18,6 +18,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
+from introspect_cli.health.peers import Peers
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
@@ -122,7 +123,7 @@ FOUND = [
     ("hand-batchnorm", "buffers-differ", 0, 1, "buffer Net.between.running_mean", "to the last, and nobody broadcasts"),
     ("ddp-nobroadcast", "buffers-differ", 0, 1, "buffer Net.between.running_mean", "its wrapper broadcasts none"),
     ("ddp-mode", "rank-settings", 1, 1, "Net.between.training", "is False on rank 1 and True on rank 0"),
-    ("ddp-join", "uneven-batches", 1, 1, "rank 1", "1 step before the others: each step had its forward pass"),
+    ("ddp-join", "uneven-batches", 1, 1, "rank 1", "1 step before the others: every step has its loss, so its"),
     ("fsdp2-twice", "rank-steps", 2, 0, "rank 0", "rank 1 stepped its optimizer once more, without a forward pass"),
     ("tp-sampler", "peers-differ", 0, 1, "input GPT.tok", "their tables are parts of one whole: their batches differ"),
     ("tp-sampler", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
@@ -395,6 +396,20 @@ def test_a_setting_that_one_rank_alone_has_is_noted(runs):
     assert said["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
     assert any("float32_matmul_precision highest -> high" in note for note in said["hand-tf32"])
     assert not said["hand-sum"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "peers"),
+    [
+        ([{0, 1}], []),
+        ([{0, 2}, {1, 3}], [[0, 1], [2, 3]]),
+        ([{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}], []),  # as HSDP has it, whose ranks know their row and column
+        ([], [[0, 1, 2, 3]]),
+    ],
+)
+def test_peers_are_given_the_same_samples(sharing, peers):
+    numbers = range(2 if sharing == [{0, 1}] else 4)
+    assert Peers(SimpleNamespace(numbers=numbers, groups=[frozenset(group) for group in sharing])).groups == peers
 
 
 def test_packages_and_sources_that_differ_between_ranks_are_named():

@@ -8,7 +8,7 @@ were clipped to: where different gradients of all ranks have one norm, each rank
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,9 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import first_different, is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
-from introspect_cli.health.outputs import Progress
+from introspect_cli.health.outputs import uneven_ends, used_up
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.store.ranks.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
@@ -127,15 +126,14 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     "a last batch that is not full, or uneven inputs (join); weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
+    why = "every step has its loss, so its data was used up before theirs"
+    ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if used_up(ranks) else []
+    yield from ends
     given = ranks.of(RankInputs)
-    observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
+    seen = ends or given.batches or given.inputs
+    observed(seen and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
-    if ended_unevenly(ranks.run) and not ranks.of(Progress).hits:
-        last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
-        rank = min(last, key=lambda each: (last[each], each))
-        why = "each step had its forward pass, so its data was used up before theirs"
-        yield Hit(last[rank], f"rank {rank}", f"{'; '.join(ranks.run.lost_ranks)}: {why}", rank)
 
 
 @rank_rule(

@@ -33,12 +33,13 @@ class Progress(Gathered):
         losses: the first step in which ranks have another number of losses.
         unmoved: the first step in which no parameter of some ranks changed, and those of others did.
         missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
+        computing: ranks that have had a loss.
     """
 
     losses: Hit | None = None
     unmoved: Hit | None = None
     missing: dict[str, Hit] = field(default_factory=dict)
-    _computing: set[int] = field(default_factory=set)  # ranks that have had a loss
+    computing: set[int] = field(default_factory=set)
     _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
     @property
@@ -63,8 +64,8 @@ class Progress(Gathered):
 
     def _losses(self, now: AlignedStep) -> Hit | None:
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
-        self._computing |= times.keys()
-        numbers = [rank for rank in self.ranks.numbers if rank in self._computing]  # of a pipeline, the last stage's
+        self.computing |= times.keys()
+        numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
         if len({times[rank] for rank in numbers}) < 2:
             return None
         most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
@@ -139,10 +140,23 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
 def rank_steps(ranks: Ranks) -> Iterator[Hit]:
     hits = ranks.of(Progress).hits
     yield from hits
-    if ended_unevenly(ranks.run) and not hits and not is_data_parallel(ranks):
+    if not hits and not used_up(ranks):
+        yield from uneven_ends(ranks)
+
+
+def uneven_ends(ranks: Ranks) -> Iterator[Hit]:
+    """Ranks that ended by themselves after fewer steps than others."""
+    if ended_unevenly(ranks.run):
         last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
         rank = min(last, key=lambda each: (last[each], each))
         yield Hit(last[rank], f"rank {rank}", "; ".join(ranks.run.lost_ranks), rank)
+
+
+def used_up(ranks: Ranks) -> bool:
+    """Whether data-parallel ranks that end early have no other reason than their data: no step is without a loss."""
+    progress, steps = ranks.of(Progress), ranks.steps
+    all_seen = len(steps) > 0 and len(steps) == steps[-1] - steps[0] + 1 and progress.computing == {*ranks.numbers}
+    return all_seen and not progress.hits and is_data_parallel(ranks)
 
 
 @rank_rule(

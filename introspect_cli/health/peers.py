@@ -37,10 +37,13 @@ class Peers(Gathered):
     @cached_property
     def groups(self) -> list[list[int]]:
         """Ranks that are given the same samples: those of one place in their groups, where wrappers cut batches."""
+        sharing = {rank: {rank} for rank in self.ranks.numbers}  # each with all that share its samples
+        for group in self.ranks.groups:
+            together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
+            sharing |= dict.fromkeys(together & sharing.keys(), together)
         places: dict[int, list[int]] = {}
-        for rank in self.ranks.numbers:
-            group = next((sorted(group) for group in self.ranks.groups if rank in group), [rank])
-            places.setdefault(group.index(rank), []).append(rank)
+        for rank, together in sharing.items():
+            places.setdefault(sorted(together).index(rank), []).append(rank)
         return [peers for peers in places.values() if len(peers) > 1]
 
     def step(self, now: AlignedStep) -> None:

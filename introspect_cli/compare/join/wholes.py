@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _COARSE = frozenset({"bfloat16", "float16"})
+_TRAINED = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
@@ -176,19 +177,19 @@ def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether the parameters of a rank are parts in both runs or in neither, as they are in their first common step."""
+    """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
     cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
     return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
 
 
-def _cut(reader: RankReader, step: int) -> dict[str, bool]:
-    """Of the parameters of a step, whether a rank has a part of each."""
+def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
+    """Of the parameters and gradients of a step, whether a rank has a part of each, or a share of a sum."""
     batch, sites = reader.read(step), reader.sites
     return {
-        sites.fqn[site]: reader.layouts[layout].part is not None
+        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
         for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
-        if sites.kind[site] == Kind.PARAM.value
+        if sites.kind[site] in _TRAINED
     }
 
 

@@ -123,6 +123,10 @@ def _owed(scene: Scene) -> str:
     """That one run's ranks had not added up the gradient when the optimizer took it."""
     sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
     side = owing_side(scene.step, sites.tolist())
+    copies = with_copies(scene.first)
+    if copies and copies != side:
+        took = f"in {copies}, each rank's optimizer takes its own share of the gradient, which nobody added up"
+        return f"{took}; in {side} it is a partial sum, which the optimizer adds up."
     return (
         f"in {side} its gradient is still a partial sum on each rank when the optimizer takes it: it was not "
         "reduced, so an optimizer that takes each rank's share makes another step."
