@@ -145,6 +145,7 @@ TOLD = [
     ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("ddp-kept", "n", 0, "plus 0.5 x that of the step before: zero_grad is missing or late on 1 of 2 ranks in b"),
     ("ddp-nobroadcast", "n", 1, "in a, DDP broadcasts buffers before each forward pass, and not in b (broadcast_buf"),
     ("hand-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("fsdp2-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),

@@ -154,9 +154,10 @@ def uneven_ends(ranks: Ranks) -> Iterator[Hit]:
 
 def used_up(ranks: Ranks) -> bool:
     """Whether data-parallel ranks that end early have no other reason than their data: no step is without a loss."""
-    progress, steps = ranks.of(Progress), ranks.steps
-    all_seen = len(steps) > 0 and len(steps) == steps[-1] - steps[0] + 1 and progress.computing == {*ranks.numbers}
-    return all_seen and not progress.hits and is_data_parallel(ranks)
+    progress, steps = ranks.of(Progress), [ranks.run.rank(rank).entries["step"] for rank in ranks.numbers]
+    all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)
+    computing = progress.computing == {*ranks.numbers} and not progress.hits
+    return all_seen and computing and is_data_parallel(ranks)
 
 
 @rank_rule(
