@@ -10,6 +10,7 @@ there.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,9 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
     given = of_kinds(kinds, _GIVEN) & _same_values(table, rows, rows[returned])
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _are(map(owner_of, fqns), takers)
-    held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & _within_updates(table, comparison, rows, fqns, some)
+    if some:
+        within = _within_updates(table, comparison, rows, fqns, some)
+        held |= (kinds == kind_code(Kind.PARAM)) & _are(fqns, some) & within
     comparison.let_pass.update(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | counted], WITHIN, Because.UNSETTLED)
 
@@ -73,15 +76,16 @@ def unsettle(table: Table, comparison: Comparison) -> Table:
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
     """Parameters that are no further apart than updates of a learning rate each, one way in a and the other in b."""
     runs = (comparison.tensors.a, comparison.tensors.b)
-    rates = [0.0, *(rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS)))]
+    rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
     for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
         if table.alignment.path[site].endswith("['lr']"):
-            rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
+            with suppress(ValueError):  # of what a run says, which anyone may have written
+                rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
     distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
     numel = comparison.layouts[0].numel[table.a.layout[table.row_a[rows]]]
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
-        return np.asarray(distance <= 2 * max(rates) * steps * np.sqrt(numel))
+        return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
 
 
 def _are(fqns: Iterable[str], names: Iterable[str]) -> Mask:

@@ -247,12 +247,12 @@ def _fresh_state(scene: Scene) -> tuple[str, str]:
 
 def _overwritten(step: Step) -> tuple[bool, bool]:
     """Whether a wrapper gives the compared rank of a, and of b, another rank's buffers before each forward pass."""
-    comparison = step.comparison
-    manifests = [run.manifests.get(comparison.rank, {}) for run in (comparison.tensors.a, comparison.tensors.b)]
+    rank, stored = step.comparison.rank, step.comparison.tensors
+    manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
+    groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
     one, two = (
-        manifest.get("broadcasts_buffers") is True
-        and min(manifest.get("data_parallel") or [comparison.rank]) != comparison.rank
-        for manifest in manifests
+        manifest.get("broadcasts_buffers") is True and group[:1] not in ([], [rank])
+        for manifest, group in zip(manifests, groups, strict=True)
     )
     return one, two
 

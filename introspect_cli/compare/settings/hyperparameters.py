@@ -137,7 +137,7 @@ def learning_rates(settings: Any) -> Iterator[float]:
     for held in _by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
-            yield from (float(rate) for rate in rates if isinstance(rate, (int, float)))
+            yield from (float(min(rate, 1e6)) for rate in rates if isinstance(rate, (int, float)))
 
 
 def _by_name(settings: Any) -> dict[str, _Hyperparameters]:
