@@ -18,6 +18,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.check import RULES, check
+from introspect_cli.health.peers import Peers
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
@@ -119,6 +120,13 @@ FOUND = [
         "output GPT.head.1",
         "in 3 of 3 calls: the random states it draws from differ",
     ),
+    ("hand-batchnorm", "buffers-differ", 0, 1, "buffer Net.between.running_mean", "to the last, and nobody broadcasts"),
+    ("ddp-nobroadcast", "buffers-differ", 0, 1, "buffer Net.between.running_mean", "its wrapper broadcasts none"),
+    ("ddp-mode", "rank-settings", 1, 1, "Net.between.training", "is False on rank 1 and True on rank 0"),
+    ("ddp-join", "uneven-batches", 1, 1, "rank 1", "1 step before the others: every step has its loss, so its"),
+    ("fsdp2-twice", "rank-steps", 2, 0, "rank 0", "rank 1 stepped its optimizer once more, without a forward pass"),
+    ("tp-sampler", "peers-differ", 0, 1, "input GPT.tok", "their tables are parts of one whole: their batches differ"),
+    ("tp-sampler", "reduction", 0, 1, "grad GPT.tok.weight", "the ranks had diverged before it"),
     ("gpipe-untied", "tied-weights", 0, 1, "param GPT.head.weight", "begin equal, as tied weights do, and differ"),
     ("1f1b-untied", "tied-weights", 0, 1, "param GPT.head.weight", "their gradients were not added up"),
 ]
@@ -137,6 +145,8 @@ TOLD = [
     ("ddp-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "1", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
     ("fsdp2-sum", "n", 0, f"the gradient of Net.tok.weight {SUM} the data-parallel group {OR_ALL}"),
+    ("ddp-kept", "n", 0, "plus 0.5 x that of the step before: zero_grad is missing or late on 1 of 2 ranks in b"),
+    ("ddp-nobroadcast", "n", 1, "in a, DDP broadcasts buffers before each forward pass, and not in b (broadcast_buf"),
     ("hand-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("fsdp2-halved", "n", 1, f"step 0, rank 1: the gradient of Net.tok.weight, {HALVED}"),
     ("gpipe-scale", "n", 0, "a sum where a mean was expected (4 microbatches or accumulated batches)"),
@@ -198,7 +208,7 @@ MANY = [
     ),
 ]
 
-SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-batchnorm", "hand-dropout", "hand-experts",
+SOUND = ("sp-none", "ddp-experts", "hand-none", "hand-dropout", "hand-experts",
          "hand-none~collectives", "ddp-none~collectives",
          "ddp-none", "ddp-batchnorm", "ddp-dropout", "fsdp2-none",
          "ddp-clipped", "tp-none", "tpsp-none", "gpipe-none", "1f1b-none")  # fmt: skip
@@ -221,7 +231,8 @@ def runs(tmp_path_factory):
 def other_run(runs, case, against):
     layout, _, fault = case.partition("-")
     if against == "n":
-        return runs / "2" / f"{layout}-{'clipped' if fault.endswith('clipped') else 'none'}"
+        sound = "clipped" if fault.endswith("clipped") else "batchnorm" if fault == "nobroadcast" else "none"
+        return runs / "2" / f"{layout}-{sound}"
     return runs / "1" / (f"hand-{fault}" if f"hand-{fault}" in ALONE else "hand-none")
 
 
@@ -386,6 +397,20 @@ def test_a_setting_that_one_rank_alone_has_is_noted(runs):
     assert said["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
     assert any("float32_matmul_precision highest -> high" in note for note in said["hand-tf32"])
     assert not said["hand-sum"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "peers"),
+    [
+        ([{0, 1}], []),
+        ([{0, 2}, {1, 3}], [[0, 1], [2, 3]]),
+        ([{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}], []),  # as HSDP has it, whose ranks know their row and column
+        ([], [[0, 1, 2, 3]]),
+    ],
+)
+def test_peers_are_given_the_same_samples(sharing, peers):
+    numbers = range(2 if sharing == [{0, 1}] else 4)
+    assert Peers(SimpleNamespace(numbers=numbers, groups=[frozenset(group) for group in sharing])).groups == peers
 
 
 def test_packages_and_sources_that_differ_between_ranks_are_named():

@@ -69,7 +69,7 @@ LAYOUTS = {
     "tp-checkpoint": (2, "tp", "--checkpoint"),
     **{f"{layout}-3": (3, layout, *SIXES) for layout in THREE},
 }
-FEW = ("fsdp1-flat", "zero2-groups", "fsdp2-unshard", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
+FEW = ("fsdp1-flat", "zero2-groups", "tpsp", "1f1b", "ep", "ddp-no-sync", "fsdp2-3")
 BESIDE = {
     "ep": "experts",
     "ep-4": "experts",

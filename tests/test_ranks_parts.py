@@ -14,6 +14,7 @@ from introspect_cli.health.check import check
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.write.launch import Launch
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -103,6 +104,40 @@ def test_ranks_that_were_not_recorded_leave_no_hole(tmp_path, sound):
     assert result.first is None
 
 
+def test_a_rank_whose_records_are_gone_is_not_said_to_be_the_same(tmp_path):
+    both = written(tmp_path / "both", *([(PARAM, "Net.head.weight", None, 5, 1.0)] for _ in range(2)))
+    one = written(tmp_path / "one", [(PARAM, "Net.head.weight", None, 5, 1.0)], world=2)
+    result = compared(both, one)
+    assert result.verdict is Verdict.UNDECIDED
+    said = (
+        "Could not tell: all that both runs recorded agrees up to and including step 0, but rank 1 of b left nothing."
+    )
+    assert result.sentence == said
+
+
+def test_what_ranks_share_out_is_not_seen_where_a_rank_is_gone(tmp_path):
+    batch = (Phase.DATA, Kind.BATCH)
+    alone = written(tmp_path / "alone", [(batch, "DataLoader", None, 5, 1.0), (PARAM, "Net.a", None, 5, 1.0)])
+    half = written(tmp_path / "half", [(batch, "DataLoader", None, 7, 2.0), (PARAM, "Net.a", None, 5, 1.0)], world=2)
+    result = compared(alone, half)
+    assert result.verdict is Verdict.UNDECIDED
+    assert "only one of them could see (the first: batch of DataLoader at step 0)" in result.sentence
+
+
+def test_gradients_of_parts_that_all_samples_share_are_added_up(tmp_path):
+    """Positions that are cut over two ranks come out alike on two pairs of them, and get a gradient from each pair."""
+    given, back = (Phase.FORWARD, Kind.OUTPUT), (Phase.BACKWARD, Kind.GRAD_OUTPUT)
+    ranks = [
+        [(given, "Net.pos", HALVES[rank % 2], 5 + rank % 2, 1.0), (back, "Net.pos", HALVES[rank % 2], 11 + rank, 1.0)]
+        for rank in range(4)
+    ]
+    with open_run(written(tmp_path / "run", *ranks)) as run:
+        whole = WholeReader(str(run.path), [run.rank(rank) for rank in run.ranks])
+        found = {record.site.kind: record.summary for record in whole.records(0)}
+    assert found[Kind.GRAD_OUTPUT].text == "gradients of several ranks, added up"
+    assert found[Kind.GRAD_OUTPUT].layout.shape == SHAPE
+
+
 def test_a_parameter_without_recorded_gradients_is_not_said_to_have_equal_ones(tmp_path):
     def rank(value, gradient):
         start = [((Phase.START, Kind.PARAM), "Net.head.weight", None, 5, 1.0)]
@@ -118,4 +153,4 @@ def test_a_parameter_without_recorded_gradients_is_not_said_to_have_equal_ones(t
     assert found["with"].startswith(said)
     assert found["with"].endswith("although no gradient of it was seen to differ")
     assert found["without"].startswith(said)
-    assert found["without"].endswith("and its gradients were not recorded")
+    assert found["without"].endswith("and no gradients of it were compared")

@@ -60,7 +60,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
     """What the manifest says in addition once the run is over; without probes, torch was never imported."""
     place = _raised_at(ending)
     facts = {
-        "ended": _now(),
+        "ended": _now("milliseconds"),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.looks(ending.exception),
@@ -80,6 +80,7 @@ _NOTHING_RECORDED: Final[dict[str, Any]] = {
     "pipeline": None,
     "data_parallel": [],
     "copies": [],
+    "broadcasts_buffers": None,
     "remainder": False,
 }
 
@@ -96,6 +97,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
+        "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,
     }
@@ -163,8 +165,8 @@ def _repeats(launch: Launch | None) -> bool:
     return launch is not None and bool(launch.rank if launch.local_rank is None else launch.local_rank)
 
 
-def _now() -> str:
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+def _now(timespec: str = "seconds") -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec=timespec)
 
 
 class Documents:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import collectives, copies, data_parallel, flow, nonfinite, outputs, reduction, training
+from introspect_cli.health import (
+    buffers,
+    collectives,
+    copies,
+    data_parallel,
+    flow,
+    nonfinite,
+    outputs,
+    peers,
+    reduction,
+    training,
+)
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
@@ -67,6 +78,8 @@ RULES: tuple[Rule, ...] = (
     data_parallel.uneven_batches,
     copies.shards,
     copies.tied_weights,
+    buffers.buffers_differ,
+    peers.peers_differ,
 )
 """Every rule, in the order in which they are documented."""
 
@@ -76,6 +89,8 @@ _GATHERED = (
     copies.Parts,
     outputs.Outputs,
     copies.Copies,
+    buffers.Buffers,
+    peers.Peers,
     collectives.Collectives,
     reduction.Reductions,
     data_parallel.Scaling,

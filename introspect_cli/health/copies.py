@@ -165,6 +165,7 @@ class Copies(Gathered):
         dtypes: the first step in which a module's output has another dtype on some ranks, by FQN.
         unequal: in the latest step, the rows of gradients in `grads` that began to differ and are no multiples.
         reduced: in the latest step, the rows of the gradients that are equal, or multiples.
+        rejoined: the first step that begins with equal copies of all that had differed: averaged, as in local SGD.
     """
 
     all: set[str] = field(default_factory=set)
@@ -178,6 +179,7 @@ class Copies(Gathered):
     dtypes: dict[str, Hit] = field(default_factory=dict)
     unequal: dict[str, Rows] = field(default_factory=dict)
     reduced: list[Rows] = field(default_factory=list)
+    rejoined: int | None = None
     _since: dict[str, Difference] = field(default_factory=dict)  # of parameters whose copies are not equal
 
     def step(self, now: AlignedStep) -> None:
@@ -212,7 +214,8 @@ class Copies(Gathered):
         self.all.add(fqn)
         if difference is None:
             self.equal.add(fqn)
-            self._since.pop(fqn, None)
+            if self._since.pop(fqn, None) is not None and not self._since and self.rejoined is None:
+                self.rejoined = now.step
             if first:
                 self.shared.add(fqn)
             return
@@ -300,7 +303,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         why = (
             "although no gradient of it was seen to differ"
             if fqn in copies.graded
-            else "and its gradients were not recorded"
+            else "and no gradients of it were compared"
         )
         yield Hit(difference.step, f"param {fqn}", f"{since(fqn, difference)}, {why}", difference.rank)
     for fqn, difference in copies.stale.items():

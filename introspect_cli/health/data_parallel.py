@@ -8,7 +8,7 @@ were clipped to: where different gradients of all ranks have one norm, each rank
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import first_different, is_data_parallel, share_samples
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
+from introspect_cli.health.outputs import uneven_ends, used_up
 from introspect_cli.health.reduction import REDUCTIONS, passed_back
 from introspect_cli.records import SCALER, Kind, Phase
-from introspect_cli.texts import count
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,23 +106,32 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     # Of one batch, each rank may take its stretch: models that are not given the same.
     taking_shares = {pair for pair, (same, every, _) in given.inputs.items() if same < every}
     site, what, call = ("batch", "batch as", "draw") if given.batches else ("input", "inputs as", "call")
+    alike: dict[tuple[int, int, int], list[int]] = {}
     for (one, two), (same, every, first) in sorted(drawn.items()):
         lowest = min(rank for rank in ranks.numbers if rank == two or share_samples(ranks, rank, two))
         if same == every and (one, two) not in taking_shares and share_samples(ranks, one, two) and one == lowest:
-            evidence = f"rank {two} was given the same {what} rank {one} in {same} of {count(every, call)}"
-            yield Hit(first, site, evidence, two)
+            alike.setdefault((one, every, first), []).append(two)
+    for (one, every, first), others in alike.items():
+        were = "was" if len(others) == 1 else "were"
+        evidence = f"{rank_list(others)} {were} given the same {what} rank {one} in {every} of {count(every, call)}"
+        yield Hit(first, site, evidence, others[0])
 
 
 @rank_rule(
     "uneven-batches",
     Level.WARNING,
-    "data-parallel ranks are given batches of different sizes",
-    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models",
-    "a last batch that is not full; weigh by samples, or drop it",
+    "data-parallel ranks are given batches of different sizes, or more of them",
+    "in one step, batches differ in their first dimension alone; without a torch DataLoader, inputs of their models; "
+    "or ranks that skipped no step end after different numbers of steps",
+    "a last batch that is not full, or uneven inputs (join); weigh by samples, or drop it",
 )
 def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
+    why = "every step has its loss, so its data was used up before theirs"
+    ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if used_up(ranks) else []
+    yield from ends
     given = ranks.of(RankInputs)
-    observed((given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches")
+    seen = ends or given.batches or given.inputs
+    observed(seen and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
 
@@ -138,13 +148,13 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     hits = [*ranks.of(RankInputs).hyperparameters.values(), *_attributes(ranks)]
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
-    if not ranks.run.manifests:
-        return
-    base, *others = ranks.numbers
-    settings = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in ranks.numbers}
-    for rank in others:
-        for name in sorted(settings[base].keys() | settings[rank].keys()):
-            one, two = settings[base].get(name), settings[rank].get(name)
+    numbers = ranks.numbers if ranks.run.manifests else ()
+    every = {rank: dict(_flat(ranks.run.settings_of(rank))) for rank in numbers}
+    settings = {rank: values for rank, values in every.items() if values}  # others were cut off before they wrote any
+    base = min(settings, default=0)
+    for rank, held in settings.items():
+        for name in sorted(settings[base].keys() | held.keys()):
+            one, two = settings[base].get(name), held.get(name)
             if one != two:
                 evidence = f"{name} is {two!r} on rank {rank} and {one!r} on rank {base}"
                 yield Hit(ranks.steps[0] if ranks.steps else 0, name, evidence, rank)
@@ -157,24 +167,29 @@ def _attributes(ranks: Ranks) -> Iterator[Hit]:
     """
     if not is_data_parallel(ranks):
         return
-    attributes = {
-        rank: {
-            (module.fqn, module.module_class, name): (value, module.step)
-            for module in ranks.run.rank(rank).modules
-            for name, value in module.attributes
-            if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS))
-        }
-        for rank in ranks.numbers
-    }
     base, *others = ranks.numbers
+    held = {rank: _plain_attributes(ranks, rank) for rank in ranks.numbers}
     for rank in others:
         if not share_samples(ranks, base, rank):
             continue
-        for place, (one, _) in attributes[base].items():
-            two, step = attributes[rank].get(place, (one, 0))
-            if one != two:
-                name = f"{place[0]}.{place[2]}"
-                yield Hit(step, name, f"{name} is {two} on rank {rank} and {one} on rank {base}", rank)
+        for place in (each for each in held[base] if each in held[rank]):
+            sides = held[base][place], held[rank][place]
+            for step in sorted(sides[0].keys() | sides[1].keys()):  # the value that each has then
+                one, two = (side[max((at for at in side if at <= step), default=min(side))] for side in sides)
+                if one != two:
+                    name = f"{place[0]}.{place[2]}"
+                    yield Hit(step, name, f"{name} is {two} on rank {rank} and {one} on rank {base}", rank)
+                    break
+
+
+def _plain_attributes(ranks: Ranks, rank: int) -> dict[tuple[str, str, str], dict[int, str]]:
+    """Of a module's attributes that are flags and fractions, the values, each by the step from which it holds."""
+    attributes: dict[tuple[str, str, str], dict[int, str]] = {}
+    for module in ranks.run.rank(rank).module_rows:
+        for name, value in module.attributes:
+            if _PLAIN.fullmatch(value) and (name == "training" or module.source.startswith(_TORCHS)):
+                attributes.setdefault((module.fqn, module.module_class, name), {})[module.step] = value
+    return attributes
 
 
 def _flat(settings: object) -> Iterator[tuple[str, object]]:

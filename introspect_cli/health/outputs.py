@@ -16,6 +16,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.copies import Copies, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, observed, rank_rule
 from introspect_cli.records import Kind, Phase
+from introspect_cli.store.ranks.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ class Progress(Gathered):
         losses: the first step in which ranks have another number of losses.
         unmoved: the first step in which no parameter of some ranks changed, and those of others did.
         missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
+        computing: ranks that have had a loss.
     """
 
     losses: Hit | None = None
     unmoved: Hit | None = None
     missing: dict[str, Hit] = field(default_factory=dict)
+    computing: set[int] = field(default_factory=set)
     _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
     @property
@@ -61,12 +64,17 @@ class Progress(Gathered):
 
     def _losses(self, now: AlignedStep) -> Hit | None:
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
-        if len(times) < len(self.ranks.numbers) or len(set(times.values())) < 2:
+        self.computing |= times.keys()
+        numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
+        if len({times[rank] for rank in numbers}) < 2:
             return None
-        most, least = (pick(self.ranks.numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
+        why = "it did not step its optimizer where the others did, or ran more batches for it"
+        if not times[least]:
+            why = f"rank {least} stepped its optimizer once more, without a forward pass"
         evidence = (
             f"rank {most} has {count(times[most], 'loss', 'losses')} in step {now.step} and rank {least} "
-            f"{times[least]}: it did not step its optimizer where the others did, or ran more batches for it"
+            f"{times[least]}: {why}"
         )
         return Hit(now.step, f"rank {most}", evidence, most)
 
@@ -110,6 +118,8 @@ class Progress(Gathered):
 )
 def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     run = ranks.run
+    if ended_unevenly(run):
+        return  # other rules say why
     last = {rank: run.rank(rank).last_step for rank in run.ranks}
     missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
     latest = max((step for step in last.values() if step is not None), default=0)
@@ -123,11 +133,31 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     "rank-steps",
     Level.ERROR,
     "ranks are at different steps: one skipped an optimizer step, or took one more",
-    "no parameter of a rank changes in a step in which others' do, or it has more losses in one",
+    "no parameter of a rank changes in a step in which others' do, or it has more losses in one; ranks that share no "
+    "samples end after different numbers of steps",
     "a step that one rank skips alone (gradients not finite there), or a condition on its own loss",
 )
-def rank_steps(ranks: Ranks) -> Iterable[Hit]:
-    return ranks.of(Progress).hits
+def rank_steps(ranks: Ranks) -> Iterator[Hit]:
+    hits = ranks.of(Progress).hits
+    yield from hits
+    if not hits and not used_up(ranks):
+        yield from uneven_ends(ranks)
+
+
+def uneven_ends(ranks: Ranks) -> Iterator[Hit]:
+    """Ranks that ended by themselves after fewer steps than others."""
+    if ended_unevenly(ranks.run):
+        last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
+        rank = min(last, key=lambda each: (last[each], each))
+        yield Hit(last[rank], f"rank {rank}", "; ".join(ranks.run.lost_ranks), rank)
+
+
+def used_up(ranks: Ranks) -> bool:
+    """Whether data-parallel ranks that end early have no other reason than their data: no step is without a loss."""
+    progress, steps = ranks.of(Progress), [ranks.run.rank(rank).entries["step"] for rank in ranks.numbers]
+    all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)
+    computing = progress.computing == {*ranks.numbers} and not progress.hits
+    return all_seen and computing and is_data_parallel(ranks)
 
 
 @rank_rule(

@@ -21,6 +21,7 @@ from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.copies import Copies, copies_of, since, whose
 from introspect_cli.health.findings import Hit, Level, rank_rule
 from introspect_cli.health.outputs import Outputs, Progress
+from introspect_cli.health.peers import Peers
 from introspect_cli.records import Phase, Status
 from introspect_cli.store.format.batch import fitted
 from introspect_cli.texts import count, group_size, rank_list
@@ -301,13 +302,17 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
             are = "are multiples there, as clipping by a norm that this one is part of makes them"
             is_ = "is a multiple there, as clipping by a norm that this one is part of makes it"
             evidence += f"; {count(number, 'other gradient')} {are if number > 1 else is_}"
+        if copies.rejoined is not None and not proof:
+            averaged = "as averaging them now and then (local SGD) leaves them"
+            evidence += f"; all copies are equal again in step {copies.rejoined}, {averaged}"
         yield Hit(gradient.step, f"grad {fqn}", f"{evidence} ({looked_at} looked at)", gradient.rank)
 
 
 def _likely(ranks: Ranks, fqn: str) -> str:
     """Why gradients of copies differ, where nothing is proved: the reduction, unless the ranks differed before it."""
     gradient = ranks.of(Copies).grads[fqn]
-    began = [hit.step for hit in ranks.of(Progress).hits]
+    peers = ranks.of(Peers).first
+    began = [hit.step for hit in (*ranks.of(Progress).hits, *([] if peers is None else [peers]))]
     began += [each.first.step for each in ranks.of(Outputs).compared.values() if each.first is not None]
     if any(step <= gradient.step for step in began):
         return "the ranks had diverged before it, as another finding says"

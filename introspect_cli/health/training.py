@@ -38,6 +38,11 @@ def _layouts(table: Table) -> dict[str, Layout]:
     return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
 
+def _holds(layout: Layout | None) -> bool:
+    """Whether a rank has elements of a parameter at all: where it is cut over ranks, others may have them."""
+    return layout is None or layout.part is None or layout.part.numel > 0
+
+
 def _gradients(table: Table) -> dict[str, float]:
     """For each parameter with recorded gradients, the largest mean absolute value; infinite where not finite."""
     sizes: dict[str, float] = {}
@@ -91,9 +96,9 @@ def no_gradient(table: Table) -> Iterator[Hit]:
     observed(
         table.moves.names and table.pick(Kind.GRAD), "gradients of parameters, and parameters after optimizer steps"
     )
-    sizes = _gradients(table)
+    sizes, layouts = _gradients(table), _layouts(table)
     for name, first, times, _ in _resting(table):
-        if not sizes.get(name, 0.0) > 0:
+        if not sizes.get(name, 0.0) > 0 and _holds(layouts.get(name)):
             what = "its gradient is zero" if name in sizes else "it has no gradient"
             yield Hit(first, f"param {name}", f"{what} at each of {times} steps, though an optimizer holds it")
 

@@ -35,11 +35,13 @@ class DataParallel:
         ranks: that share the work by samples, this one among them; empty where no wrapper says so.
         copies: ranks that hold the same parts of everything as this one, which is among them; empty where that is not
             known: without a wrapper, or where some parameters are left to each rank.
+        broadcasts: whether buffers are broadcast before each forward pass; None without a wrapper.
     """
 
     def __init__(self) -> None:
         self.ranks: list[int] = []
         self.copies: list[int] = []
+        self.broadcasts: bool | None = None
         self._seen: ById[bool] = ById()
 
     def look(self, root: nn.Module) -> None:
@@ -52,6 +54,7 @@ class DataParallel:
         self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
             self.copies = _copies(modules)
+            self.broadcasts = any(getattr(module, "broadcast_buffers", False) is True for module in modules)
 
 
 def _copies(modules: Iterable[nn.Module]) -> list[int]:

@@ -21,6 +21,7 @@ import numpy as np
 from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.passes.unsettled import unsettled_note
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
@@ -32,7 +33,7 @@ from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase, Site
-from introspect_cli.store.ranks.tasks import MANY, tasks_of
+from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
 from introspect_cli.store.remote.pieces import fetch
 from introspect_cli.texts import count
 
@@ -62,7 +63,6 @@ class RunPair:
         noise: runs that should equal a.
         ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
             for all.
-        same_size: whether both have as many ranks.
         files: files of tensors that a read, and b, by what they are.
     """
 
@@ -70,14 +70,13 @@ class RunPair:
     b: Run
     noise: Sequence[Run]
     ends: tuple[int | None, int | None]
-    same_size: bool
     files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
     def of(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
         """Two runs that were opened with all their ranks."""
-        ends = (a.last_step if a.endings else None, b.last_step if b.endings else None)
-        return cls(a, b, noise, ends, a.world_size == b.world_size, (tensor_files(a), tensor_files(b)))
+        one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
+        return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
@@ -102,7 +101,7 @@ class RunPair:
         )
         offset, note = options.offset, ""
         if offset is None:
-            offset, note = detected_offset(comparison, by_labels, same_size=self.same_size)
+            offset, note = detected_offset(comparison, by_labels)
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
@@ -111,6 +110,7 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
+        outcome.notes += unsettled_note(comparison)
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
         return outcome
 
@@ -179,7 +179,7 @@ def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
     if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
         return []
     for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
+        if len(run.recorded) == run.world_size > 1 and other[0] == shape[0] * run.world_size:
             size = count(run.world_size, "rank")
             return [f"In run {name} all {size} were given the same batch."]
     return []

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.endings import Raised, one_raised, raised
 from introspect_cli.compare.passes.form import forms_note
 from introspect_cli.compare.reasons.ranks import upstream
+from introspect_cli.compare.reasons.scene import Scene
+from introspect_cli.compare.reasons.update import Optimizer, changes
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
@@ -128,9 +130,16 @@ class Compared:
 
     @cached_property
     def best(self) -> RankOutcome | None:
-        """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number."""
+        """The rank that diverges at the earliest step; of several, in the earliest phase, then the lowest number.
+
+        Where an optimizer on one rank steps what all have (ZeRO), it is the rank whose hyper-parameters differ.
+        """
         diverging = [(upstream(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
-        return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
+        best = min(diverging, key=lambda pair: pair[0], default=(None, None))
+        if best[1] is None or best[1].cause is None or best[1].cause.reason != Optimizer.word:
+            return best[1]
+        tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
+        return next((each for each in tied if changes(Scene(each, tied))), best[1])
 
     @cached_property
     def reach(self) -> Reach | None:

@@ -18,7 +18,7 @@ from introspect_cli.compare.terms.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import failed
 from introspect_cli.compare.terms.words import what, what_diverges
-from introspect_cli.texts import count
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,6 +102,12 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
     if compared.tally["blind"] and not results:
         only = f"{blind} only one of them could see (the first: {compared.blind_site})"
         return f"all that both runs saw agrees, but {only}"
+    for name, run, other in (("a", compared.a, compared.b), ("b", compared.b, compared.a)):
+        missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
+        if missing and compared.splits is None and not compared.options.ranks:
+            return (
+                f"all that both runs recorded agrees {compared.until}, but {rank_list(missing)} of {name} left nothing"
+            )
     for tails in ((outcome.paired.tail_a, outcome.paired.tail_b) for outcome in compared.outcomes):
         if any(tails):
             long, short, tail = ("a", "b", tails[0]) if tails[0] else ("b", "a", tails[1])
@@ -224,7 +230,9 @@ def _before_the_end(compared: Compared) -> str:
         return ""
     everything = "everything selected" if compared.options.narrowed else "everything that both recorded"
     within = " within tolerance" if compared.tally["within"] else ""
+    cut = [rank for rank in run.ranks if not run.rank(rank).ended]
+    what_ended = f"{rank_list(cut)} of run {side} {'was' if len(cut) == 1 else 'were'} cut off, and the rest"
     return (
-        f"Run {side} ended by an exception where run {OTHER[side]} goes on: {ending.words}. Until then, "
-        f"{compared.until}, {everything} agrees{within}."
+        f"{what_ended.capitalize() if cut else f'Run {side}'} ended by an exception where run {OTHER[side]} goes on: "
+        f"{ending.words}. Until then, {compared.until}, {everything} agrees{within}."
     )

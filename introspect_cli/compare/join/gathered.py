@@ -16,6 +16,7 @@ from introspect_cli.compare.join.microbatches import most_calls
 from introspect_cli.compare.terms.distance import Floats, Layouts, other_shapes
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.records import Joined, Kind, Layout, Phase
+from introspect_cli.store.ranks.whole_reader import WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Sides
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.ranks.whole_reader import Reader
 
     Both = tuple[Sequence[Layout], Sequence[Layout]]
 
@@ -49,7 +51,7 @@ class Gathered:
         self.factor: int | None = None
         self._shared = SharedOut(sides)
         self._amounts = Amounts((a.layouts, b.layouts)) if splits is not None and splits.differ else None
-        self._ranks = b.many / a.many
+        self._ranks = _shares(b) / _shares(a)
         self._alone = a.many == b.many == 1
         self.by_samples = self._amounts is not None
         self._exact: set[tuple[int, int]] = set()
@@ -158,11 +160,16 @@ class Gathered:
             self.factor = seen.most_common(1)[0][0]
 
     def _sums(self, table: Table, rtol: Floats) -> Mask:
-        """Gradients that the ranks' own add up to, by the factor that all gradients have."""
+        """Gradients that the ranks' own add up to, or one rank has, by the factor that all gradients have."""
         out = np.zeros(len(table.rows_a), np.bool_)
         if not _has_sketches(table):
             return out
-        rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & _how(table, Joined.OWED))
+        shapes = (
+            Layouts(of_run).shape[batch.layout[rows]]
+            for of_run, (batch, rows) in zip(self._layouts, table.pairs, strict=True)
+        )
+        whole = ~_how(table, Joined.GATHERED) & np.equal(*shapes)
+        rows = np.flatnonzero(of_kinds(table.kinds, _FLOWING_BACK) & (_how(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two * self._smaller, one))
         with np.errstate(invalid="ignore"):
@@ -206,7 +213,7 @@ class Gathered:
             lines.append(
                 f"Gradients inside the backward pass of run {large} are {abs(self.factor)} x those of run {small}: the "
                 "losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
-                "nevertheless, clipping hides that."
+                "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
             )
             return lines
         lines.append(
@@ -214,6 +221,12 @@ class Gathered:
             "the loss is a mean over fewer samples. That is taken into account."
         )
         return lines
+
+
+def _shares(reader: Reader) -> float:
+    """Into how many shares of its samples ranks cut a batch: stages of a pipeline are given the same ones."""
+    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
+    return reader.many / max((each.of / max(len(each.roots), 1) for each in stages), default=1)
 
 
 # --- which differing rows

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _COARSE = frozenset({"bfloat16", "float16"})
+_TRAINED = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _MODULE = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
@@ -165,7 +166,7 @@ def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     if work is not None and not _held(pairs[:1])[0]:
         return False  # as other layouts are, as a rule: no task is needed
     every = [_held(pairs)] if work is None else list(work(_held_by, tasks_of([a, b], [one.rank for one, _ in pairs])))
-    if not all(alike for alike, _ in every):
+    if not all(alike for alike, _ in every) or not _cut_alike(*pairs[0]):
         return False
     held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
@@ -173,6 +174,23 @@ def _alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     if not both:  # it shows only where each rank has all
         return all(len(set(each)) < 2 for each in zip(*held, strict=True))
     return all(one & both == two & both for one, two in held)
+
+
+def _cut_alike(one: RankReader, two: RankReader) -> bool:
+    """Whether a rank's parameters and gradients are parts in both runs or in neither, in their first common step."""
+    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
+    cut_a, cut_b = ({}, {}) if step is None else (_cut(one, step), _cut(two, step))
+    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
+
+
+def _cut(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
+    """Of the parameters and gradients of a step, whether a rank has a part of each, or a share of a sum."""
+    batch, sites = reader.read(step), reader.sites
+    return {
+        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
+        if sites.kind[site] in _TRAINED
+    }
 
 
 def _held_by(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:

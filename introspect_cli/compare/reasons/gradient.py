@@ -18,7 +18,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.reasons.module import attribute_words
-from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, summed
+from introspect_cli.compare.reasons.ranks import differing_gradients, reduction_words, share_of_ranks, summed
 from introspect_cli.compare.step.rests_on import PASSES
 from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing, those
@@ -215,13 +215,12 @@ class Gradient(Reason):
         when = f", in evaluation {first.site.call} of the optimizer's closure" if first.site.call else ""
         seen = f", as the optimizer sees it{when}," if first.site.phase is Phase.OPTIMIZER else ""
         text = f"the gradient of {first.site.fqn}{seen} differs{how_far(first)}"
-        side = stale_side(scene.step, scene.position)
+        side, share = _stale(scene.step, scene.position)
         if side:
             before = "evaluation" if first.site.call else "step"
-            return (
-                f"{text}; in {side} it is the other run's gradient plus that of the {before} before: zero_grad is "
-                f"missing or late in {side}."
-            )
+            times, where = share_of_ranks(scene.runs[side == "b"], share)
+            old = f"plus {times}that of the {before} before: zero_grad is missing or late {where}in {side}"
+            return f"{text}; in {side} it is the other run's gradient {old}."
         in_module = _use_in_module(scene)
         if first.scale is not None:
             words = reduction_words(scene)
@@ -318,6 +317,11 @@ def user_of(scene: Scene) -> str:
 
 def stale_side(step: Step, position: int) -> str:
     """The side whose gradient is the other's plus that of the step before, by the sketches' linearity."""
+    return _stale(step, position)[0]
+
+
+def _stale(step: Step, position: int) -> tuple[str, float]:
+    """That side, and how many times the one before counts beside the other."""
     site, union = step.sites[position], int(step.divergences.site[position])
     table = step.table
     if site.call:  # an optimizer that evaluates the model several times a step
@@ -327,24 +331,24 @@ def stale_side(step: Step, position: int) -> str:
         old = None if step.before is None else step.before.sketch(union, "a")
     sketches = table.sketches(union)
     if sketches is None or old is None or not old.any():
-        return ""
+        return "", 0.0
     a, b = sketches
-    if _is_mix(b, a, old):
-        return "b"
-    return "a" if _is_mix(a, b, old) else ""
+    shares = (("b", _mix(b, a, old)), ("a", _mix(a, b, old)))
+    return next((each for each in shares if each[1]), ("", 0.0))
 
 
-def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
-    """Whether a sketch is a positive mix of two others; clipping rescales the whole, so the weights are free.
+def _mix(mixed: Any, fresh: Any, old: Any) -> float:
+    """How much of `old` a sketch has beside `fresh`, if it is a positive mix of both, which clipping may rescale; or 0.
 
     An old gradient that was unscaled already is next to nothing beside one that was not: what is left over has to be
     small beside its share, too.
     """
     basis = np.stack([fresh, old], axis=1)
     if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
-        return False
+        return 0.0
     if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
-        return False
+        return 0.0
     weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
     rest, share = float(np.linalg.norm(basis @ weights - mixed)), float(np.linalg.norm(weights[1] * old))
-    return min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)
+    is_mix = min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)
+    return float(weights[1] / weights[0]) if is_mix else 0.0

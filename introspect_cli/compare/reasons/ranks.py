@@ -69,6 +69,13 @@ def summed(scene: Scene) -> str:
     return f"{text}{also}."
 
 
+def share_of_ranks(run: Run, share: float) -> tuple[str, str]:
+    """Of what some ranks of a run did alone and all took the mean of: `0.5 x ` and `on 1 of 2 ranks `; else blanks."""
+    some = round(share * run.world_size)
+    alone = 0 < some < run.world_size and abs(share * run.world_size / some - 1) < _CLOSE
+    return (f"{share:.3g} x ", f"on {some} of {run.world_size} ranks ") if alone else ("", "")
+
+
 def differing_gradients(scene: Scene) -> tuple[int, int]:
     """How many gradients differ in the step, and how many were recorded in it."""
     differ = sum(site.kind is Kind.GRAD for site in scene.step.sites)

@@ -106,8 +106,9 @@ class Scene:
         return "" if self.first.scale is None else f"; b is {self.first.scale:.6g} times a"
 
     def documents(self, name: str) -> dict[str, Any]:
-        """A settings document of either run, by side."""
-        return {side: run.settings.get(name) for side, run in zip("ab", self.runs, strict=True)}
+        """A settings document of either run, of the rank that diverges first, by side."""
+        rank = self.step.comparison.rank
+        return {side: run.settings_of(rank).get(name) for side, run in zip("ab", self.runs, strict=True)}
 
     @property
     def by_samples(self) -> bool:

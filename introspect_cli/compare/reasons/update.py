@@ -37,11 +37,13 @@ from introspect_cli.compare.terms.sites import KINDS, kind_code
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import although, how_far, key_of, listed, some, what
 from introspect_cli.records import Kind, Phase
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.table import Table
+    from introspect_cli.store.read.rank_reader import RankReader
 
 
 class Optimizer(Reason):
@@ -127,6 +129,10 @@ def _owed(scene: Scene) -> str:
     """That one run's ranks had not added up the gradient when the optimizer took it."""
     sites = scene.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), scene.site.fqn)
     side = owing_side(scene.step, sites.tolist())
+    copies = with_copies(scene.first)
+    if copies and copies != side:
+        took = f"in {copies}, each rank's optimizer takes its own share of the gradient, which nobody added up"
+        return f"{took}; in {side} it is a partial sum, which the optimizer adds up."
     return (
         f"in {side} its gradient is still a partial sum on each rank when the optimizer takes it: it was not "
         "reduced, so an optimizer that takes each rank's share makes another step."
@@ -145,7 +151,19 @@ def _on_ranks(scene: Scene, side: str, name: str) -> str:
         ]
         if words:
             return f"in {side}, {name}'s {listed(words)}."
+    step, site = scene.first.step if side == "a" else scene.first.step_b, scene.site
+    has = [rank for rank in run.recorded[:MOST_RANKS] if _has_gradient(run.rank(rank), step, site.fqn)]
+    without = [rank for rank in run.recorded[:MOST_RANKS] if rank not in has]
+    if has and without:
+        return f"in {side}, {rank_list(without)} has no gradient of it, and {rank_list(has)} steps it."
     return f"in {side}, its ranks make different steps."
+
+
+def _has_gradient(reader: RankReader, step: int, fqn: str) -> bool:
+    """Whether a rank's optimizer had a gradient of a parameter in a step."""
+    sites, wanted = reader.sites, (fqn, Kind.GRAD.value, Phase.OPTIMIZER.value)
+    numbers = reader.read(step).site.tolist() if step in reader else []
+    return any((sites.fqn[number], sites.kind[number], sites.phase[number]) == wanted for number in numbers)
 
 
 def _left_alone(scene: Scene, side: str, name: str) -> str:
@@ -295,6 +313,18 @@ class ByHand(Reason):
         return f"{text}; {why}the script changes it by hand (a moving average, copying, in-place code)."
 
 
+def _overwritten(step: Step) -> tuple[bool, bool]:
+    """Whether a wrapper gives the compared rank of a, and of b, another rank's buffers before each forward pass."""
+    rank, stored = step.comparison.rank, step.comparison.tensors
+    manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
+    groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
+    one, two = (
+        manifest.get("broadcasts_buffers") is True and group[:1] not in ([], [rank])
+        for manifest, group in zip(manifests, groups, strict=True)
+    )
+    return one, two
+
+
 class Buffer(Reason):
     """A buffer differs at the end of the step: how its module updates it."""
 
@@ -319,13 +349,21 @@ class Buffer(Reason):
             return None
         needed = seen or Kind.INPUT not in step.comparison.kinds
         inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
-        return self.cause(*inputs, *self.rests_on(step, position), module=owner)
+        before = self.rests_on(step, position)
+        if any(_overwritten(step)):  # what the step before left is not what the module begins with
+            before = [fact for fact in before if fact.thing is not Thing.VALUE_BEFORE]
+        return self.cause(*inputs, *before, module=owner)
 
     def sentence(self, scene: Scene) -> str:
         """Whether it is updated in both runs."""
         text = (
             f"{what(scene.site)} differs at the end of the step{how_far(scene.first)}{although(scene.cause.evidence)};"
         )
+        overwritten = _overwritten(scene.step)
+        if overwritten[0] != overwritten[1]:
+            one, other = "ab" if overwritten[0] else "ba"
+            how = f"DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)"
+            return f"{text} in {one}, {how}."
         side = untouched_side(scene.table, scene.step.before, scene.union)
         changed = attribute_changes(scene, owner_of(scene.site.fqn))
         if side:

@@ -135,7 +135,8 @@ class Goes:
 
 def _firsts(sides: Sides, late: str) -> tuple[At, At]:
     """The first steps of the later run and of the other, given which is the later one."""
-    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
+    readers, shared = (sides.a, sides.b), sides.splits is not None
+    a, b = (At.first(reader, sites, shared=shared) for reader, sites in zip(readers, sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 
@@ -163,7 +164,7 @@ def goes_on(sides: Sides, offset: int, *, asked: bool) -> Goes | None:
     return None
 
 
-def detected_offset(sides: Sides, by_labels: int, *, same_size: bool) -> tuple[int, str]:
+def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
     """By how much a step's number is larger in a than in b, and what is said of it."""
     a, b = sides.a, sides.b
     if by_labels:
@@ -171,7 +172,7 @@ def detected_offset(sides: Sides, by_labels: int, *, same_size: bool) -> tuple[i
             f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
             f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
         )
-    if not same_size or not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+    if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
         begins, other = _firsts(sides, late)
@@ -247,7 +248,8 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
     new = not _not_new(begins, whole)
     best = _step_with(whole, start)
     if not new and (best is None or best[0] == whole.step):  # the rest was not restored
-        best = _step_with(whole, {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}) or best
+        states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
+        best = _step_with(whole, states) or best or _step_with(whole, tensors)
     if best is None:
         counted = None if new else _step_counted(begins, whole)
         return None if counted is None else (counted, True)

@@ -145,6 +145,14 @@ class Optimizers:
         return f"{' and '.join(one)} {'steps' if len(one) == 1 else 'step'} it in a, {' and '.join(two)} in b"
 
 
+def learning_rates(settings: Any) -> Iterator[float]:
+    """The learning rates of a run's optimizers, and those from which schedulers began."""
+    for held in _by_name(settings).values():
+        for values in held.values():
+            rates = (values.get(name) for name in ("lr", "initial_lr"))
+            yield from (float(min(rate, 1e6)) for rate in rates if isinstance(rate, (int, float)))
+
+
 def _by_name(settings: Any) -> dict[str, _Hyperparameters]:
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):

@@ -62,10 +62,15 @@ class Comparison(Sides):
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
+        unsettled: parameters whose gradient was seen to be nothing but rounding: since which step, and whether that was
+            so of some elements only.
+        let_pass: those of which something beyond the tolerance was let pass.
     """
 
     options: DiffOptions
     offset: int = 0
+    unsettled: dict[str, tuple[int, bool]] = field(default_factory=dict, init=False)
+    let_pass: set[str] = field(default_factory=set, init=False)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
     _rounded: set[int] = field(default_factory=set, init=False)
 
@@ -197,8 +202,6 @@ class Comparison(Sides):
     @cached_property
     def goes(self) -> Goes | None:
         """Which run goes on from where the other has been; None where neither does."""
-        if self.gathered is not None:
-            return None
         return goes_on(self, self.offset, asked=self.options.offset is not None)
 
     def goes_on_at(self, step: int) -> bool:

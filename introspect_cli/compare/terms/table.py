@@ -78,6 +78,8 @@ class Because(IntEnum):
     """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
+    UNSETTLED = 19
+    """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
 
 
 class Half(NamedTuple):

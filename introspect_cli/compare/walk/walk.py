@@ -16,6 +16,7 @@ from introspect_cli.compare.passes.cover import cover, evaluates
 from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.pair import matched, pair
 from introspect_cli.compare.passes.tolerate import combine, tolerate
+from introspect_cli.compare.passes.unsettled import unsettle
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.resumed.began import Carried, is_gap, kept, resumed
 from introspect_cli.compare.step.outcome import (
@@ -52,6 +53,7 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
+    unsettle,  # after it, since only where differences are let pass may those of rounding alone be
     form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
     separate,  # last: marks what diverges still
 )

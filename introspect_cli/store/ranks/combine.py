@@ -264,8 +264,14 @@ class Combiner:
         They are not samples beside one another.
         """
         here = result.step.rows.site[result.row]
-        equal = dict(zip(here.tolist(), result.equal().tolist(), strict=True))
-        return np.array([equal.get(int(self._names.value_of[site]), False) for site in here[groups]], np.bool_)
+        equal, whole = (
+            dict(zip(here.tolist(), mask.tolist(), strict=True))
+            for mask in (result.equal(), result.how == Joined.PARTS)
+        )
+        values = self._names.value_of[here[groups]].tolist()
+        # of parts, the copies of each are equal where they add up to the whole
+        both = zip(values, result.plan.parts[groups].tolist(), strict=True)
+        return np.array([equal.get(site, False) or (cut and whole.get(site, False)) for site, cut in both], np.bool_)
 
 
 def _put_copies(result: CombinedStep, groups: Array) -> None:

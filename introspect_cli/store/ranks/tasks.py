@@ -165,7 +165,8 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
     readers = [run.rank(rank) for rank in run.recorded]
     if run.whole_of:
         return readers[0]
-    if len(readers) == 1 and not fold and not run.left_out and not any(layout.part for layout in readers[0].layouts):
+    complete = len(readers) >= run.world_size
+    if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
 
     def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
@@ -178,7 +179,16 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         readers,
         fold,
         run.stages,
-        lacking=f"{len(readers)} of {run.world_size} ranks were recorded" if run.left_out else "",
-        complete=len(readers) == run.world_size,
+        lacking="" if complete else f"{len(readers)} of {run.world_size} ranks were recorded",
+        complete=complete,
         combine=None if work is None else combine,
     )
+
+
+def ended_unevenly(run: Run) -> bool:
+    """Whether all ranks of a run ended by themselves, after different numbers of steps: what each recorded is sound."""
+    readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
+    last = {reader.last_step for reader in readers}
+    well = all(manifest.get("exit_code") in (None, 0) for manifest in run.manifests.values())
+    every = len(readers) + len(run.left_out) == run.world_size and all(reader.ended for reader in readers)
+    return well and every and None not in last and len(last) > 1

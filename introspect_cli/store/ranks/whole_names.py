@@ -45,6 +45,7 @@ class WholeNames:
     Attributes:
         path: the run, for messages.
         readers: the ranks' own readers.
+        stages: of ranks that run stages of a pipeline, these.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class WholeNames:
             stages: of ranks that run stages of a pipeline, these.
         """
         self.path, self.readers = path, list(readers)
-        self._fold, self._stages = fold or {}, stages or {}
+        self._fold, self.stages = fold or {}, stages or {}
 
     @cached_property
     def distinct_roots(self) -> frozenset[str]:
@@ -75,7 +76,7 @@ class WholeNames:
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
         for reader in self.readers:
-            stages = self._stages.get(reader.rank)
+            stages = self.stages.get(reader.rank)
             if stages is None or not len(reader):
                 continue
             sites, batch = reader.sites, reader.read_row(0)
@@ -110,7 +111,7 @@ class WholeNames:
         rows: list[tuple[Site, SiteInfo]] = []
         last: tuple[Array, Stages | None] | None = None
         for reader in self.readers:
-            stages = self._stages.get(reader.rank)
+            stages = self.stages.get(reader.rank)
             if last is not None and last[1] == stages and np.array_equal(last[0], reader.sites.key):
                 numbers.append(numbers[-1])
                 continue
@@ -146,7 +147,7 @@ class WholeNames:
 
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
         """A rank's modules by their names in the whole model."""
-        stages = self._stages.get(reader.rank)
+        stages = self.stages.get(reader.rank)
         return (
             modules
             if stages is None
@@ -180,7 +181,7 @@ class WholeNames:
         what comes out of it out of that of the last.
         """
         out: Array = (self.kinds == KIND_CODES[Kind.COLLECTIVE])[step.rows.site]
-        if self._stages:
+        if self.stages:
             passed = [
                 np.asarray(is_passed[batch.site]) for is_passed, batch in zip(self._passed, step.batches, strict=True)
             ]
@@ -192,7 +193,7 @@ class WholeNames:
         """Of each rank's sites, whether it is what a stage of a pipeline is given by another, or gives to one."""
         out = []
         for reader in self.readers:
-            stages, sites = self._stages.get(reader.rank), reader.sites
+            stages, sites = self.stages.get(reader.rank), reader.sites
             is_passed = np.zeros(len(sites), np.bool_)
             for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
                 if "." not in fqn and stages is not None:

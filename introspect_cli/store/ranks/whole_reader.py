@@ -127,7 +127,7 @@ class WholeReader(WholeNames, StepReader):
 
     def _free_digests(self) -> list[bytes | None]:
         """Of each step, a digest that is the same in any layout; None where the ranks' totals do not tell."""
-        if self._fold or self._stages or self._lacking or len(self.readers) == 1:
+        if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.steps_of_all)
         step_digests, self._forms = digests(self, self._places, self._rows, self._sample)
         return step_digests

@@ -240,8 +240,9 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
     steps = [manifest["steps"] for manifest in every if type(manifest.get("steps")) is int]
     if steps:
         out["steps"] = min(steps)
-    failed = next((n for n, manifest in sorted(ranks.items()) if manifest.get("exit_code") not in (None, 0)), None)
-    if failed is not None:
+    failing = [number for number, manifest in ranks.items() if manifest.get("exit_code") not in (None, 0)]
+    if failing:  # where one ends, the others lose their connection to it
+        failed = min(failing, key=lambda number: (str(ranks[number].get("ended") or "~"), number))
         out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
     return out
 
