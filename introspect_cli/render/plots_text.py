@@ -65,12 +65,8 @@ def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
         blocks.append(Line(tuple(spans), wrap=False))
     if left_out:
         blocks.append(line(f"{left_out} more rows are not shown", "dim"))
-    blocks.append(
-        line(
-            "· equal  - forward equal, rest not  ░ below 1e-6  ▒ below 1e-3  ▓ below 0.1  █ more, or one run only",
-            "dim",
-        )
-    )
+    legend = "· equal  - only forward equal  ░ <1e-6  ▒ <1e-3  ▓ <0.1  █ more, or one run only"
+    blocks.append(line(legend, "dim"))
     return blocks
 
 
