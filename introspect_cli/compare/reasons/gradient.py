@@ -62,7 +62,7 @@ def excluded(scene: Scene) -> frozenset[Handling]:
         return frozenset()
     some_equal = max(map(len, scene.optimizers)) < 2 and others_equal(scene)
     gone = TOGETHER if some_equal or _no_factor(scene) else frozenset()
-    nothing_left = some_equal and others_equal(scene, also_before=True)
+    nothing_left = some_equal and (not scene.first.step or others_equal(scene, also_before=True))
     return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(scene) else gone
 
 

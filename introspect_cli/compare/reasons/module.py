@@ -124,15 +124,12 @@ class ForwardCode(Reason):
         else:
             text += f"after {cause.after}"
         replaced, side = other_class(scene, cause.module), side_that_draws(scene, before=True)
-        changed = [] if replaced or side else attribute_changes(scene, cause.module)
         if replaced:
             text += f": its class is {replaced[0]} in a and {replaced[1]} in b"
-        elif changed := attribute_changes(scene, cause.module):
-            text += f": {some(changed, between='; ')}"
-        elif side:
-            text += f": in {side} it draws random numbers there, in {OTHER[side]} it does not"
-        elif changed:
-            text += f"; it is set up differently: {'; '.join(changed[:3])}"
+        else:
+            clauses = attribute_changes(scene, cause.module)
+            clauses += [f"in {side} it draws random numbers there, in {OTHER[side]} it does not"] if side else []
+            text += f": {some(clauses, between='; ')}" if clauses else ""
         return f"{text}.{scene.rounding_words()}"
 
 
