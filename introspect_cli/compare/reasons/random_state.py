@@ -204,15 +204,12 @@ class RandomState(Reason):
             )
         if scene.is_first_step:
             text = f"{what(site)} differs already when the first captured step begins"
-            drawn = first_draw(scene.runs, scene.first.rank, site.fqn)
-            if " " in site.fqn:  # one of the script's
-                drawn = script_generators(scene.runs, scene.first.rank, seeds=True)
+            who = scene.runs, scene.first.rank
+            drawn = script_generators(*who, seeds=True) if " " in site.fqn else first_draw(*who, site.fqn)
             if drawn:
                 return f"{text}: {drawn}."
-            return (
-                f"{text}; the cause is a different seed (or none), or a different number of random draws before it."
-                f"{_built(scene)}"
-            )
+            seeded = "the cause is a different seed (or none), or a different number of random draws before it."
+            return f"{text}; {seeded}{_built(scene)}"
         if site.fqn in unseeded(scene):
             return f"{what(site)} differs when the step begins, although {scene.all_before}."
         return f"{what(site)} differs when the step begins, although {scene.all_before}; {_drawn_before(scene)}."
