@@ -341,6 +341,7 @@ def with_code(
         elif nearest is not None and change.explains:
             where = change.b if nearest.change.unit == "file" else f"changed at {statement_words(nearest)}"
             weight = change.weight if rounding else max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
-            change = replace(change, b=where, weight=weight)  # noqa: PLW2901
+            other = change.a if nearest.change.unit == "file" else ""  # of a file that moved, too
+            change = replace(change, a=other, b=where, weight=weight)  # noqa: PLW2901
         weighed.append((place.get(change.name, 0), change))
     return tuple(change for _, change in sorted(weighed, key=lambda one: (-one[1].weight, one[0])))
