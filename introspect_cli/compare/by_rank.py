@@ -24,7 +24,10 @@ from introspect_cli.compare.join.distance import Tensors
 from introspect_cli.compare.join.sites import Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
 from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.passes.cancel import cancelled_notes
+from introspect_cli.compare.passes.scale import scaled_notes
 from introspect_cli.compare.reasons.files import tensor_files
+from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.resumed.parts import resumption_of
 from introspect_cli.compare.walk import compare_rank
@@ -111,6 +114,7 @@ class RunPair:
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
+        outcome.notes += [*cancelled_notes(comparison.cancelled), *scaled_notes(comparison.scales)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
@@ -132,7 +136,12 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
         compared = _as_wholes(pair, wholes.options, wholes)
         first = compared.outcomes[0].first
         multiple = first is not None and first.scale is not None
-        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
+        if (
+            multiple
+            or _is_of_the_split(compared)
+            or not (wholes.splits.alike and wholes.splits.assumed)
+            or _took_the_same(compared)
+        ):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
@@ -145,6 +154,12 @@ def _took_the_same(compared: Compared) -> bool:
     later = outcome.first.step > int(outcome.paired.steps[0])
     updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
     return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
+
+
+def _is_of_the_split(compared: Compared) -> bool:
+    """Whether the losses of microbatches tell how they are another one than that of the batch."""
+    cause = compared.outcomes[0].cause
+    return cause is not None and cause.reason == Split.word
 
 
 def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:

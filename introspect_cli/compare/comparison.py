@@ -1,7 +1,7 @@
 """What one rank's comparison knows from its start: both runs' sites, what counts, what either capture watched.
 
 None of it changes from step to step, but for what is learned on the way: by those that `floors` and `gathered` name,
-and by `rounded_before`.
+by `rounded_before`, and in `cancelled` and `scales`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.match.names import Rename
     from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.passes.cancel import Cancelled
     from introspect_cli.records import ModuleInfo
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
@@ -59,12 +60,16 @@ class Comparison(Sides):
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
+        cancelled: parameters that differ by what an optimizer made of rounding.
+        scales: by step, how many times that of a the loss of b is, where only its scale is another.
     """
 
     options: DiffOptions
     offset: int = 0
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
     _rounded: set[int] = field(default_factory=set, init=False)
+    cancelled: dict[str, Cancelled] = field(default_factory=dict, init=False)
+    scales: dict[int, float] = field(default_factory=dict, init=False)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -118,6 +123,18 @@ class Comparison(Sides):
         alignment, options = self.alignment, self.options
         mask = self.compared & alignment.mask(options.kinds, options.modules)
         return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
+
+    @cached_property
+    def alike_in_module(self) -> Ids:
+        """By site, a number for what is of one kind and of one module's parameters: gradients, and states."""
+        alignment = self.alignment
+        numbers: dict[tuple[int, int, int, str, str], int] = {}
+        out = np.full(alignment.size, -1)
+        for site in np.flatnonzero(of_kinds(alignment.kind, (Kind.GRAD, Kind.OPTIMIZER_STATE))).tolist():
+            phase, kind, call = (int(column[site]) for column in (alignment.phase, alignment.kind, alignment.call))
+            key = phase, kind, call, owner_of(alignment.fqn[site]), alignment.path[site]
+            out[site] = numbers.setdefault(key, len(numbers))
+        return out
 
     @property
     def entire(self) -> bool:

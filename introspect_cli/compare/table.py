@@ -78,6 +78,10 @@ class Because(IntEnum):
     """A loader that is asked for batches of later steps, where the runs cut a batch differently."""
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
+    CANCELLED = 19
+    """A gradient of which only rounding is left, or what comes of it."""
+    SCALED = 20
+    """A loss and a backward pass in another unit, where the optimizer sees the same."""
 
 
 class Half(NamedTuple):

@@ -26,10 +26,12 @@ from introspect_cli.compare.outcome import (
     watches_results,
 )
 from introspect_cli.compare.overview import Heat
+from introspect_cli.compare.passes.cancel import cancel
 from introspect_cli.compare.passes.choose import brings_values, choose, separate
 from introspect_cli.compare.passes.cover import cover, evaluates
 from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.pair import matched, pair
+from introspect_cli.compare.passes.scale import scale
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.reasons.base import judge
 from introspect_cli.compare.reasons.words import what
@@ -53,7 +55,9 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     cover,  # first, since no later pass may take what a run could not have recorded for a divergence
     combine,  # before any tolerance: equal samples are equal, and a share of a batch has no distance to the whole
     tolerate,  # before causes are told from values, so that what is let pass is neither
+    cancel,  # after it, since what is rounding is seen by what is within tolerance
     form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
+    scale,  # after what an optimizer takes is known to agree
     separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side.
@@ -155,7 +159,8 @@ class Walk:
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
             self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
-            outcome.forms = outcome.forms or forms_of(table, formed, comparison)
+            given = formed[table.because[formed] == Because.FORM]
+            outcome.forms = outcome.forms or forms_of(table, given, comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:

@@ -298,7 +298,8 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     if splits.differ:
         cut = splits.a.words, splits.b.words
         if a.world_size == b.world_size == 1:
-            sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
+            sizes, each = list(cut), "call to call"
+            differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
         else:
             sizes = [
                 f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)

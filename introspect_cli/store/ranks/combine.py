@@ -261,10 +261,13 @@ class Combiner:
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
         """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
 
-        They are not samples beside one another.
+        They are not samples beside one another. A constant, such as what a layer of zeros gives, is equal for any.
         """
-        here = result.step.rows.site[result.row]
-        equal = dict(zip(here.tolist(), result.equal().tolist(), strict=True))
+        step, equals = result.step, result.equal()
+        here = step.rows.site[result.row]
+        if {"min", "max"} <= step.floats.keys():
+            equals &= step.floats["min"][result.row] != step.floats["max"][result.row]
+        equal = dict(zip(here.tolist(), equals.tolist(), strict=True))
         return np.array([equal.get(int(self._names.value_of[site]), False) for site in here[groups]], np.bool_)
 
 
