@@ -13,8 +13,8 @@ import pytest
 import yaml
 from synthetic import row, write_run
 
-from introspect_cli.compare.reasons.documents import arguments
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.rerun.changes.minimise import Difference, command_line, ddmin
 from introspect_cli.rerun.variant import Reference, Variant, capture
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from test_reference import schema
 
+from introspect_cli.compare.answer.endings import Raised
 from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.changes.values import changed_values, with_values
-from introspect_cli.compare.endings import Raised
-from introspect_cli.compare.reasons.files import parsed
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.files import parsed
+from introspect_cli.compare.settings.values import changed_values, with_values
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Sides
 from introspect_cli.rerun.changes.search import _Search

@@ -227,7 +227,7 @@ def zoom(
     unchanged, else in a work tree of its commit, with operators recorded and whole tensors kept around the first
     divergence. zoom warns when a run does not reproduce its numbers, and then shows what the runs hold.
     """
-    from introspect_cli.compare.options import DiffOptions
+    from introspect_cli.compare.terms.options import DiffOptions
 
     one, two = map(Path, pair_of(a, b))
     return show_zoom(one, two, DiffOptions(**compared_by(asked)), output, links, asked["noise"])

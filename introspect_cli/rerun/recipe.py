@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.reasons.settings import ENV_NOISE
-from introspect_cli.compare.reasons.words import some
+from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.place import COMMITS, PLACE, Place, path_of_the_users
 from introspect_cli.rerun.places.worktree import Repository, link, work_tree

@@ -13,43 +13,28 @@ it, the next value differs by more than the tolerance, and that is the divergenc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.distance import Floats, distances, has_norms, norms, relative
-from introspect_cli.compare.join.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.match.names import owner_of
 from introspect_cli.compare.passes.tolerate import relative_tolerance
-from introspect_cli.compare.reasons.words import listed
-from introspect_cli.compare.table import EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.step.comparison import Cancelled
+from introspect_cli.compare.terms.distance import Floats, distances, has_norms, norms, relative
+from introspect_cli.compare.terms.names import owner_of
+from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.terms.words import listed
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
 
 _NOTHING_IN_COMMON = 0.1
 """From this relative distance of two gradients on, their elements are no larger than what rounding makes of them."""
 _SHOWN = 2
-
-
-@dataclass
-class Cancelled:
-    """A parameter of whose gradient, or of an element of it, only rounding is left.
-
-    Attributes:
-        step: the first in which the parameter differs for that.
-        furthest: the largest relative distance of the parameter.
-        wholly: whether that is so of the whole gradient.
-    """
-
-    step: int
-    furthest: float
-    wholly: bool
 
 
 def cancel(table: Table, comparison: Comparison) -> Table:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.join.sites import kind_code, of_kinds, phase_code
-from introspect_cli.compare.table import EQUAL, FORM, WITHIN, Because, Table
+from introspect_cli.compare.terms.sites import kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.table import EQUAL, FORM, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.step.comparison import Comparison
 
 
 def scale(table: Table, comparison: Comparison) -> Table:

@@ -17,14 +17,14 @@ import numpy as np
 
 from introspect_cli.compare.join.microbatches import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.compare.reasons.words import how_far, listed, what
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.reasons.scene import Scene
-    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.step.step import Step
     from introspect_cli.records import ModuleInfo, Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4
@@ -174,11 +174,9 @@ def incomplete(scene: Scene, side: str, number: int) -> str:
 
 
 def _added_up(scene: Scene, side: str, number: int) -> str:
-    text = (
-        f"{what(scene.site)} differs{how_far(scene.first)}: none of the losses of the {number} microbatches of {side}"
-    )
     return (
-        f"{text} is divided by {number} (their mean is the loss of {OTHER[side]}). So their gradients are added up, not "
+        f"{what(scene.site)} differs{how_far(scene.first)}: of the losses of the {number} microbatches of {side}, none "
+        f"is divided by {number} (their mean is the loss of {OTHER[side]}). So their gradients are added up, not "
         "averaged, unless something divides them later; clipping can hide the factor."
     )
 

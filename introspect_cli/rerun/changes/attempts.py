@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change, apply
-from introspect_cli.compare.changes.values import with_values
-from introspect_cli.compare.reasons.documents import arguments
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.settings.values import with_values
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, applied, command_line
 from introspect_cli.rerun.changes.texts import encoded, opened_files, search_path, undefined

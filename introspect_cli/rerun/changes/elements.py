@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.changes.alignment import with_names_of_a
 from introspect_cli.compare.changes.statements import Change, as_written, changed_statements
-from introspect_cli.compare.changes.values import changed_values
-from introspect_cli.compare.reasons.settings import ENV_NOISE
-from introspect_cli.compare.reasons.words import some
+from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.settings.values import changed_values
+from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.minimise import Difference, Element, OtherPython, differences
 from introspect_cli.rerun.changes.texts import decoded, opened_texts, place_of_source, texts_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.reasons.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.settings.documents import ARGUMENT, OPTION, arguments
+from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.places.surroundings import OtherFile
 from introspect_cli.rerun.variant import Reference, Rerun, Variant, capture
