@@ -133,8 +133,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
-        first = compared.outcomes[0].first
-        multiple = first is not None and first.scale is not None
+        multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
         if (
             multiple
             or _is_of_the_split(compared)
@@ -146,19 +145,13 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
 
 
 def _took_the_same(compared: Compared) -> bool:
-    """Whether the gradients of a step agree, put together over its microbatches: then it is one batch."""
+    """Whether gradients that microbatches of a step add up to agree, or their losses tell: then it is one batch."""
     outcome = compared.outcomes[0]
-    if outcome.first is None or outcome.step is None:
-        return not compared.diverges
+    if outcome.first is None or outcome.step is None or outcome.cause is None or outcome.cause.reason == Split.word:
+        return outcome.cause is not None or not compared.diverges
     later = outcome.first.step > int(outcome.paired.steps[0])
     updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
     return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
-
-
-def _is_of_the_split(compared: Compared) -> bool:
-    """Whether the losses of microbatches tell how they are another one than that of the batch."""
-    cause = compared.outcomes[0].cause
-    return cause is not None and cause.reason == Split.word
 
 
 def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.terms.sites import kind_code, of_kinds, phase_code
+from introspect_cli.compare.terms.sites import Ids, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import EQUAL, FORM, WITHIN, Because, Table
 from introspect_cli.records import Kind, Phase
 
@@ -53,7 +53,7 @@ def _agrees_after(table: Table) -> bool:
     return bool(taken.any() and not (table.diverging & after).any())
 
 
-def _is_multiple(table: Table, rows: np.ndarray, times: float, close: float) -> bool:
+def _is_multiple(table: Table, rows: Ids, times: float, close: float) -> bool:
     """Whether each row of b is a multiple of that of a, and nothing else of the backward pass differs."""
     alignment = table.alignment
     inside = table.diverging & (alignment.phase[table.site] == phase_code(Phase.BACKWARD))
@@ -65,9 +65,10 @@ def _is_multiple(table: Table, rows: np.ndarray, times: float, close: float) -> 
         one, two = (np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         if not np.allclose(two, one * times, rtol=close, atol=0, equal_nan=True):
             return False
-    if table.a.sketch is None or table.b.sketch is None:
+    sketches = [None if batch.sketch is None else np.asarray(batch.sketch, np.float64) for batch, _ in table.pairs]
+    if sketches[0] is None or sketches[1] is None:
         return True
-    one, two = (batch.sketch[of_run[rows]].astype(np.float64) for batch, of_run in table.pairs)
+    one, two = sketches[0][table.rows_a[rows]], sketches[1][table.rows_b[rows]]
     return bool((np.linalg.norm(two - one * times, axis=1) <= close * np.linalg.norm(two, axis=1)).all())
 
 

@@ -109,19 +109,7 @@ class Goes:
     @cached_property
     def began(self) -> dict[Tensor, int]:
         """Checksums of the tensors that the later run begins with: of each optimizer when it first steps."""
-        sites, began = self.begins.sites, dict(self.begins.tensors(Phase.START))
-        wanted = (sites.phase == phase_code(Phase.START)) & (sites.kind == _STATE)
-        missing = {tensor_of(sites, number) for number in np.flatnonzero(wanted).tolist()} - began.keys()
-        stepped: set[str] = set()
-        for step in range(self.first, self.first + LOOKED_AT):
-            at = self.begins.to(step)
-            if not missing or not at.recorded:
-                break
-            later = {tensor: value for tensor, value in at.tensors(Phase.START).items() if tensor in missing}
-            began |= {tensor: value for tensor, value in later.items() if tensor[1] not in stepped}
-            missing -= later.keys()
-            stepped |= {tensor[1] for tensor in at.tensors(Phase.OPTIMIZER)}
-        return began
+        return self.begins.begun(LOOKED_AT)
 
     @cached_property
     def had(self) -> Mapping[Tensor, int | None] | None:
@@ -132,23 +120,7 @@ class Goes:
         again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
         start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | self._left(before)
-
-    def _left(self, before: At) -> dict[Tensor, int | None]:
-        """What steps left, up to one: of several optimizers, each steps alone; None where a step is not on record."""
-        sites, left = before.sites, dict[Tensor, int | None](before.tensors(Phase.OPTIMIZER))
-        wanted = (sites.phase == phase_code(Phase.OPTIMIZER)) & of_kinds(sites.kind, STATE_KINDS)
-        missing = {tensor_of(sites, number) for number in np.flatnonzero(wanted).tolist()} - left.keys()
-        first = int(before.reader.entry(0).step)
-        for step in range(before.step - 1, max(first, before.step - LOOKED_AT) - 1, -1):
-            if not missing:
-                break
-            at = before.to(step)
-            if not at.recorded:
-                return left | dict.fromkeys(missing)
-            left |= {tensor: value for tensor, value in at.tensors(Phase.OPTIMIZER).items() if tensor in missing}
-            missing -= left.keys()
-        return left
+        return frozen | before.left(LOOKED_AT)
 
     # --- words
 

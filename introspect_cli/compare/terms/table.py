@@ -31,9 +31,7 @@ OTHER = {"a": "b", "b": "a"}
 
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
 """What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
-another form of what comes to the same.
-
-ABSENT is what one run alone has where the other could not have had it.
+another form of what comes to the same. ABSENT is what one run alone has where the other could not have had it.
 """
 
 
@@ -79,9 +77,9 @@ class Because(IntEnum):
     PADDED = 18
     """Samples that are padded to another length, where the runs cut a batch differently."""
     CANCELLED = 19
-    """A gradient of which only rounding is left, or what comes of it."""
+    """Only rounding is left of a gradient, and this is what comes of it."""
     SCALED = 20
-    """A loss and a backward pass in another unit, where the optimizer sees the same."""
+    """Another scale of the loss and of its backward pass."""
 
 
 class Half(NamedTuple):
