@@ -134,12 +134,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
         multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
-        if (
-            multiple
-            or _is_of_the_split(compared)
-            or not (wholes.splits.alike and wholes.splits.assumed)
-            or _took_the_same(compared)
-        ):
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
