@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from introspect_cli.compare.answer.compared import Compared
+from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
-from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.match.correspondence import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes.cancel import cancelled_notes
 from introspect_cli.compare.passes.scale import scaled_notes
 from introspect_cli.compare.reasons.split import Split
@@ -32,10 +32,9 @@ from introspect_cli.compare.terms.sites import Mask, evaluating, kind_code, phas
 from introspect_cli.compare.terms.watched import STATE_KINDS
 from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.store.ranks.tasks import MANY, tasks_of
 from introspect_cli.store.remote.pieces import fetch
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.compare.terms.sites import Columns
     from introspect_cli.store.ranks.tasks import Task, Work
     from introspect_cli.store.ranks.whole_reader import Reader
@@ -86,7 +84,7 @@ class RunPair:
         """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
         by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
-        match = correspond(one, two, options, by_labels)
+        match = (splits.match if splits is not None else None) or correspond(one, two, options, by_labels)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
         comparison = Comparison(
             rank=one.rank,
@@ -130,7 +128,8 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = RunPair.of(a, b, noise)
-    wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
+    cut = a.ranks and b.ranks and not options.ranks
+    wholes = wholes_of(a, b, options, work, other_roots(a, b, options)) if cut else None
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
         multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
@@ -154,36 +153,12 @@ def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first, runs = outcome.first, (pair.a, pair.b)
     outcome.notes = [
-        *(_copies_note(first, runs) if first is not None else ()),
+        *(copies_note(first, runs) if first is not None else ()),
         *wholes.notes,
         *outcome.notes,
         *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
     ]
     return Compared(*runs, options, [outcome], wholes.splits)
-
-
-def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    notes = [
-        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
-        for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.joined is Joined.COPIES
-    ]
-    return [*notes, *_samples_note(first, runs)]
-
-
-def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
-        return []
-    shapes = first.a.layout.shape, first.b.layout.shape
-    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
-        return []
-    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if run.world_size > 1 and other[0] == shape[0] * run.world_size:
-            size = count(run.world_size, "rank")
-            return [f"In run {name} all {size} were given the same batch."]
-    return []
 
 
 def compare_group(task: Task) -> list[RankOutcome]:

@@ -72,10 +72,10 @@ def cuts(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, splits.root, number, rule), rule, reader.many)
-        for side, reader, number, rule in (
-            ("a", comparison.a, table.step, splits.a),
-            ("b", comparison.b, table.step_b, splits.b),
+        Cut(side, microbatches(reader, root, number, rule), rule, reader.many)
+        for side, reader, root, number, rule in (
+            ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
+            ("b", comparison.b, splits.root, table.step_b, splits.b),
         )
     )
     return one, two
