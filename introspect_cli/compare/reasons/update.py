@@ -132,7 +132,7 @@ def _on_ranks(scene: Scene, side: str, name: str) -> str:
     run = scene.run_a if side == "a" else scene.run_b
     base, *others = run.recorded[:MOST_RANKS]
     for rank in others:
-        setup = Optimizers(*(run.settings_of(one).get(OPTIMIZERS) for one in (base, rank)))
+        setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))
         words = [
             f"{one.name} is {one.a} on rank {base} and {one.b} on rank {rank}"
             for one in setup.changes_for(scene.site.fqn)

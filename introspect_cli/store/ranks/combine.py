@@ -261,12 +261,12 @@ class Combiner:
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
         """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
 
-        They are not samples beside one another. A constant, such as what a layer of zeros gives, is equal for any.
+        They are not samples beside one another. Where other outputs of the same layout differ, these are samples that
+        happen to be equal: what a layer of zeros gives, or the embedding of a type that all tokens have.
         """
         step, equals = result.step, result.equal()
-        here = step.rows.site[result.row]
-        if {"min", "max"} <= step.floats.keys():
-            equals &= step.floats["min"][result.row] != step.floats["max"][result.row]
+        here, layouts = step.rows.site[result.row], step.rows.number[result.row]
+        equals &= ~np.isin(layouts, layouts[~equals & (result.plan.kind == KIND_CODES[Kind.OUTPUT])])
         equal = dict(zip(here.tolist(), equals.tolist(), strict=True))
         return np.array([equal.get(int(self._names.value_of[site]), False) for site in here[groups]], np.bool_)
 
