@@ -11,6 +11,7 @@ from introspect_cli.compare.match.parameters import merge_words
 from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
+from introspect_cli.compare.reasons.update import written_within
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -320,10 +321,6 @@ def _no_state(scene: Scene) -> str:
     return f"{scene.only_has}: the optimizer of {scene.lacks} does not keep it, or does not step this parameter."
 
 
-def _batches(scene: Scene) -> str:
-    return f"only {scene.first.only} draws {what(scene.site)}: a different number of batches."
-
-
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
@@ -343,7 +340,8 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_GRADIENTS, _no_gradient),
     (frozenset({Kind.OPTIMIZER_STATE}), _no_state),
     (_ALL, _paths),
-    (frozenset({Kind.BATCH}), _batches),
+    (frozenset({Kind.PARAM, Kind.BUFFER}), written_within),
+    (frozenset({Kind.BATCH}), lambda at: f"only {at.first.only} draws {what(at.site)}: a different number of batches."),
     (_ALL, lambda scene: f"{scene.only_has}: the structure differs there."),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""
