@@ -22,7 +22,7 @@ from introspect_cli.compare.step.comparison import Cancelled
 from introspect_cli.compare.terms.distance import Floats, distances, has_norms, norms, relative
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.sites import Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import EQUAL, WITHIN, Because, Table
+from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, WITHIN, Because, Table
 from introspect_cli.compare.terms.words import listed
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
@@ -41,11 +41,17 @@ def cancel(table: Table, comparison: Comparison) -> Table:
     """The table in which what rounding makes of gradients that cancel is within the tolerance."""
     if not comparison.options.tolerant or not len(table.differing) or not (has_norms(table.a) and has_norms(table.b)):
         return table
-    before = set(comparison.cancelled)
-    table = _updates(_gradients(table, comparison), comparison)
-    start = (table.because == Because.CANCELLED) & (table.alignment.phase[table.site] == phase_code(Phase.START))
-    before.update(table.alignment.fqn[site] for site in table.site[start].tolist())  # a step before was not recorded
-    return _returned(table, before)
+    table = _gradients(table, comparison)
+    wholly, in_part = _of_rounding(table, comparison)
+    start = table.diverging & (table.alignment.phase[table.site] == phase_code(Phase.START))
+    begun = {table.alignment.fqn[site] for site in table.site[start].tolist()}  # a step before was not recorded
+    after = _returned(table, {*comparison.cancelled, *begun & (wholly | in_part)})
+    fed = of_kinds(table.alignment.kind[table.site], _FED) & (after.state == DIFFERENT)
+    return after if fed.any() else _updates(after, wholly, in_part, comparison)
+
+
+_FED = (Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD)
+"""Where any of these differs, that is what an optimizer makes something else of."""
 
 
 def _gradients(table: Table, comparison: Comparison) -> Table:
@@ -60,8 +66,10 @@ def _gradients(table: Table, comparison: Comparison) -> Table:
     np.fmax.at(largest, np.searchsorted(wanted, group[agree]), _rms(table, agree, comparison))
     size = largest[np.searchsorted(wanted, group[table.differing[rows]])]
     root = _root(table, table.differing[rows], comparison)
+    distance, own = (values[rows] for values in table.distances(comparison.layouts))
     with np.errstate(invalid="ignore"):
-        near = table.distances(comparison.layouts)[0][rows] / root <= relative_tolerance(table, comparison)[rows] * size
+        near = distance / root <= relative_tolerance(table, comparison)[rows] * size
+        near &= relative(distance, own) >= _NOTHING_IN_COMMON
     near &= np.asarray(table.a.status)[table.rows_a[rows]] == int(Status.OBSERVED)
     return table.marked(table.differing[rows[near]], WITHIN, Because.CANCELLED)
 
@@ -80,17 +88,13 @@ def _rms(table: Table, rows: Ids, comparison: Comparison) -> Floats:
 # --- parameters
 
 
-def _updates(table: Table, comparison: Comparison) -> Table:
+def _updates(table: Table, wholly: frozenset[str], in_part: frozenset[str], comparison: Comparison) -> Table:
     """Parameters that differ by what an optimizer makes of such gradients."""
     alignment, both = table.alignment, ~table.one_sided
     kinds, params = alignment.kind[table.site], alignment.kind[table.site] == kind_code(Kind.PARAM)
-    after = alignment.phase[table.site] == phase_code(Phase.OPTIMIZER)
     differ = of_kinds(kinds, (Kind.PARAM, Kind.OPTIMIZER_STATE)) & table.diverging & both
-    gradients = np.flatnonzero((kinds == kind_code(Kind.GRAD)) & after & (table.state == WITHIN) & both)
-    if not differ.any() or not len(gradients):
-        return table
-    wholly, in_part = _of_rounding(table, gradients, comparison)
-    if len(in_part):
+    if in_part:
+        after = alignment.phase[table.site] == phase_code(Phase.OPTIMIZER)
         others = params & after & both & ~_of(table, wholly | in_part)
         if 2 * table.diverging[others].sum() >= others.sum():  # then the optimizer may be another one
             in_part = frozenset()
@@ -104,8 +108,13 @@ def _updates(table: Table, comparison: Comparison) -> Table:
     return table.marked(rows, WITHIN, Because.CANCELLED)
 
 
-def _of_rounding(table: Table, rows: Ids, comparison: Comparison) -> tuple[frozenset[str], frozenset[str]]:
+def _of_rounding(table: Table, comparison: Comparison) -> tuple[frozenset[str], frozenset[str]]:
     """The parameters of whose gradient only rounding is left, and those of an element of whose that is so."""
+    taken = table.alignment.phase[table.site] == phase_code(Phase.OPTIMIZER)
+    taken &= table.alignment.kind[table.site] == kind_code(Kind.GRAD)
+    rows = np.flatnonzero(taken & (table.state == WITHIN) & ~table.one_sided)
+    if not len(rows):
+        return frozenset(), frozenset()
     row_a, row_b = table.row_a[rows], table.row_b[rows]
     distance, scale = distances(table.a, table.b, row_a, row_b, *comparison.layouts)
     every = np.flatnonzero(~table.one_sided & (comparison.alike_in_module[table.site] >= 0))
@@ -175,13 +184,13 @@ def cancelled_notes(cancelled: Mapping[str, Cancelled]) -> list[str]:
     shown = [*names[:_SHOWN], *([count(len(names) - _SHOWN, "other parameter")] if len(names) > _SHOWN else [])]
     first, furthest = cancelled[names[0]].step, max(each.furthest for each in cancelled.values())
     wholly = all(each.wholly for each in cancelled.values())
-    of = "their gradients" if many else "its gradient"
+    of = ("Their" if wholly else "their") + " gradients" if many else ("Its" if wholly else "its") + " gradients"
     differ, count_as = ("differ", "They, and what their modules return, count") if many else ("differs", _ONE_COUNTS)
     note = (
         f"From step {first} on, {listed(shown)} {differ} by more than the tolerance, at most by a relative L2 of "
-        f"{furthest:.1e}. Only rounding is left of {'' if wholly else 'elements of '}{of}: the runs differ there by as "
-        "much as it is large, and by less than the tolerance allows of the largest. An optimizer that divides a "
-        f"gradient by its size makes other steps of that. {count_as} as within the tolerance"
+        f"{furthest:.1e}. {'' if wholly else 'Elements of '}{of} differ by as much as they are large, and by less than "
+        "the tolerance allows of the largest gradient, as rounding makes it where a sum cancels. An optimizer that "
+        f"divides a gradient by its size makes other steps of that. {count_as} as within the tolerance"
         f"{'' if wholly else ', as long as most other parameters agree'}."
     )
     return [note]
