@@ -56,8 +56,9 @@ def _agrees_after(table: Table) -> bool:
 def _is_multiple(table: Table, rows: Ids, times: float, close: float) -> bool:
     """Whether each row of b is a multiple of that of a, and nothing else of the backward pass differs."""
     alignment = table.alignment
-    inside = table.diverging & (alignment.phase[table.site] == phase_code(Phase.BACKWARD))
-    if inside.sum() != (alignment.phase[table.unions[rows]] == phase_code(Phase.BACKWARD)).sum():
+    inside = alignment.phase[table.site] == phase_code(Phase.BACKWARD)
+    scaled = (alignment.phase[table.unions[rows]] == phase_code(Phase.BACKWARD)).sum()
+    if (table.diverging & inside).sum() != scaled or (inside.any() and not scaled):
         return False
     for name in ("mean", "min", "max"):
         if name not in table.a.floats or name not in table.b.floats:
