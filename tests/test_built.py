@@ -78,7 +78,7 @@ CAUSES = [
     ("dict(noise=0.5)", "DataLoader (train.py:20): dataset.noise 0 -> 0.5"),
     ("dict(warm=4)", "LambdaLR (train.py:29): lr_lambdas[0].warm 2 -> 4"),
     ("dict(step_size=3)", "StepLR (train.py:30): step_size 2 -> 3"),
-    ("dict(init_scale=8.0)", "GradScaler (train.py:33): init_scale 4 -> 8"),
+    ("dict(init_scale=6.0)", "GradScaler (train.py:33): init_scale 4 -> 6"),
 ]
 
 

@@ -90,6 +90,7 @@ class Names:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._trees: list[ModuleInfo] = []
         self._variables: dict[str, str] = {}
+        self._made: dict[str, ModuleState] = {}
         self._lock = threading.RLock()
         self.settled = False
         self.any_module = False
@@ -103,6 +104,7 @@ class Names:
         """Refer to nothing of the script's any more: what it holds must go when python ends, as without a capture."""
         with self._lock:
             self.states.clear()
+            self._made.clear()
             self.parameters.clear()
 
     def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
@@ -144,6 +146,7 @@ class Names:
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
                 self._adopt(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self._count_on(module)
                 self.made_on_the_fly(module)
             else:
                 self._adopt(top, class_name(unwrap(top)) + suffix)
@@ -152,6 +155,15 @@ class Names:
             named = self.find(module)
             assert named is not None
             return named
+
+    def _count_on(self, module: nn.Module) -> None:
+        """Let the calls of a step be counted over all modules that are made, each for one call, under one name."""
+        named = self.find(module)
+        assert named is not None
+        last = self._made.get(named.fqn)
+        if last is not None:
+            named.step, named.calls = last.step, last.calls
+        self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module and all in it before it is first called, under a name of the caller's choosing."""

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from introspect_cli.compare.answer.compared import Compared
+from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.join.wholes import Splits, Wholes, wholes_of
-from introspect_cli.compare.match.correspondence import Correspondence, correspond
+from introspect_cli.compare.match.correspondence import Correspondence, correspond, other_roots
+from introspect_cli.compare.passes.scale import scaled_notes
 from introspect_cli.compare.passes.unsettled import unsettled_note
+from introspect_cli.compare.reasons.split import Split
 from introspect_cli.compare.resumed.goes_on import detected_offset, offset_by_labels
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
@@ -32,10 +34,9 @@ from introspect_cli.compare.terms.watched import STATE_KINDS
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.walk.walk import compare_rank
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Joined, Kind, Phase, Site
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
 from introspect_cli.store.remote.pieces import fetch
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.join.steps import Paired
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work
     from introspect_cli.store.ranks.whole_reader import Reader
@@ -84,7 +84,7 @@ class RunPair:
         """Compare one rank, or all as one, under the offset and the moves that make their sites meet."""
         one, two = readers
         by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
-        match = correspond(one, two, options, by_labels)
+        match = (splits.match if splits is not None else None) or correspond(one, two, options, by_labels)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
         comparison = Comparison(
             rank=one.rank,
@@ -110,8 +110,8 @@ class RunPair:
         _add_evaluation(outcome, comparison)
         root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
         outcome.notes = [text for text in (*match.notes, note, root) if text]
-        outcome.notes += unsettled_note(comparison)
         outcome.notes += outcome.gathered.notes() if outcome.gathered is not None else ()
+        outcome.notes += [*unsettled_note(comparison), *scaled_notes(comparison.scales)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
@@ -128,21 +128,21 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     if options.ranks and not ranks:
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = RunPair.of(a, b, noise)
-    wholes = wholes_of(a, b, options, work) if a.ranks and b.ranks and not options.ranks else None
+    cut = a.ranks and b.ranks and not options.ranks
+    wholes = wholes_of(a, b, options, work, other_roots(a, b, options)) if cut else None
     if wholes is not None:
         compared = _as_wholes(pair, wholes.options, wholes)
-        first = compared.outcomes[0].first
-        multiple = first is not None and first.scale is not None
+        multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
         if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _took_the_same(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
 def _took_the_same(compared: Compared) -> bool:
-    """Whether the gradients of a step agree, put together over its microbatches: then it is one batch."""
+    """Whether gradients that microbatches of a step add up to agree, or their losses tell: then it is one batch."""
     outcome = compared.outcomes[0]
-    if outcome.first is None or outcome.step is None:
-        return not compared.diverges
+    if outcome.first is None or outcome.step is None or outcome.cause is None or outcome.cause.reason == Split.word:
+        return outcome.cause is not None or not compared.diverges
     later = outcome.first.step > int(outcome.paired.steps[0])
     updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
     return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
@@ -153,36 +153,12 @@ def _as_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first, runs = outcome.first, (pair.a, pair.b)
     outcome.notes = [
-        *(_copies_note(first, runs) if first is not None else ()),
+        *(copies_note(first, runs) if first is not None else ()),
         *wholes.notes,
         *outcome.notes,
         *(["The noise runs are not used: they do not show what another layout changes."] if pair.noise else ()),
     ]
     return Compared(*runs, options, [outcome], wholes.splits)
-
-
-def _copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """Notes on copies that are not equal within one run, where the first divergence is of that."""
-    notes = [
-        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
-        for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.joined is Joined.COPIES
-    ]
-    return [*notes, *_samples_note(first, runs)]
-
-
-def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
-    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
-    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
-        return []
-    shapes = first.a.layout.shape, first.b.layout.shape
-    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
-        return []
-    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
-        if len(run.recorded) == run.world_size > 1 and other[0] == shape[0] * run.world_size:
-            size = count(run.world_size, "rank")
-            return [f"In run {name} all {size} were given the same batch."]
-    return []
 
 
 def compare_group(task: Task) -> list[RankOutcome]:

@@ -25,7 +25,7 @@ from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
 from introspect_cli.compare.terms.words import listed, what
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind
+from introspect_cli.records import Joined, Kind
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.findings import Reach, StructureChange
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.store.read.run import Run
 
 
@@ -300,3 +301,27 @@ def _ranges(steps: Sequence[int]) -> str:
             runs.append([step, step])
     shown = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:6])
     return shown + (", ..." if len(runs) > 6 else "")
+
+
+def copies_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """Notes on copies that are not equal within one run, where the first divergence is of that."""
+    notes = [
+        f"In run {name} the {first.site.kind.value} {first.site.fqn} is not one value: its {summary.text}."
+        for summary, name in ((first.a, "a"), (first.b, "b"))
+        if summary is not None and summary.joined is Joined.COPIES
+    ]
+    return [*notes, *_samples_note(first, runs)]
+
+
+def _samples_note(first: Divergence, runs: tuple[Run, Run]) -> list[str]:
+    """That a run's batch is as small as one rank's share, where it is: all its ranks were given the same."""
+    if first.site.kind is not Kind.BATCH or first.a is None or first.b is None:
+        return []
+    shapes = first.a.layout.shape, first.b.layout.shape
+    if not all(shapes) or shapes[0][1:] != shapes[1][1:]:
+        return []
+    for run, name, shape, other in ((runs[1], "b", *shapes[::-1]), (runs[0], "a", *shapes)):
+        if len(run.recorded) == run.world_size > 1 and other[0] == shape[0] * run.world_size:
+            size = count(run.world_size, "rank")
+            return [f"In run {name} all {size} were given the same batch."]
+    return []

@@ -135,10 +135,11 @@ class Gathered:
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
             one, two = (values[rows] for values in _values(table, name))
-            power = 2 if name == "var" else 1
+            if name == "var":  # in the unit of the others
+                one, two = np.sqrt(one), np.sqrt(two)
             with np.errstate(invalid="ignore"):
-                distance = np.abs(one - two * factor**power)
-                near = (distance <= limit * (size * np.maximum(factor, 1.0)) ** power) | (np.isnan(one) & np.isnan(two))
+                distance = np.abs(one - two * factor)
+                near = (distance <= limit * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":
                 near |= single & self._add_up(one, two, (often[0], often[1]), limit, losses & ~near)
             close &= near | (single & (name != "mean"))

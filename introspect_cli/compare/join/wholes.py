@@ -25,8 +25,9 @@ from introspect_cli.store.ranks.whole_reader import Reader, WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from introspect_cli.compare.match.correspondence import Correspondence
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.ranks.tasks import Task, Work
     from introspect_cli.store.read.manifests import Stages
@@ -57,7 +58,8 @@ class Splits:
         folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
         alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
         differ: whether they cut the same batch into other microbatches, as far as that is on record.
-        root: the outermost module that both call; "" where none is on record.
+        root: the outermost module that both call, as b calls it; "" where none is on record.
+        match: which name of a is which of b, where that was looked for.
     """
 
     a: Microbatches
@@ -66,6 +68,7 @@ class Splits:
     alike: bool
     differ: bool = False
     root: str = ""
+    match: Correspondence | None = None
 
     @property
     def assumed(self) -> bool:
@@ -95,12 +98,14 @@ class Wholes:
     notes: list[str]
 
 
-def wholes_of(a: Run, b: Run, options: DiffOptions, work: Work | None = None) -> Wholes | None:
+def wholes_of(
+    a: Run, b: Run, options: DiffOptions, work: Work | None = None, match: Correspondence | None = None
+) -> Wholes | None:
     """Two runs that have ranks as wholes; None where they are split up alike, and each rank is compared for itself.
 
-    Where there is `work`, it looks at ranks, and puts steps together.
+    Where there is `work`, it looks at ranks, and puts steps together. `match` says which name of a is which of b.
     """
-    splits = _splits_of(a, b, work)
+    splits = _splits_of(a, b, work, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
     one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
@@ -131,7 +136,7 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
     return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)
 
 
-def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
+def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
     """How two runs that have ranks are split up; `work` looks at their ranks elsewhere."""
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
@@ -139,13 +144,16 @@ def _splits_of(a: Run, b: Run, work: Work | None = None) -> Splits:
     alike = _alike(a, b, pairs, work)
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
-    one, two = _Called(every[0], a.stages), _Called(every[1], b.stages)
+    rename = (match.rename if match is not None else None) or str
+    one, two = _Called(every[0], a.stages, rename), _Called(every[1], b.stages)
     root = _root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
-    folds = _folds(one, two, *numbers), _folds(two, one, *numbers[::-1])
+    of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
+    folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    took = (microbatches_of(first_a, root, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
-    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root)
+    root_a = one.its_name(root)
+    took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
+    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 
@@ -228,14 +236,19 @@ def _parts(reader: Reader) -> frozenset[object]:
 class _Called:
     """How often a run calls in a step what it calls, at most."""
 
-    def __init__(self, readers: Iterable[RankReader], every: Mapping[int, Stages]) -> None:
+    def __init__(
+        self, readers: Iterable[RankReader], every: Mapping[int, Stages], rename: Callable[[str], str] = str
+    ) -> None:
+        self._its_names: dict[str, str] = {}
         self.most: dict[tuple[bool, str], int] = {}
         self.batches: set[tuple[bool, str]] = set()
         self._modules: dict[str, int] = {}
         for reader in readers:
             table, stages = reader.sites, every.get(reader.rank)
             for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED]:
-                fqn = table.fqn[at] if stages is None else stages.name(table.fqn[at])
+                its_name = table.fqn[at] if stages is None else stages.name(table.fqn[at])
+                fqn = rename(its_name)
+                self._its_names[fqn] = its_name
                 evaluated = table.phase[at] == Phase.EVAL.value or EVALUATED in table.fqn[at].partition(".")[0]
                 key = evaluated, fqn
                 self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
@@ -243,6 +256,10 @@ class _Called:
                     self.batches.add(key)
                 if table.kind[at] in _MODULE and table.phase[at] == Phase.FORWARD.value:
                     self._modules[fqn] = self.most[key]
+
+    def its_name(self, fqn: str) -> str:
+        """What the run itself calls what is compared as `fqn`."""
+        return self._its_names.get(fqn, fqn)
 
     @cached_property
     def modules(self) -> dict[str, int]:
@@ -316,7 +333,8 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     if splits.differ:
         cut = splits.a.words, splits.b.words
         if a.world_size == b.world_size == 1:
-            sizes, differ, each = list(cut), "The batch of a step is cut differently", "call to call"
+            sizes, each = list(cut), "call to call"
+            differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
         else:
             sizes = [
                 f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match.holdings import Feature
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.store.ranks.whole_reader import Reader
+    from introspect_cli.store.read.run import Run
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
 """Of a and of b, what the script calls each root."""
@@ -122,6 +123,21 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
     )
     by_position = {old: Renamed(new, Source.POSITION) for old, new in moved.items() if old not in matched.renamed}
     return replace(matched, renamed={**matched.renamed, **by_position}, notes=notes)
+
+
+def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
+    """Which name is which, where two runs of one process have no model of one name, as a port to another loop may."""
+    if len(a.recorded) != 1 or len(b.recorded) != 1 or a.whole_of or b.whole_of:
+        return None
+    one, two = a.rank(a.recorded[0]), b.rank(b.recorded[0])
+    roots = [
+        {fqn.partition(".")[0] for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == _PARAM}
+        for reader in (one, two)
+    ]
+    return correspond(one, two, options, options.offset or 0) if all(roots) and not roots[0] & roots[1] else None
+
+
+_PARAM = Kind.PARAM.value
 
 
 def _last_chain(reader: Reader) -> tuple[int, bytes]:

@@ -2,10 +2,10 @@
 
 A key's bias in attention, and a bias before a BatchNorm, change no output: their gradient is 0, and what is computed is
 the rounding of a sum whose terms cancel. Adam and its like divide a gradient by its size, so another order of the same
-sums moves such a parameter otherwise. Nothing of the training rests on where it goes. So between two layouts, or two
-splits of a batch, such a parameter is within the tolerance, with its optimizer state, what its module returns, and the
-running statistics of what takes that; a note says so. Whatever takes part in the loss is compared as ever: a bias that
-has an effect shows there.
+sums moves such a parameter otherwise. Nothing of the training rests on where it goes. So where a tolerance is put to
+two runs, such a parameter is within it, with its optimizer state, what its module returns, and the running statistics
+of what takes that; a note says so. Whatever takes part in the loss is compared as ever: a bias that has an effect shows
+there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ _GIVEN = (Kind.INPUT, Kind.OUTPUT)
 
 def unsettle(table: Table, comparison: Comparison) -> Table:
     """The table in which what rests on such parameters alone is within tolerance."""
-    if comparison.gathered is None or not comparison.options.tolerant:
-        return table
-    if not (has_norms(table.a) and has_norms(table.b)):
+    if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table
     known = comparison.unsettled
     for fqn, partly in _rounded(table, comparison).items():

@@ -171,7 +171,8 @@ class Scene:
     @cached_property
     def setup(self) -> Optimizers:
         """The optimizers of both runs, by their settings."""
-        return Optimizers(*self.documents("optimizers").values())
+        a, b = self.documents("optimizers").values()
+        return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property
     def hyperparameters(self) -> list[Difference]:

@@ -29,7 +29,7 @@ from introspect_cli.compare.terms.evidence import Cause, Known, Thing, answer, t
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.table import DIFFERENT
 from introspect_cli.compare.terms.words import often, same_values, what
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import SCALER, Kind, Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.scene import Scene
@@ -229,6 +229,9 @@ class Loss(Reason):
         if scene.calls:
             name, one, two = scene.calls
             text += f"; {name} runs {often(one)} in this step of a and {often(two)} in b"
+        scales = _scaler_words(scene)
+        if scales:
+            return f"{text}; {scene.the_cause_is} the scale of GradScaler: {scales}.{scene.rounding_words()}"
         targets = "" if seen.known in {Known.EQUAL, Known.WITHIN} and not unseen else " or the targets"
         uneven = uneven_ranks(scene)
         if uneven:
@@ -238,6 +241,23 @@ class Loss(Reason):
             )
         causes = f"(reduction, mask, weighting, scale){targets}.{scene.rounding_words()}"
         return f"{text}; {scene.the_cause_is} in the loss code {causes}"
+
+
+def _scaler_words(scene: Scene) -> str:
+    """Both runs' scales, where `GradScaler` multiplies the losses by them; "" where these differ by anything else."""
+    table = scene.table
+    sites = table.alignment.by_fqn.get(SCALER, [])
+    values = [next((value for at in sites if (value := table.plain(at, side))), "") for side in "ab"]
+    losses = [table.plain(scene.union, side) for side in "ab"]
+    try:
+        one, two, loss_a, loss_b = (float(value or "nan") for value in (*values, *losses))
+    except ValueError:
+        return ""
+    same = abs(one * loss_b - two * loss_a) <= _SIX_DIGITS * abs(one * loss_b)
+    return f"{values[0]} in a, {values[1]} in b" if one != two and same else ""
+
+
+_SIX_DIGITS = 1e-5
 
 
 class RecordedValue(Reason):

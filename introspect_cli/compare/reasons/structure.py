@@ -12,7 +12,7 @@ from introspect_cli.compare.reasons.base import Reason
 from introspect_cli.compare.reasons.module import other_class
 from introspect_cli.compare.reasons.operator import attention_back_ends
 from introspect_cli.compare.reasons.script import more_batches
-from introspect_cli.compare.reasons.update import not_stepped, only_saves
+from introspect_cli.compare.reasons.update import not_stepped, only_saves, written_within
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
@@ -345,6 +345,7 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[Scene], str]], ...] = (
     (_ALL, _paths),
     (frozenset({Kind.BATCH}), more_batches),
     (frozenset({Kind.PARAM}), not_stepped),
+    (frozenset({Kind.PARAM, Kind.BUFFER}), written_within),
     (_ALL, lambda scene: f"{scene.only_has}: the structure differs there."),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

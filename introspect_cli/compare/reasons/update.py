@@ -134,12 +134,23 @@ def _owed(scene: Scene) -> str:
     )
 
 
+def written_within(scene: Scene) -> str:
+    """That one run alone writes a tensor of the model between an optimizer's begin and a forward pass in its step."""
+    site, alignment = scene.site, scene.table.alignment
+    if not site.call or not any(alignment.in_both[union] for union in alignment.by_fqn.get(site.fqn, [])):
+        return ""
+    return (
+        f"only {scene.first.only} changes {what(replace(site, call=0))} since the last optimizer step, before the "
+        "forward pass: a checkpoint or an average was loaded into it, or the script writes it."
+    )
+
+
 def _on_ranks(scene: Scene, side: str, name: str) -> str:
     """What the optimizers of one run's ranks have otherwise, which leave different copies of a parameter."""
     run = scene.run_a if side == "a" else scene.run_b
     base, *others = run.recorded[:MOST_RANKS]
     for rank in others:
-        setup = Optimizers(*(run.settings_of(one).get(OPTIMIZERS) for one in (base, rank)))
+        setup = Optimizers(run.settings_of(base).get(OPTIMIZERS), run.settings_of(rank).get(OPTIMIZERS))
         words = [
             f"{one.name} is {one.a} on rank {base} and {one.b} on rank {rank}"
             for one in setup.changes_for(scene.site.fqn)

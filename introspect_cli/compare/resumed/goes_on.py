@@ -108,19 +108,19 @@ class Goes:
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
-        """Checksums of the tensors that the later run begins with."""
-        return self.begins.tensors(Phase.START)
+        """Checksums of the tensors that the later run begins with: of each optimizer when it first steps."""
+        return self.begins.begun(LOOKED_AT)
 
     @cached_property
-    def had(self) -> dict[Tensor, int] | None:
-        """Those of the whole run when that step began; None where they are not on record."""
+    def had(self) -> Mapping[Tensor, int | None] | None:
+        """Those of the whole run when that step began, None where one is not known; None where none is on record."""
         before, sites = self.there.to(self.at - 1), self.there.sites
         if not before.recorded:
-            return self.there.tensors(Phase.START) or None
+            return dict(self.there.tensors(Phase.START)) or None
         again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
         start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | before.tensors(Phase.OPTIMIZER)
+        return frozen | before.left(LOOKED_AT)
 
     # --- words
 
@@ -283,18 +283,19 @@ def _row_with(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, i
         return None
     goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
     numbers = np.array([last[tensor] for tensor in shared])
-    equal = np.zeros(len(reader), dtype=np.int64)
+    equal = np.zeros((len(reader), 2), dtype=np.int64)
+    kept = np.zeros(len(sites), dtype=np.uint64)  # each of several optimizers leaves its parameters alone
     for row in range(len(reader)):
         batch = reader.read_row(row)
         values = np.zeros(len(sites), dtype=np.uint64)
-        values[batch.site] = batch.checksum
-        equal[row] = int((values[numbers] == goal).sum())
-        if equal[row] == len(goal):
+        values[batch.site] = kept[batch.site] = batch.checksum
+        equal[row] = [int((which[numbers] == goal).sum()) for which in (kept, values)]
+        if equal[row, 0] == len(goal):
             break
-    best = int(equal.max(initial=0))
-    if (equal == best).sum() != 1 or 2 * best < len(goal):
+    best = max(equal.tolist(), default=[0, 0])
+    if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
         return None
-    return int(np.argmax(equal)), best
+    return equal.tolist().index(best), best[0]
 
 
 def _step_counted(begins: At, whole: At) -> int | None:

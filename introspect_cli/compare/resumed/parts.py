@@ -63,7 +63,7 @@ def tensors(goes: Goes, kind: Kind, bits: str) -> Part:
     if there is None:
         return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
     code = kind_code(kind)
-    both = [tensor for tensor in began if tensor[0] == code and tensor in there and not _is_copy(tensor[1])]
+    both = [tensor for tensor in began if tensor[0] == code and there.get(tensor) and not _is_copy(tensor[1])]
     if not both:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     missing = sum(tensor[0] == code and tensor not in began and not _is_copy(tensor[1]) for tensor in there)
@@ -83,8 +83,9 @@ def optimizer(goes: Goes, bits: str) -> Part:
         return Part(name, Restored.UNSEEN)
     if goes.had is None:
         return Part(name, Restored.UNSEEN, f"step {goes.at - 1} of {goes.whole} is not on record")
-    there = {tensor: value for tensor, value in goes.had.items() if tensor[0] == code}
-    began = {tensor: value for tensor, value in goes.began.items() if tensor[0] == code}
+    there = {tensor: value for tensor, value in goes.had.items() if tensor[0] == code and value is not None}
+    unknown = goes.had.keys() - there.keys()
+    began = {tensor: value for tensor, value in goes.began.items() if tensor[0] == code and tensor not in unknown}
     differ = [tensor for tensor in (there | began) if began.get(tensor) != there.get(tensor)]
     if not there and not began:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)

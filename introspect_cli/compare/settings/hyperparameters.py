@@ -93,9 +93,9 @@ class Optimizers:
         renumbered: whether those of one class step for the first time in another order.
     """
 
-    def __init__(self, a: Any, b: Any) -> None:
-        """Take both runs' documents, whatever they hold."""
-        one, two = _by_name(a), _by_name(b)
+    def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
+        """Take both runs' documents, whatever they hold; `rename` gives what a names the name that it has in b."""
+        one, two = _by_name(a, rename), _by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
         same = keys[0].keys() == keys[1].keys() and len(keys[0]) == len(one) and len(keys[1]) == len(two)
@@ -153,11 +153,12 @@ def learning_rates(settings: Any) -> Iterator[float]:
             yield from (float(min(rate, 1e6)) for rate in rates if isinstance(rate, (int, float)))
 
 
-def _by_name(settings: Any) -> dict[str, _Hyperparameters]:
+def _by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
-            optimizers[str(optimizer.get("name", place))] = _by_parameter(optimizer.get("groups"))
+            held = _by_parameter(optimizer.get("groups"))
+            optimizers[str(optimizer.get("name", place))] = {rename(name): values for name, values in held.items()}
     return optimizers
 
 
@@ -174,7 +175,8 @@ def _by_parameter(groups: Any) -> _Hyperparameters:
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
-    return (change for change in unequal(a, b) if not (began and change[0] == "initial_lr"))
+    noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
+    return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
 
 
 def _text(value: Any) -> str | None:

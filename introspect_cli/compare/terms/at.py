@@ -105,6 +105,43 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
+    def left(self, looked_at: int) -> dict[Tensor, int | None]:
+        """Checksums of what optimizers left up to this step, each when it last stepped; None where that is not known.
+
+        Args:
+            looked_at: how many steps are looked at.
+        """
+        left = dict[Tensor, int | None](self.tensors(Phase.OPTIMIZER))
+        missing = self._recorded_in(Phase.OPTIMIZER, STATE_KINDS) - left.keys()
+        first = int(self.reader.entry(0).step)
+        for at in map(self.to, range(self.step - 1, max(first, self.step - looked_at) - 1, -1)):
+            if not missing:
+                break
+            if not at.recorded:
+                return left | dict.fromkeys(missing)
+            left |= {tensor: value for tensor, value in at.tensors(Phase.OPTIMIZER).items() if tensor in missing}
+            missing -= left.keys()
+        return left
+
+    def begun(self, looked_at: int) -> dict[Tensor, int]:
+        """Checksums of what a run begins with at this step: the state of each optimizer is recorded when it steps."""
+        begun = dict(self.tensors(Phase.START))
+        missing = self._recorded_in(Phase.START, [Kind.OPTIMIZER_STATE]) - begun.keys()
+        stepped: set[str] = set()
+        for at in map(self.to, range(self.step, self.step + looked_at)):
+            if not missing or not at.recorded:
+                break
+            later = {tensor: value for tensor, value in at.tensors(Phase.START).items() if tensor in missing}
+            begun |= {tensor: value for tensor, value in later.items() if tensor[1] not in stepped}
+            missing -= later.keys()
+            stepped |= {tensor[1] for tensor in at.tensors(Phase.OPTIMIZER)}
+        return begun
+
+    def _recorded_in(self, phase: Phase, kinds: Iterable[Kind]) -> set[Tensor]:
+        """The tensors that any step of the run has in a phase."""
+        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, kinds)
+        return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
+
     def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
         """Checksums of an optimizer's state for a parameter in a phase, by path."""
         state = kind_code(Kind.OPTIMIZER_STATE)

@@ -31,9 +31,7 @@ OTHER = {"a": "b", "b": "a"}
 
 ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, FORM = range(8)
 """What is known of a row: nothing that counts, equal, within tolerance, different, not seen by a run, only in a, or b,
-another form of what comes to the same.
-
-ABSENT is what one run alone has where the other could not have had it.
+another form of what comes to the same. ABSENT is what one run alone has where the other could not have had it.
 """
 
 
@@ -80,6 +78,8 @@ class Because(IntEnum):
     """Samples that are padded to another length, where the runs cut a batch differently."""
     UNSETTLED = 19
     """A parameter whose gradient is nothing but rounding, or what rests on it alone."""
+    SCALED = 20
+    """Another scale of the loss and of its backward pass."""
 
 
 class Half(NamedTuple):

@@ -21,6 +21,7 @@ from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.terms.names import ancestors, generator_of
 from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import kind_code, phase_code
+from introspect_cli.compare.terms.table import EQUAL, WITHIN
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 _AT_ITS_PLACE = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
-_BEFORE_GRADIENTS = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS})
+_OUTSIDE_BACKWARD = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.OPTIMIZER})
 
 
 def separate(table: Table, comparison: Comparison) -> Table:
@@ -76,7 +77,7 @@ def choose(
     place = alone.sites.index(site)
     cause = judge(alone, place)
     before = [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _BEFORE_GRADIENTS
+    harmless = not (step.is_one_sided(effect) or new_values or earlier.random) and site.phase in _OUTSIDE_BACKWARD
     harmless = harmless and cause.role is Role.ORIGIN and not brings_values(table.keeping(table.cause))
     if harmless or explains_itself(alone, place, cause, [*before, *earlier.sites()]):
         return alone, place, cause, effect
@@ -136,8 +137,10 @@ def brings_values(causes: Table) -> bool:
     for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
         early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
         sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
-        gives = early[np.isin(kinds, giving)]
-        if not np.isin(half.batch.checksum[gives], other.checksum).all():
+        gives = half.batch.checksum[early[np.isin(kinds, giving)]]
+        agree = np.isin(causes.state, (EQUAL, WITHIN)) & ~causes.one_sided  # parts of a batch have another checksum
+        known = half.batch.checksum[(causes.row_a if half.side == "a" else causes.row_b)[agree]]
+        if not (np.isin(gives, other.checksum) | np.isin(gives, known)).all():
             return True
         given, gave = (
             {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}

@@ -15,6 +15,7 @@ from introspect_cli.compare.join.steps import Paired, differing, steps_of
 from introspect_cli.compare.passes.cover import cover, evaluates
 from introspect_cli.compare.passes.form import form, forms_of
 from introspect_cli.compare.passes.pair import matched, pair
+from introspect_cli.compare.passes.scale import scale
 from introspect_cli.compare.passes.tolerate import combine, tolerate
 from introspect_cli.compare.passes.unsettled import unsettle
 from introspect_cli.compare.reasons.base import judge
@@ -55,6 +56,7 @@ PASSES: tuple[Callable[[Table, Comparison], Table], ...] = (
     tolerate,  # before causes are told from values, so that what is let pass is neither
     unsettle,  # after it, since only where differences are let pass may those of rounding alone be
     form,  # after it, since what a module gives may be within tolerance, and before what one run alone has is a cause
+    scale,  # after what an optimizer takes is known to agree
     separate,  # last: marks what diverges still
 )
 """What each opened step goes through, in this order, after `pair` has put its records side by side.
@@ -156,7 +158,8 @@ class Walk:
         formed = np.flatnonzero(chosen & (table.state == FORM))
         if len(formed):
             self.outcome.tally.update(causes=int((table.row_a[formed] >= 0).sum()))
-            outcome.forms = outcome.forms or forms_of(table, formed, comparison)
+            given = formed[table.because[formed] == Because.FORM]
+            outcome.forms = outcome.forms or forms_of(table, given, comparison)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         self.outcome.tally.update(within=len(within))
         if len(within) and not outcome.tolerated and outcome.first is None:

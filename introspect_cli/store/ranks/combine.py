@@ -261,12 +261,14 @@ class Combiner:
     def _are_summed(self, result: CombinedStep, groups: Array) -> Array:
         """Whether groups are gradients of what is equal on all ranks, such as an embedding of positions: they add up.
 
-        They are not samples beside one another.
+        They are not samples beside one another. Where other outputs of the same layout differ, these are samples that
+        happen to be equal: what a layer of zeros gives, or the embedding of a type that all tokens have.
         """
-        here = result.step.rows.site[result.row]
+        step, equals = result.step, result.equal()
+        here, layouts = step.rows.site[result.row], step.rows.number[result.row]
+        equals &= ~np.isin(layouts, layouts[~equals & (result.plan.kind == KIND_CODES[Kind.OUTPUT])])
         equal, whole = (
-            dict(zip(here.tolist(), mask.tolist(), strict=True))
-            for mask in (result.equal(), result.how == Joined.PARTS)
+            dict(zip(here.tolist(), mask.tolist(), strict=True)) for mask in (equals, result.how == Joined.PARTS)
         )
         values = self._names.value_of[here[groups]].tolist()
         # of parts, the copies of each are equal where they add up to the whole

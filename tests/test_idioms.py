@@ -1,0 +1,229 @@
+"""Comparisons through idioms of training: what they do otherwise and leave the same, and what they hide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from opcapture import captured, compared, records
+from torch import nn
+from torch.nn import functional as F
+
+from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import Every
+
+EVERY_SECOND = Every(2)
+LEAN = frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})
+ALL_AND_LEAN = pytest.mark.parametrize("options", [{}, {"record": LEAN}], ids=["all", "lean"])
+
+
+class Attention(nn.Module):
+    def __init__(self, *, in_order):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.in_order = in_order
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = q @ k.mT if self.in_order else q[..., :3] @ k[..., :3].mT + q[..., 3:] @ k[..., 3:].mT
+        return self.out((scores / 8**0.5).softmax(-1) @ v)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Language(nn.Module):
+    def __init__(self, norm=nn.LayerNorm, drop=0.0, *, in_order=True):
+        super().__init__()
+        self.tokens, self.types = nn.Embedding(11, 8), nn.Embedding(2, 8)
+        self.attention, self.norm = Attention(in_order=in_order), norm(8)
+        self.adapter, self.drop, self.head = nn.Linear(8, 8, bias=False), nn.Dropout(drop), nn.Linear(8, 11)
+        nn.init.zeros_(self.adapter.weight)
+
+    def forward(self, x):
+        h = self.tokens(x) + self.types(torch.zeros_like(x))
+        h = h + self.drop(self.attention(h))
+        h = self.norm(h.flatten(0, 1)).view(h.shape)
+        return self.head(self.drop(h + self.adapter(h)))
+
+
+def train(*, parts=1, steps=3, wrong="", scale=None, wrap=False, decay=0.0, last=8, **model):
+    torch.manual_seed(0)
+    net = Language(**model)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01, eps=1e-12, weight_decay=decay)
+    called = Wrapper(net) if wrap else net
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    data = torch.randint(0, 11, (steps * 8, 7), generator=torch.Generator().manual_seed(1)).split(8)
+    for step, batch in enumerate(data):
+        optimizer.zero_grad()
+        for part in batch[: last if step == steps - 1 else 8].split(8 // parts):
+            loss = F.cross_entropy(called(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+            loss = loss / {"added": 1, "twice": parts**2}.get(wrong, parts)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if wrong == "bias":
+            net.head.bias.grad.mul_(1.1)
+        if scaler is None or wrong == "still scaled":
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder, runs = tmp_path_factory.mktemp("runs"), {}
+
+    def captured_once(options=None, work=train, **given):
+        key = repr((work, options, given))
+        if key not in runs:
+            runs[key] = captured(folder / str(len(runs)), lambda: work(**given), **(options or {}))
+        return runs[key]
+
+    return captured_once
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"record": LEAN}, {"steps": EVERY_SECOND}], ids=["all", "lean", "every second"]
+)
+def test_what_adam_makes_of_a_gradient_of_rounding_alone_is_no_divergence(run, options):
+    result = compared(run(options), run(options, parts=4))
+    assert result.verdict is Verdict.SAME, result.sentence
+    (note,) = [note for note in result.notes if "as rounding makes it where a sum cancels" in note]
+    assert "Language.attention.k.bias differs by more than the tolerance" in note
+    wrong = compared(run(options), run(options, parts=4, wrong="bias"))
+    assert wrong.first.site.fqn == ("loss" if "record" in options else "Language.head.bias"), wrong.sentence
+    assert compared(run(options), run(options, parts=4), strict=True).verdict is Verdict.DIVERGED
+
+
+@ALL_AND_LEAN
+def test_a_tolerance_that_is_given_lets_it_pass_as_well_and_none_does_not(run, options):
+    other = run(options, in_order=False)
+    assert compared(run(options), other, rtol=1e-5).verdict is Verdict.SAME
+    assert compared(run(options), other).verdict is Verdict.DIVERGED
+
+
+@ALL_AND_LEAN
+def test_a_loss_that_is_scaled_by_another_power_of_two_and_unscaled_again_is_no_divergence(run, options):
+    for other in (1024.0, None):
+        result = compared(run(options, scale=65536.0), run(options, scale=other))
+        assert result.verdict is Verdict.SAME, result.sentence
+        times = 65536 if other is None else 64
+        assert any(f"the loss of run a is {times} x that of run b in step 0" in note for note in result.notes)
+    wrong = compared(run(options, scale=65536.0), run(options, scale=1024.0, wrong="still scaled"))
+    assert wrong.verdict is Verdict.DIVERGED
+    assert not any("Another scale" in note for note in wrong.notes)
+
+
+def test_a_scale_that_rounds_is_the_cause_of_another_loss(run):
+    result = compared(run(scale=65536.0), run(scale=1000.0))
+    assert "the cause is the scale of GradScaler: 65536 in a, 1000 in b." in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"norm": nn.BatchNorm1d}, "Language.norm (BatchNorm1d) takes its statistics over each of them"),
+        ({"drop": 0.5}, "Language.drop (Dropout) draws random numbers for each of them"),
+    ],
+    ids=["norm", "dropout"],
+)
+def test_losses_alone_tell_what_a_split_of_the_batch_changes_by_itself(run, given, told):
+    lean = {"record": LEAN}
+    result = compared(run(lean, **given), run(lean, parts=4, **given))
+    assert "a has one loss in this step, b has 4. If these are of microbatches of one batch" in result.sentence
+    assert told in result.sentence
+    assert "not divided by 4" not in result.sentence
+    added = compared(run(lean, **given), run(lean, parts=4, wrong="added", **given))
+    assert "about as large as that of a, not divided by 4" in added.sentence
+
+
+@ALL_AND_LEAN
+def test_losses_of_microbatches_tell_how_they_are_divided(run, options):
+    twice = compared(run(options), run(options, parts=4, wrong="twice"))
+    assert "the losses of the 4 microbatches of b add up to 1/4 of the loss of a" in twice.sentence
+    last = compared(run(options, last=2), run(options, parts=4, last=2))
+    assert last.first.step == 2
+    assert "losses of b are 0.25 x those of a" in last.sentence
+    assert "the last microbatch alone, and each loss is divided by 4 there as well" in last.sentence
+
+
+@ALL_AND_LEAN
+def test_a_loop_in_another_wrapper_that_cuts_its_batches_otherwise_is_compared_over_the_samples(run, options):
+    result = compared(run(options), run(options, parts=2, wrap=True))
+    assert result.verdict is Verdict.SAME, result.sentence
+    assert any("microbatches" in note for note in result.notes)
+    wrong = compared(run(options), run(options, parts=2, wrap=True, wrong="added"))
+    assert "in b the losses of the 2 microbatches of a step are added up, not averaged" in wrong.sentence
+
+
+@ALL_AND_LEAN
+def test_hyper_parameters_of_a_model_with_another_name_are_compared(run, options):
+    result = compared(run(options), run(options, wrap=True, decay=0.1))
+    assert "the cause is AdamW's weight_decay 0 -> 0.1" in result.sentence
+
+
+def test_a_loss_that_is_made_anew_in_each_forward_is_one_module_with_several_calls(run):
+    class Losing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+
+        def forward(self, x, y):
+            return nn.CrossEntropyLoss()(self.net(x), y)
+
+    def work(parts):
+        torch.manual_seed(0)
+        model, x, y = Losing(), torch.randn(8, 4), torch.arange(8) % 3
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for one, two in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                (model(one, two) / parts).backward()
+            optimizer.step()
+
+    cut = run(work=work, parts=2)
+    sites = [record.site for record in records(cut) if "CrossEntropyLoss" in record.site.fqn]
+    assert {site.call for site in sites} == {0, 1}
+    assert not any("@" in site.path for site in sites)
+    result = compared(run(work=work, parts=1), cut)
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+def two_optimizers(folder, lost="", *, goes_on=False):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizers = [torch.optim.SGD(net[0].parameters(), 0.1, momentum=0.9), torch.optim.Adam(net[2].parameters(), 0.01)]
+    data = torch.randn(4, 8, 4, generator=torch.Generator().manual_seed(1))
+    if goes_on:
+        state = torch.load(folder / "kept.pt")
+        net.load_state_dict(state["net"])
+        for number, optimizer in enumerate(optimizers):
+            if str(number) != lost:
+                optimizer.load_state_dict(state["optimizers"][number])
+    for step in range(2 * goes_on, 4):
+        if step == 2 and not goes_on:
+            kept = {"net": net.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+            torch.save(kept, folder / "kept.pt")
+        net.zero_grad()
+        net(data[step]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@ALL_AND_LEAN
+@pytest.mark.parametrize("lost", ["", "0", "1"])
+def test_a_resumed_run_of_two_optimizers_is_held_against_what_each_of_them_left(tmp_path, options, lost):
+    whole = captured(tmp_path / "a", lambda: two_optimizers(tmp_path), **options)
+    late = captured(tmp_path / "b", lambda: two_optimizers(tmp_path, lost, goes_on=True), **options)
+    result = compared(whole, late)
+    assert result.verdict is (Verdict.DIVERGED if lost else Verdict.SAME), result.sentence
+    expected = {"optimizer state"} if lost and not options else set()
+    assert {part.part for part in result.resumed.lost} == expected, result.sentence
+    if not lost:
+        assert result.sentence.startswith("Resumed correctly: run b restored all that is on record of step 3 of a")
