@@ -11,6 +11,7 @@ from torch import nn
 
 from introspect_cli.capture.probes.held import Plan
 from introspect_cli.store.read.run import open_run
+from introspect_cli.tensors import intake
 
 
 def nothing(net, optimizer):
@@ -103,6 +104,16 @@ def test_the_same_records_with_a_plan_and_without(change, tmp_path, monkeypatch)
     assert len(planned) == 6
     assert used[0]
     assert change in {nothing, freeze, forget_one, add_group} or not used[2]
+
+
+def test_the_same_gradients_where_it_is_not_known_where_a_tensor_has_its_hooks(tmp_path, monkeypatch):
+    known = contents(captured(tmp_path / "known", train(nothing)))
+    monkeypatch.setattr(intake, "_place_of_hooks", lambda: -1)
+    intake.functions.cache_clear()
+    try:
+        assert contents(captured(tmp_path / "by-name", train(nothing))) == known
+    finally:
+        intake.functions.cache_clear()
 
 
 class Container(torch.optim.Optimizer):
