@@ -51,6 +51,7 @@ _BOTH: Final = (
     "tensor",
     "generators",
     "columns",
+    "digests",
     "kernels",
 )
 EXTENSIONS: Final = [
